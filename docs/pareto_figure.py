@@ -1,8 +1,11 @@
-"""What relaxation buys and costs: docs/pareto.png, from the table of docs/results/discrete.md.
+"""What relaxation buys and costs: docs/pareto.png, from docs/results/results.json.
 
 python docs/pareto_figure.py
+
+The picture's description holds the points that it shows.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -10,57 +13,52 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
-SERIES = {  # by the run's options without δ: label, colour, and points above or below the label
-    "method=uniform_rsd": ("uniform", "#0072B2", -14),
-    "method=coolsd": ("Cool-SD", "#D55E00", -14),
-    "method=coolsd floor=1": ("Cool-SD, floor", "#CC79A7", 6),
-    "method=optimal_rsd price=1": ("KL-optimal", "#009E73", 6),
-    "method=lanternpp": ("LANTERN++", "#666666", -4),
-    "method=lantern": ("LANTERN", "#000000", 6),
+SERIES = {  # label: the names of its rows, colour, and points above or below its end
+    "uniform": (r"uniform_rsd .*", "#0072B2", -14),
+    "Cool-SD": (r"coolsd delta=.*", "#D55E00", -14),
+    "Cool-SD, floor": (r"coolsd floor=1 .*", "#CC79A7", 6),
+    "KL-optimal": (r"optimal_rsd .*", "#009E73", 6),
+    "LANTERN++": (r"lanternpp", "#666666", -4),
+    "LANTERN": (r"lantern", "#000000", 6),
 }
-PANELS = {"attribute accuracy ↑": (0.97, 1.0), "KL bound per token ↓": (0.0, 0.1)}
-Row = dict[str, str]
+PANELS = {  # heading and limits of the y-axis
+    "attribute_accuracy": ("attribute accuracy ↑", (0.97, 1.0)),
+    "kl_per_token": ("KL bound per token ↓", (0.0, 0.1)),
+}
+AR = "plain autoregression"
+Points = dict[str, dict[str, list[list[float]]]]
 
 
-def table() -> list[Row]:
-    """The rows of the page's first table, by heading."""
-    lines = (DOCS / "results" / "discrete.md").read_text(encoding="utf-8").splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells if row[0].startswith("`method=")
-            and len(row) == len(cells[0])]  # fmt: skip
-
-
-def number(cell: str) -> float | None:
-    """The value of a cell; None for "infinite" and "–"."""
-    found = re.match(r"-?[\d.]+", cell)
-    return float(found[0]) if found else None
-
-
-def draw(axes: Axes, rows: list[Row], column: str) -> None:
-    """One panel: the series, labelled where they end, and plain autoregression as a line."""
-    for name, (label, colour, height) in SERIES.items():
-        points = []
-        for row in rows:
-            options = row["run"].strip("`")
-            length, value = number(row["accepted length"]), number(row[column])
-            if re.sub(r" delta=\S+", "", options) == name and None not in (length, value):
-                points.append((length, value))
-        if points:
-            axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=5)
-            left = label.startswith("Cool-SD") and column.startswith("KL")
-            axes.annotate(
-                label,
-                points[-1],
-                xytext=(-8, 4) if left else (6, height),
-                textcoords="offset points",
-                ha="right" if left else "left",
-                color=colour,
+def points() -> Points:
+    """Accepted length and value, by panel and label; an infinite bound has no point."""
+    rows = json.loads((DOCS / "results" / "results.json").read_text(encoding="utf-8"))["rows"]
+    return {
+        panel: {
+            label: sorted(
+                [row["accepted_length"][0], row[panel][0]]
+                for name, row in rows.items()
+                if re.fullmatch(names, name) and row[panel][0] != float("inf")
             )
-    plain = number(rows[0][column]) or 0.0
+            for label, names in {AR: "ar", **{key: one[0] for key, one in SERIES.items()}}.items()
+        }
+        for panel in PANELS
+    }
+
+
+def draw(axes: Axes, panel: str, shown: dict[str, list[list[float]]]) -> None:
+    """One panel: the series, labelled where they end, and plain autoregression as a line."""
+    heading, limits = PANELS[panel]
+    for label, (_, colour, height) in SERIES.items():
+        if line := shown[label]:
+            axes.plot(*zip(*line, strict=True), "o-", color=colour, markersize=5)
+            left = label.startswith("Cool-SD") and panel == "kl_per_token"
+            axes.annotate(label, line[-1], xytext=(-8, 4) if left else (6, height),
+                          textcoords="offset points", ha="right" if left else "left",
+                          color=colour)  # fmt: skip
+    plain = shown[AR][0][1]
     axes.axhline(plain, color="grey", linestyle="--", linewidth=1)
-    axes.annotate("plain autoregression", (4.5, plain), xytext=(0, 4),
-                  textcoords="offset points", color="grey")  # fmt: skip
-    axes.set(xlabel="accepted length (tokens per round)", ylabel=column, ylim=PANELS[column],
+    axes.annotate(AR, (4.5, plain), xytext=(0, 4), textcoords="offset points", color="grey")
+    axes.set(xlabel="accepted length (tokens per round)", ylabel=heading, ylim=limits,
              xlim=(2.95, 5.1))  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -68,9 +66,10 @@ def draw(axes: Axes, rows: list[Row], column: str) -> None:
 def main() -> None:
     """Draw the figure."""
     figure = Figure(figsize=(10, 4), layout="constrained")
-    for axes, column in zip(figure.subplots(1, 2), PANELS, strict=True):
-        draw(axes, table(), column)
-    figure.savefig(DOCS / "pareto.png", dpi=110)
+    found = points()
+    for axes, panel in zip(figure.subplots(1, 2), PANELS, strict=True):
+        draw(axes, panel, found[panel])
+    figure.savefig(DOCS / "pareto.png", dpi=110, metadata={"Description": json.dumps(found)})
 
 
 if __name__ == "__main__":

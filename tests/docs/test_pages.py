@@ -148,23 +148,6 @@ def test_the_groups_of_conf_are_listed() -> None:
         assert choices <= set(listed(ROOT / "docs" / f"{page}.md"))
 
 
-def test_readme_results_are_those_of_docs() -> None:
-    """A row's numbers are in the full table, and the passes saved follow from its length."""
-    full = {
-        cells[1]: [cell.split(" (")[0] for cell in cells]
-        for line in text_of(ROOT / "docs/results/discrete.md").splitlines()
-        if line.startswith("| `method=") and (cells := [cell.strip() for cell in line.split("|")])
-    }
-    section = text_of(README).split("## Results")[1].split("##")[0]
-    rows = re.findall(r"(?m)^\| `([^`]+)`[^|]*(\|.*\|)$", section)
-    assert len(rows) == 8
-    for name, values in rows:
-        _, _, length, saved, *quality, _ = (cell.strip() for cell in values.split("|"))
-        cells = full[f"`method={name}`"]
-        assert [length, *quality] == [cells[2], cells[3], cells[5], cells[6]], name
-        assert saved == ("–" if name == "ar" else f"{1 - 1 / float(length):.0%}"), name
-
-
 @pytest.mark.parametrize("command", SHOWN)
 def test_a_command_that_needs_weights_or_devices_composes(command: str) -> None:
     words = shlex.split(command)

@@ -1,0 +1,322 @@
+"""All numbers of the shipped model on README and these pages, from runs to text.
+
+    python docs/results/make.py runs             # each row once: 1 to 3 minutes on one core
+    python docs/results/make.py speed SESSION    # each kind of round, in turn with plain AR
+    python docs/results/make.py pages            # tables, sentences and pareto.png
+
+`runs` and `speed` skip what is done and write results.json, which is committed; `pages` reads
+nothing else. SESSION is a name such as 2026-11-25: a session times every kind of round once, on
+one core. Acceptance and quality do not depend on the machine's load, but times do.
+"""
+
+import json
+import os
+import re
+import runpy
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from string import Formatter
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+FILE = HERE / "results.json"
+QUOTES = (HERE / "quotes.txt").read_text(encoding="utf-8").splitlines()
+"""Sentences of the pages, with the row and the quantity in place of each number."""
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NUMBER = r"([+−-]?\d+(?:\.\d+)?%?|infinite)"
+ROUNDS = [  # rows by the kind of their rounds; the first of each kind is timed
+    ["ar"],
+    ["eagle", "uniform_rsd delta=1.5", "uniform_rsd delta=2", "uniform_rsd delta=3",
+     "coolsd delta=1.1", "coolsd delta=1.5", "coolsd delta=2", "coolsd delta=3",
+     "coolsd floor=1 delta=1.1", "coolsd floor=1 delta=1.5", "coolsd floor=1 delta=2",
+     "coolsd floor=1 delta=3"],
+    ["optimal_rsd price=1", "optimal_rsd schedule=optimal expected_length=3.8"],
+    ["block"],
+    ["parallel", "coolsd drafter=parallel floor=1 delta=2",
+     "coolsd drafter=parallel floor=1 delta=3"],
+    ["block drafter=parallel"],
+    ["independent"],
+    ["eagle tree=mc_sim_7b_63"],
+    ["eagle2"],
+    ["lantern"],
+    ["lanternpp"],
+    ["jacobi"],
+    ["sjd"],
+    ["scd"],
+    ["sjd_pac"],
+    ["gsd"],
+]  # fmt: skip
+KIND = {row: kind[0] for kind in ROUNDS for row in kind}
+REAL = ["eagle", "block", "parallel", "optimal_rsd price=1", "lantern", "scd"]
+"""Kinds of rounds that are also timed on LlamaGen-XL."""
+METRICS = ["accepted_length", "fid", "kid", "clip_score", "attribute_accuracy", "tv", "tv_bound",
+           "kl_per_token", "top1", "top10", "entropy"]  # fmt: skip
+PAIRED = ["attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score"]
+RUN = ["eval/run.py", "experiment=frontier", "tracking=none"]
+QUALITY = ["limit=512", "speed.prompts=0"]
+SPEED = ["limit=12", "speed.prompts=12", "metrics=none", "diagnostics=false"]
+BENCH = ["eval/bench.py", "model=llamagen_xl_stage1", "weights=random", "dtype=float32",
+         "batch_sizes=[1]", "repeats=5", "trees=[]"]  # fmt: skip
+
+
+class Interval(NamedTuple):
+    """A value and its 95% interval; `:.2f` shows the value, and `:.2f±` all three."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        digits, both, _ = spec.partition("±")
+        if self.value == float("inf"):
+            return "infinite"
+        texts = [format(one, digits) for one in self]
+        if both and self.low < self.high:
+            return "{} ({} … {})".format(*texts)
+        return texts[0]
+
+
+def read() -> dict[str, Any]:
+    """The content of results.json."""
+    empty: dict[str, Any] = {"rows": {}, "sessions": {}}
+    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else empty
+
+
+def write(results: dict[str, Any]) -> None:
+    """Write results.json, a line for each row and each timing."""
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    FILE.write_text(text + "\n", encoding="utf-8")
+
+
+def start(*command: str) -> None:
+    """Run a script of the repository with this Python."""
+    print("python", *command, flush=True)
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+
+
+def runs() -> None:
+    """Decode and score every row, unless it is done, and collect all rows."""
+    from tempera.reporting import baseline
+    from tempera.reporting.collect import read_run
+
+    if not (ROOT / "outputs/calibration/shapes.safetensors").exists():
+        start("eval/calibrate.py")
+    done = {}
+    for row in KIND:
+        options = [f"method={row}".split(" "), QUALITY]
+        flat = [option for part in options for option in part]
+        directory = ROOT / "outputs/frontier" / ",".join(sorted(flat))
+        if not (directory / "metrics.json").exists():
+            start(*RUN, "batch_size=64", *flat)
+        done[row] = read_run(directory)
+    baseline.compare(list(done.values()))
+    results = read()
+    rows = results["rows"] | {
+        row: {key: ends(run.metrics[key]) for key in METRICS if key in run.metrics}
+        | {f"{key}_minus_ar": ends(run.differences[key]) for key in PAIRED if row != "ar"}
+        for row, run in done.items()
+    }
+    results["rows"] = {row: rows[row] for row in KIND}
+    write(results)
+
+
+def ends(metric: Any) -> list[float]:
+    """Value and interval of a metric of a run, to five digits."""
+    return [float(f"{metric[end]:.5g}") for end in Interval._fields]
+
+
+def speed(session: str) -> None:
+    """Time every kind of round that this session has not timed, on one core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for kind in [one[0] for one in ROUNDS[1:]] + [f"{kind} on XL" for kind in REAL]:
+        if kind in read()["sessions"].get(session, {}):
+            continue
+        method, real, _ = kind.partition(" on XL")
+        directory = ROOT / "outputs/round_costs" / session / kind.replace(" ", "_")
+        options = BENCH if real else [*RUN, *SPEED]
+        start(*options, *f"method={method}".split(" "), f"hydra.run.dir='{directory}'")
+        results = read()
+        found = times_on_xl(directory) if real else cost_here(directory)
+        results["sessions"].setdefault(session, {"machine": machine()})[kind] = found
+        write(results)
+
+
+def cost_here(directory: Path) -> list[float]:
+    """A timed run's cost of a round in rounds of plain AR, with its interval."""
+    measured = json.loads((directory / "metrics.json").read_text())["metrics"]["efficiency"]
+    return [round(1 / measured[end], 3) for end in ("value", "high", "low")]
+
+
+def times_on_xl(directory: Path) -> list[float]:
+    """Milliseconds of LlamaGen-XL's rounds: of plain AR, of the method, and of its drafting."""
+    column = json.loads((directory / "bench.json").read_text())["columns"][0]
+    times = (column["ar"], column["method"], column["parts"]["draft"])
+    return [round(time["median"], 1) for time in times]
+
+
+def machine() -> str:
+    """The processor's name."""
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return re.sub(r"\(R\)|\(TM\)| Processor", "", found[1]) if found else "unknown processor"
+
+
+def numbers(results: dict[str, Any]) -> dict[str, SimpleNamespace]:
+    """All numbers of each row: what was measured, and what follows from it."""
+    rows = {}
+    for row, measured in results["rows"].items():
+        known: dict[str, Any] = {key: Interval(*found) for key, found in measured.items()}
+        length = known["accepted_length"]
+        known["exact"] = "yes" if known["kl_per_token"].value < 1e-6 else "no"
+        known["saved"] = 1 - 1 / length.value
+        if "shape_accuracy_minus_ar" in known:
+            known["lost_shapes"] = -known["shape_accuracy_minus_ar"].value
+        here, xl = (of_sessions(results, KIND[row] + ending) for ending in ("", " on XL"))
+        costs = {
+            "here": here,
+            "xl": [[own / ar] * 3 for ar, own, _ in xl],
+            "cheap": [[1 + draft / ar] * 3 for ar, _, draft in xl],
+        }
+        for where, timed in costs.items():
+            if timed or row == "ar":
+                cost = spread(timed or [[1.0] * 3])
+                gain = (length.value / cost.value, length.low / cost.high, length.high / cost.low)
+                known |= {f"{where}_cost": cost, where: Interval(*gain)}
+        rows[row] = SimpleNamespace(**known)
+    return rows
+
+
+def of_sessions(results: dict[str, Any], kind: str) -> list[list[float]]:
+    """What each session measured of a kind of rounds."""
+    return [session[kind] for session in results["sessions"].values() if kind in session]
+
+
+def spread(sessions: list[list[float]]) -> Interval:
+    """The median over sessions, and the interval that contains all of theirs."""
+    values, lows, highs = zip(*sessions, strict=True)
+    return Interval(statistics.median(values), min(lows), max(highs))
+
+
+COLUMNS = {  # of each table: heading and cell, by the row's numbers
+    "readme": {
+        "exact": "{exact}",
+        "tokens per pass": "{accepted_length:.2f}",
+        "passes saved": "{saved:.0%}",
+        "speed-up here": "{here:.1f}",
+        "on XL": "{xl:.1f}",
+        "if cheap": "{cheap:.1f}",
+        "attributes ↑": "{attribute_accuracy:.3f}",
+    },
+    "quality": {
+        "accepted length": "{accepted_length:.2f±}",
+        "FID ↓": "{fid:.1f±}",
+        "KID ↓": "{kid:.2f±}",
+        "CLIP score ↑": "{clip_score:.3f±}",
+        "attribute accuracy ↑": "{attribute_accuracy:.3f±}",
+        "TV(p, q)": "{tv:.2f}",
+        "TV bound": "{tv_bound:.1f}",
+        "KL bound per token ↓": "{kl_per_token:.3f}",
+    },
+    "speed": {
+        "tokens per target pass": "{accepted_length:.2f}",
+        "passes saved": "{saved:.0%}",
+        "a round in AR rounds": "{here_cost:.1f±}",
+        "speed-up here": "{here:.2f±}",
+        "on LlamaGen-XL": "{xl:.1f}",
+        "if passes cost the same": "{cheap:.1f}",
+    },
+    "differences": {
+        "attributes": "{attribute_accuracy_minus_ar:+.3f±}",
+        "shapes": "{shape_accuracy_minus_ar:+.3f±}",
+        "colours": "{colour_accuracy_minus_ar:+.3f±}",
+        "CLIP score": "{clip_score_minus_ar:+.3f±}",
+    },
+}
+CHOSEN = ["ar", "eagle", "block", "parallel", "scd", "coolsd delta=2",
+          "optimal_rsd schedule=optimal expected_length=3.8", "lantern"]  # fmt: skip
+"""README's rows; the other tables have all."""
+
+
+def table(name: str, rows: dict[str, SimpleNamespace]) -> str:
+    """A table in Markdown; "–" where nothing was measured."""
+    columns = COLUMNS[name]
+    lines = ["| run | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    for row in CHOSEN if name == "readme" else rows:
+        cells = [f"`{row}`"]
+        for template in columns.values():
+            try:
+                cells.append(template.format(**vars(rows[row])))
+            except KeyError:
+                cells.append("–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def sessions(results: dict[str, Any]) -> str:
+    """When and where rounds were timed, with some costs of each session in AR rounds."""
+    kinds = ["eagle", "parallel", "eagle tree=mc_sim_7b_63", "scd", "lantern"]
+    lines = ["| session | machine | `" + "` | `".join(kinds) + "` |", "|---" * 7 + "|"]
+    for name, about in results["sessions"].items():
+        costs = [f"{about[kind][0]:.2f}" if kind in about else "–" for kind in kinds]
+        lines.append("| " + " | ".join([name, about["machine"], *costs]) + " |")
+    return "\n".join(lines)
+
+
+def real(results: dict[str, Any]) -> str:
+    """Times of LlamaGen-XL's rounds, the medians of all sessions."""
+    lines = ["| round of | AR, ms | the method, ms | of it drafting, ms |", "|---|---|---|---|"]
+    for kind in REAL:
+        columns = zip(*of_sessions(results, f"{kind} on XL"), strict=True)
+        times = [f"{statistics.median(column):.0f}" for column in columns]
+        lines.append(f"| `{kind}` | " + " | ".join(times or ["–"] * 3) + " |")
+    return "\n".join(lines)
+
+
+def quotes(
+    text: str, rows: dict[str, SimpleNamespace], templates: Sequence[str]
+) -> Iterator[tuple[re.Match[str], list[str]]]:
+    """Where a page quotes these sentences, and the numbers that should stand there."""
+    for template in templates:
+        pattern, values = "", []
+        for words, field, spec, _ in Formatter().parse(template):
+            pattern += r"\s+".join(map(re.escape, re.split(r"\s+", words)))
+            if field is not None:
+                pattern += NUMBER
+                values.append(f"{{{field}:{spec}}}".format(r=rows))
+        for found in re.finditer(pattern, text):
+            yield found, values
+
+
+def render(text: str, results: dict[str, Any]) -> str:
+    """A page with its tables and its quoted numbers as in the results."""
+    rows = numbers(results)
+    made = {name: table(name, rows) for name in COLUMNS}
+    made |= {"sessions": sessions(results), "real": real(results)}
+    for name, lines in made.items():
+        text = re.sub(rf"(?s)(<!-- {name} -->\n+)\|.*?(\n+<!-- end -->)", rf"\1{lines}\2", text)
+    edits = [
+        (*found.span(place), value)
+        for found, values in quotes(text, rows, QUOTES)
+        for place, value in enumerate(values, start=1)
+    ]
+    for first, end, value in sorted(edits, reverse=True):
+        text = text[:first] + value + text[end:]
+    return text
+
+
+def pages() -> None:
+    """Write the tables and numbers of all pages, and the picture."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(render(text, read()), encoding="utf-8")
+    runpy.run_path(str(ROOT / "docs" / "pareto_figure.py"), run_name="__main__")
+
+
+if __name__ == "__main__":
+    {"runs": runs, "speed": speed, "pages": pages}[sys.argv[1]](*sys.argv[2:])
