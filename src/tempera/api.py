@@ -1,7 +1,7 @@
 """Images in three lines of Python: `generate`, and `load` for many calls with one model.
 
-Both take the groups and options of `conf/eval.yaml`, as the command line does, and refuse a wrong
-one in the same sentence.
+Both take the groups and options of `conf/generate.yaml`, as the command line does, and refuse a
+wrong one in the same sentence.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -22,13 +22,6 @@ from tempera.data.prompts import Prompt, one_prompt
 from tempera.decoding.trace import Trace, joined
 from tempera.errors import TemperaError, shortened
 from tempera.evaluation.pipeline import Pipeline
-
-OF_EVALUATIONS = {
-    *("choices", "data", "directory", "dry_run", "experiment", "hydra", "launcher", "limit"),
-    *("matching", "metrics", "offset", "outputs", "overrides", "paper", "plan", "prompt"),
-    *("replays", "scores", "seed", "speed", "tracking"),
-}
-"""Options of conf/eval.yaml that have no meaning here."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +78,12 @@ class LoadedModel:
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        build.check_method(cfg)
-        build.check_compile(cfg)
-        build.check_length(cfg)
+        rule = build.build_rule(cfg)
         if cfg.batch_size == "auto":
             raise TemperaError("give batch_size a number here", option="batch_size")
         self._lock = Lock()
         target = build.build_fast_target(cfg)
-        self.pipeline: Pipeline = build.build_pipeline(cfg, target)
+        self.pipeline: Pipeline = build.build_pipeline(cfg, target, rule)
         self.batch_size: int = cfg.batch_size
         self.diagnostics: bool = cfg.diagnostics
 
@@ -146,9 +137,17 @@ def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> Loade
     >>> two.tokens.shape
     torch.Size([2, 144])
     """
-    arguments = _arguments({"model": model, "method": method, **options})
-    cfg = composed("eval", arguments)
-    with in_one_sentence("eval", arguments):
+    for name in options:
+        if name == "seed" or name.startswith("hydra"):
+            raise TemperaError(
+                f"`{name}` is not an option here: a seed is an argument of generate, and no files "
+                "are written",
+                option=name,
+            )
+    given = {"diagnostics": False, "model": model, "method": method, **options}
+    arguments = [written(*option) for option in given.items()]
+    cfg = composed("generate", arguments)
+    with in_one_sentence("generate", arguments):
         return LoadedModel(cfg)
 
 
@@ -185,18 +184,6 @@ def generate(
     """
     texts, seed = _texts(prompts), _whole(seed)  # refused before weights are read
     return load(model, method, **options).generate(texts, seed)
-
-
-def _arguments(options: Mapping[str, Any]) -> list[str]:
-    """The options as on the command line; diagnostics, which cost time, only where asked for."""
-    for name in options:
-        if name.partition(".")[0] in OF_EVALUATIONS:
-            raise TemperaError(
-                f"`{name}` is an option of evaluations on the command line: leave it out "
-                "(prompts and seed are arguments of generate)",
-                option=name,
-            )
-    return [written(*option) for option in {"diagnostics": False, **options}.items()]
 
 
 def _texts(prompts: Any) -> list[str]:

@@ -36,7 +36,7 @@ def node(**values: Any) -> DictConfig:
 def test_values_and_objects_arrive() -> None:
     thing = object()
     made = instantiate(node(number=2, pair=[3, 4], place="a/b"), thing=thing, speaker=thing)
-    assert (made["number"], made["pair"], made["place"]) == (2, [3, 4], Path("a/b"))
+    assert (made["number"], made["pair"], made["place"]) == (2, (3, 4), Path("a/b"))
     assert made["thing"] is thing and made["speaker"] is thing
 
 

@@ -127,12 +127,3 @@ def test_mistakes(given: list[str], message: str) -> None:
         expected_length.check_options(cfg, given)
         shared = [Prompt("world-000000", ""), Prompt("world-000001", "")]
         expected_length.check_prompts(cfg, shared)
-
-
-@pytest.mark.slow
-def test_python_calls_do_not_search() -> None:
-    from tempera.config.build import check_length
-
-    with pytest.raises(TemperaError, match="evaluations alone: give delta here"):
-        check_length(composed("eval", ["method=coolsd", "expected_length=3"]))
-    check_length(composed("eval", ["method=optimal_rsd", "schedule=optimal", "expected_length=3"]))

@@ -42,7 +42,7 @@ def parts(name: str, compiled: bool) -> tuple[Any, Any, Any]:
     if compiled:
         target.compile()
     drafter = build_drafter(cfg, target)
-    return target, drafter, build_rule(cfg, drafter.depth)
+    return target, drafter, build_rule(cfg)
 
 
 def decoded(name: str, compiled: bool, batches: int = 2) -> list[torch.Tensor]:

@@ -129,7 +129,7 @@ def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path)
                 near = {"_target_": f"{__name__}.neighbours", "count": target.vocab_size}
                 cfg.neighbours = near
             drafter = independent(sized, target) if alone else build_drafter(cfg, target)
-            rule = build_rule(cfg, drafter.depth)
+            rule = build_rule(cfg)
             found[method] = rounds(target, drafter, rule, prompts)
     assert found == dict.fromkeys(methods, ([1] * ROUNDS, 0))
 

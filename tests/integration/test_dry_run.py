@@ -40,9 +40,10 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_holds(
     cfg = composed(f"method={method.split()[0]}", *method.split()[1:], "device=cpu")
     prompts = [Prompt(str(number), "a red ring") for number in range(2)]
     with build.without_weights(cfg) as (sized, _):
-        told = costs.decoding_memory(build.build_sized_pipeline(sized), ["a red ring"] * 2)
+        target = build.build_fast_target(sized)
+        told = costs.decoding_memory(target, sized, ["a red ring"] * 2)
     with LiveBytes() as held:
-        pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg))
+        pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg), build.build_rule(cfg))
         assert told.weights == pytest.approx(held.live, rel=0.03)
     pipeline.tokens(prompts)
     assert told.cache == pipeline.target.session.cache.nbytes()

@@ -221,9 +221,7 @@ def generate(
                 target, "sampling", replace(target.sampling, temperature=temperature)
             )
         drafter = build_drafter(cfg, target)
-        return decode(
-            target, drafter, build_rule(cfg, drafter.depth), RandomStreams(0, prompts), prompts
-        ).tokens
+        return decode(target, drafter, build_rule(cfg), RandomStreams(0, prompts), prompts).tokens
 
     return call
 

@@ -20,8 +20,8 @@ from paths import CONF, ROOT
 from report_runs import finished
 from tiny_evaluation import tiny_options
 
-from tempera.config.build import build_method, build_target
-from tempera.config.instantiate import check, instantiate
+from tempera.config.build import build_method, build_rule, build_target
+from tempera.config.instantiate import instantiate, parsed
 from tempera.decoding.interfaces import Target
 from tempera.errors import TemperaError
 from tempera.reporting import figures, paper_tables
@@ -165,8 +165,8 @@ def test_every_job(
         assert OmegaConf.select(cfg, "paper.table") == (preset if preset in PRESETS else None)
         kind = tuple(cfg.hydra.runtime.choices.get(name) for name in GROUPS)
         if kind not in built:
-            build_method(cfg, targets[cfg.model.name])
-            check(cfg.pipeline, dict.fromkeys(["target", "method", "image_decoder", "device"]))
+            build_method(cfg, targets[cfg.model.name], build_rule(cfg))
+            parsed(cfg.pipeline, ["target", "method", "image_decoder", "device"])
             instantiate(cfg.speed)
             instantiate(cfg.metrics)
         built.add(kind)

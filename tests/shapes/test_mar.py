@@ -102,7 +102,7 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
     options = ["model=shapes_mar", "method=ar", "data=shape_classes", "device=cpu"]
     cfg = composed(*options, "limit=48", "denoising_steps=12")
     target = build.build_target(cfg)
-    parts = {"target": target, "method": build.build_method(cfg, target)}
+    parts = {"target": target, "method": build.build_method(cfg, target, build.build_rule(cfg))}
     decoder = build.build_tokenizer(cfg)
     pipeline = instantiate(cfg.pipeline, **parts, image_decoder=decoder, device=torch.device("cpu"))
     prompts = instantiate(cfg.data)[::5]

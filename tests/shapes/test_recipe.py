@@ -21,7 +21,13 @@ from shapes_recipe.target import TargetTraining
 from shapes_recipe.tokenizer import TokenizerTraining
 from tiny_targets import composed
 
-from tempera.config.build import build_drafter, build_method, build_target, build_tokenizer
+from tempera.config.build import (
+    build_drafter,
+    build_method,
+    build_rule,
+    build_target,
+    build_tokenizer,
+)
 from tempera.config.instantiate import instantiate
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import records
@@ -116,7 +122,7 @@ def test_the_mar_generates_through_the_configuration(method: str, output: Path) 
     options = f"method={method} denoising_steps=3 data=shape_classes limit=3 device=cpu".split()
     cfg = composed("model=shapes_mar", f"weights={output}", *options)
     network = build_target(cfg)
-    parts = {"target": network, "method": build_method(cfg, network)}
+    parts = {"target": network, "method": build_method(cfg, network, build_rule(cfg))}
     decoder = build_tokenizer(cfg)
     pipeline = instantiate(cfg.pipeline, **parts, image_decoder=decoder, device=network.device)
     prompts = instantiate(cfg.data)

@@ -17,8 +17,7 @@ from tempera.runtime.files import write_json
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Measure, print a table, write bench.json and return its content."""
-    build.check_method(cfg)
-    continuous = cfg.model.get("tokens", "discrete") != "discrete"
+    rule, continuous = build.build_rule(cfg), not build.is_discrete(cfg)
     if continuous and "gamma" not in cfg.decoding:
         raise TemperaError(
             "a benchmark of continuous tokens times rounds of draft and verification: choose "
@@ -32,7 +31,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with console.status("timing") as status:
         report = benchmark.measure(
             target,
-            lambda: build.build_method(cfg, target),
+            lambda: build.build_method(cfg, target, rule),
             plan,
             lambda part: status.update(f"timing: {part}"),
         )

@@ -17,13 +17,11 @@ from tempera.config.instantiate import instantiate
 from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import DECODED_CODES, Method, Pipeline
+from tempera.evaluation.pipeline import DECODED_CODES
 from tempera.metrics.evaluators import Evaluator
 from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
-from tempera.runtime.processor import computes_bfloat16
 from tempera.targets.prompt_state import PromptState
-from tempera.targets.transformer import TransformerTarget
 from tempera.training.recipe import Recipe
 
 T = TypeVar("T")
@@ -74,22 +72,24 @@ def dry_evaluation(
     """Print what an evaluation takes; returns the bytes of `memory`, and those to `download` if the
     hub can be reached.
     """
+    if not {"neighbours", "statistics"} & set(cfg):  # made of files that are not read here
+        build.build_rule(cfg)
     batch = [prompt.text for prompt in prompts[: build.batch_size(cfg)]]
     with build.without_weights(cfg) as (sized, files):
-        pipeline: Pipeline = build.build_sized_pipeline(sized)
-        memory = decoding_memory(pipeline, batch)
-    length = pipeline.target.length
-    work = f"{len(prompts):,} images of {length:,} tokens, {len(batch)} at a time"
+        target: Any = build.build_fast_target(sized)
+        memory = decoding_memory(target, sized, batch)
+    work = f"{len(prompts):,} images of {target.length:,} tokens, {len(batch)} at a time"
     return _told(cfg, work, memory, to_download(files, evaluator))
 
 
-def decoding_memory(pipeline: Pipeline, prompts: list[str]) -> Memory:
-    """What decoding a batch takes, by a pipeline whose networks are on the meta device."""
-    target, method = pipeline.target, pipeline.method
-    nodes = method.drafter.nodes if isinstance(method, Method) else 0
-    shape = (target.length, target.channels) if isinstance(target, MARTarget) else (target.length,)
-    kind = torch.float32 if isinstance(target, MARTarget) else torch.int64
+def decoding_memory(target: Any, cfg: DictConfig, prompts: list[str]) -> Memory:
+    """What decoding a batch takes, by a target and a configuration of `without_weights`."""
+    drafter: Any = build.build_drafter(cfg, target)
+    decoder: Any = build.build_image_decoder(cfg)
+    continuous = isinstance(target, MARTarget)
     images = min(len(prompts), max(1, DECODED_CODES // target.length))
+    shape = (images, *target.grid, *([target.channels] if continuous else []))
+    kind = torch.float32 if continuous else torch.int64
     layers: list[int] = [0]
 
     def note(_: nn.Module, given: Any, made: Any) -> None:
@@ -97,19 +97,18 @@ def decoding_memory(pipeline: Pipeline, prompts: list[str]) -> Memory:
         layers.append(sum(part.nbytes for part in tensors if isinstance(part, torch.Tensor)))
 
     with torch.inference_mode():
-        cache, logits = _batch(target, prompts, nodes)
+        cache, logits = (0, 0) if continuous else _batch(target, prompts, drafter.nodes)
         watched = register_module_forward_hook(note)
         try:
-            pipeline.decoded(torch.zeros(images, *shape, dtype=kind, device="meta"))
+            decoder.decode_codes(torch.zeros(shape, dtype=kind, device=build.META))
         finally:
             watched.remove()
-    return Memory(size_of(*networks(pipeline)), cache, logits, max(layers))
+    weights = size_of(*networks(target), *networks(drafter), decoder)
+    return Memory(weights, cache, logits, max(layers))
 
 
 def _batch(target: Any, prompts: list[str], nodes: int) -> tuple[int, int]:
-    """Bytes of the KV cache and of the logits of a batch; none of a model of continuous tokens."""
-    if not isinstance(target, TransformerTarget):
-        return 0, 0
+    """Bytes of the KV cache and of the logits of a batch of discrete tokens."""
     copies, session = target.sampling.rows, target.session
     keep = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
     session.prompt = PromptState(torch.empty(0), keep, copies, target.length)
@@ -224,15 +223,3 @@ def size_of(*modules: nn.Module) -> int:
 
 def _gigabytes(size: float) -> str:
     return f"{size / 1e9:.3g} GB"
-
-
-def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
-    """Print that an option makes a processor compute what it is slow at; nothing on others.
-
-    Args:
-        option: that asks for bfloat16, as `name=value`.
-        instead: what to give for float32.
-        device: of the networks.
-    """
-    if not computes_bfloat16(device):
-        print(f"{option} is several times as slow as {instead} on this processor, without AVX-512")

@@ -9,10 +9,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import expected_length
-from tempera.commands.costs import dry_evaluation, read_with_files, tell_slow_bfloat16
 from tempera.config import build
 from tempera.config.changes import changes
-from tempera.config.instantiate import check_values, instantiate
+from tempera.config.instantiate import instantiate, parsed
 from tempera.data.prompts import Prompt, check_prompts, described, one_prompt
 from tempera.errors import TemperaError
 from tempera.evaluation.run import evaluate
@@ -21,7 +20,7 @@ from tempera.evaluation.run_identity import FREE, about, run_identity
 from tempera.metrics.scores import read_scores
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
-from tempera.targets.conditioners import ClassLabels
+from tempera.runtime.processor import tell_slow_bfloat16
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
@@ -29,41 +28,45 @@ LARGEST = 256
 
 def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
-    _check(cfg)
     device = build.parse_device(cfg.device)
+    paper = _paper(cfg)
+    parsed(cfg.tracking)
+    evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
+    overrides = _hydra(cfg, "overrides") or []
     processes = Processes(cpu=device.type == "cpu")
     if processes.is_main and build.parse_dtype(cfg.dtype, device) == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", device)
+    parsed(cfg.drafter)
+    searches = cfg.expected_length is not None
+    if searches:
+        expected_length.check_options(cfg, overrides)
+    from tempera.commands.costs import dry_evaluation, read_with_files  # import transformers
+
     one = cfg.prompt is not None
     read = partial(one_prompt, cfg.prompt) if one else partial(instantiate, cfg.data)
-    prompts = read_with_files(cfg, build.build_sized_pipeline, read)
-    evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
+    prompts = read_with_files(cfg, _networks, read)
     if cfg.dry_run:
         return dry_evaluation(cfg, prompts, evaluator) if processes.is_main else {}
     build.check_draft(cfg)
+    rule = None if searches else build.build_rule(cfg)
     directory = shared_directory(processes, Path(str(cfg.directory)))
     evaluator.check(cfg.model.name)
-    expected_length.check_prompts(cfg, prompts)
-    captions = build.build_captions(cfg)
-    numbers = cfg.prompt is None and all(one.text.isdigit() for one in prompts)
-    if numbers and not isinstance(captions, ClassLabels):
-        raise TemperaError(
-            f"these prompts are numbers of classes, and model={cfg.model.name} draws texts: choose "
-            "data=coco, parti or file, or a model of classes",
-            option="data",
-        )
-    if captions is not None:
-        check_prompts(prompts, captions)
+    _check_prompts(cfg, prompts)
     given = read_scores(cfg.scores, [prompt.id for prompt in prompts])
     target = build.build_fast_target(cfg)
-    cfg, matched = expected_length.matched(cfg, target, directory, processes)
-    pipeline = build.build_pipeline(cfg, target)
+    matched: dict[str, Any] = {}
+    if searches:
+        cfg, matched = expected_length.matched(cfg, target, directory, processes)
+        rule = build.build_rule(cfg)
+    pipeline = build.build_pipeline(cfg, target, rule)
     choices = _hydra(cfg, "choices") or {}
     options = {str(key): cfg[key] for key in cfg if key not in FREE}
     identity = run_identity(options, choices, pipeline, build.parse_dtype(cfg.dtype, device))
-    notes = about(device, _hydra(cfg, "overrides") or []) | _facts(cfg, choices, prompts) | matched
-    searched = matched.get("matched", {}).get("option")
-    named = (notes["changes"], identity.get("delta"), searched, cfg.expected_length)
+    notes = about(device, overrides) | matched
+    notes |= {"changes": changes(cfg, choices), "paper": paper}
+    notes["data"] = _data(cfg, choices) | described(prompts)
+    searched = matched.get(expected_length.MATCHED, {}).get("option")
+    named = notes["changes"], identity.get("delta"), searched, cfg.expected_length
     name = run_name(identity["method"], *named)
     found = {"directory": directory, "name": name, "settings": identity, "about": notes}
     plan = instantiate(cfg.plan, **found, **_batches(cfg, device))
@@ -79,6 +82,28 @@ def main(cfg: DictConfig) -> dict[str, float]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+def _networks(cfg: DictConfig) -> tuple[Any, Any]:
+    return build.build_drafter(cfg, build.build_target(cfg)), build.build_image_decoder(cfg)
+
+
+def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
+    """Raise TemperaError for prompts that the model cannot draw, or that calibrate it."""
+    if cfg.expected_length is not None:
+        expected_length.check_prompts(cfg, prompts)
+    captions = build.build_captions(cfg)
+    if cfg.prompt is None and all(one.text.isdigit() for one in prompts):
+        from tempera.targets.conditioners import ClassLabels  # imports transformers
+
+        if not isinstance(captions, ClassLabels):
+            raise TemperaError(
+                f"these prompts are numbers of classes, and model={cfg.model.name} draws texts: "
+                "choose data=coco, parti or file, or a model of classes",
+                option="data",
+            )
+    if captions is not None:
+        check_prompts(prompts, captions)
+
+
 def _batches(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     """The arguments of a plan that say how many prompts are decoded together."""
     auto = cfg.batch_size == "auto"
@@ -86,31 +111,11 @@ def _batches(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     return {"batch_size": most, "shrinks": auto}
 
 
-def _facts(
-    cfg: DictConfig, choices: Mapping[str, str], prompts: Sequence[Prompt]
-) -> dict[str, Any]:
-    """What reports need to know about a run beside its identity."""
-    one = cfg.prompt is not None
-    data = {
-        "prompts": prompts[0].text if one else _hydra(cfg, "data"),
-        "preset": "prompt" if one else choices.get("data"),
-    }
-    return {
-        "changes": changes(cfg, choices),
-        "paper": _paper(cfg),
-        "data": data | described(prompts),
-    }
-
-
-def _check(cfg: DictConfig) -> None:
-    """Raise TemperaError for wrong options, before the networks' code is imported, which takes
-    seconds.
-    """
-    build.parse_dtype(cfg.dtype, build.parse_device(cfg.device))
-    for part in (cfg.pipeline, cfg.speed, cfg.tracking, cfg.drafter):
-        check_values(part)
-    expected_length.check_options(cfg, _hydra(cfg, "overrides") or [])
-    _paper(cfg)
+def _data(cfg: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
+    """Where the prompts come from."""
+    if cfg.prompt is not None:
+        return {"prompts": cfg.prompt, "preset": "prompt"}
+    return {"prompts": _hydra(cfg, "data"), "preset": choices.get("data")}
 
 
 def _paper(cfg: DictConfig) -> Any:

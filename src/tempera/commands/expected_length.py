@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
-from tempera.config.instantiate import check_values, instantiate, takes
+from tempera.config.instantiate import instantiate, parsed, takes
 from tempera.config.tuned import option_name
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
@@ -33,9 +33,7 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raise TemperaError for wrong options of a search, a length that is not possible, or a method
     without a free parameter or with one that the command line sets.
     """
-    check_values(cfg.matching)
-    if cfg.expected_length is None:
-        return
+    parsed(cfg.matching)
     if cfg.get("free_parameter") is None:
         raise TemperaError(
             "expected_length= has nothing to set in this method: leave it out, or choose a relaxed "
@@ -47,7 +45,7 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
             f"expected_length={cfg.expected_length:g} is not possible: a round of this draft emits "
             f"1 to {most} tokens"
         )
-    check_values(cfg.free_parameter)
+    parsed(cfg.free_parameter)
     option = cfg.free_parameter.option
     if given := [one for one in overrides if option_name(one) == option]:
         raise TemperaError(
@@ -57,8 +55,6 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 def check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
     """Raise TemperaError if evaluation and calibration share prompts."""
-    if cfg.expected_length is None:
-        return
     if shared := {prompt.id for prompt in prompts} & {prompt.id for prompt in _prompts(cfg)}:
         raise TemperaError(
             f"the prompts that calibrate expected_length= include {len(shared)} of this "
@@ -69,8 +65,7 @@ def check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
 def matched(
     cfg: DictConfig, target: Any, directory: Path, processes: Processes
 ) -> tuple[DictConfig, dict[str, Any]]:
-    """The configuration with the free parameter set, and what to record about it in run.json; the
-    configuration itself, and nothing, if no length is wanted.
+    """The configuration with the free parameter set, and what to record about it in run.json.
 
     Args:
         cfg: the configuration.
@@ -82,8 +77,6 @@ def matched(
         TemperaError: the length is out of reach, or the directory's value was found under other
             conditions.
     """
-    if cfg.expected_length is None:
-        return cfg, {}
     text = json.dumps(_found(cfg, target, directory)) if processes.is_main else "null"
     notes: dict[str, Any] = json.loads(processes.from_main(text))
     if processes.is_main:
@@ -118,7 +111,7 @@ def _searched(cfg: DictConfig, target: Any, options: LengthSearch) -> dict[str, 
     where = options.seed, build.parse_device(cfg.device), build.batch_size(cfg)
 
     def measure(value: float) -> float:
-        rule = build.build_rule(_with(cfg, parameter.option, value), drafter.depth)
+        rule = build.build_rule(_with(cfg, parameter.option, value))
         return length_search.accepted_length(target, Method(drafter, rule), prompts, *where)
 
     if parameter.least is None or parameter.most is None:

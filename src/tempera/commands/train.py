@@ -10,36 +10,54 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.commands.costs import dry_training, read_with_files, tell_slow_bfloat16
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.instantiate import accepted, instantiate
-from tempera.drafters.draft_network import DraftNetwork
+from tempera.config.instantiate import accepted, instantiate, parsed
 from tempera.errors import TemperaError
-from tempera.runtime.distributed import Processes
+from tempera.runtime.distributed import Processes, started_as_main
 from tempera.runtime.files import writable_directory
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
+from tempera.runtime.network_directory import draft_directory
+from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import Loss
-from tempera.training.trainer import DRAFT, TrainingRun
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
-    build.check_training(cfg)
-    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
+    build.check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
     recipe = build.build_recipe(cfg)
     loss: Loss = instantiate(cfg.loss)
+    for part in (cfg.tracking, cfg.train_data, cfg.draft):
+        parsed(part)
+    if cfg.push_to_hub is not None:
+        repository = Repository.named(str(cfg.push_to_hub))
+        if repository is None or repository.revision:
+            raise TemperaError(
+                f"push_to_hub={cfg.push_to_hub} is not a repository: give owner/name."
+            )
+        if started_as_main() and not cfg.dry_run:
+            repository.check_upload()
+    if cfg.start is not None:
+        advice = "give a trained draft's directory with start=DIR, or leave it out"
+        draft_directory(str(cfg.start), advice)
+    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
         device = build.parse_device(cfg.device)
         tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", device)
     if cfg.dry_run:
+        from tempera.commands.costs import dry_training
+
         return dry_training(cfg, recipe) if processes.is_main else {}
+    from tempera.training.trainer import DRAFT, TrainingRun  # imports transformers
+
     directory = writable_directory(Path(str(cfg.directory)))
     offered: dict[str, Any] = {"processes": processes}
     if "source" in cfg:
+        from tempera.commands.costs import read_with_files
+
         read = partial(instantiate, cfg.source)
         offered["source"] = read_with_files(cfg, _networks, read)
         offered["captions"] = build.build_captions(cfg)
@@ -54,7 +72,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     )
     recipe = replace(recipe, steps=_steps(cfg, codes, recipe.batch_size))
     torch.manual_seed(recipe.seed)
-    draft: DraftNetwork = instantiate(cfg.draft, target=target, model=cfg.model.name)
+    draft = instantiate(cfg.draft, target=target, model=cfg.model.name)
     apart = {*asdict(recipe), "device", "directory", "tracking", "family", "truncate", "dry_run"}
     apart |= {"push_to_hub"}
     record: Any = OmegaConf.to_container(

@@ -14,7 +14,7 @@ from rich.table import Table
 from tempera.commands import evaluate
 from tempera.config import build
 from tempera.config.compose import composed, composed_run, written
-from tempera.config.instantiate import check_values, instantiate
+from tempera.config.instantiate import instantiate, parsed
 from tempera.config.tuned import (
     PLAIN,
     conditions,
@@ -124,11 +124,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 def _checked(cfg: DictConfig) -> Budget:
     """The budget; raises TemperaError for options that are wrong or do not suit the model."""
     build.check_discrete(cfg, f"`{command('tune')}` chooses among methods for discrete tokens")
-    build.check_compile(cfg)
     for name in cfg.trees:
         Tree.named(name)  # raises TemperaError
-    check_values(cfg.plan)
-    check_values(cfg.tracking)
+    parsed(cfg.tracking)
     budget, evaluator = Budget.parse(cfg.budget), instantiate(cfg.metrics)
     evaluator.check(cfg.model.name)
     if budget.measure == "clip" and not evaluator.scores_clip:
@@ -234,7 +232,8 @@ class _Settings:
                 if knob:
                     OmegaConf.update(cfg, knob, value)
                 for depth in self.cfg.depths:
-                    rule: Any = build.build_rule(cfg, depth if by_depth else deepest)
+                    OmegaConf.update(cfg, "depth", depth if by_depth else deepest)
+                    rule = build.build_rule(cfg)
                     chain = written("depth", depth)
                     yield Candidate(
                         (*options, chain, *([written(knob, value)] if knob else [])),

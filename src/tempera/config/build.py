@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -12,19 +12,18 @@ from torch import nn
 
 from tempera.config.instantiate import (
     accepted,
-    check,
-    check_value,
-    check_values,
+    fitting,
     from_options,
     instantiate,
     needs,
+    parsed,
 )
 from tempera.decoding.interfaces import Drafter, JointRule, Rule, Target
 from tempera.decoding.trees import Tree
+from tempera.drafters.jacobi_window import Window
 from tempera.errors import TemperaError, shortened
-from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.schedules import floored
-from tempera.rules.standard import BlockVerification, Exact
+from tempera.rules.standard import BlockVerification
 from tempera.runtime.distributed import started_as_main, started_with_others
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
@@ -35,15 +34,11 @@ from tempera.runtime.processor import arithmetic, computes_bfloat16
 from tempera.runtime.tracking import Tracker
 
 META = torch.device("meta")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 METHODS_FOR = {
     "discrete": "method=ar, eagle or coolsd",
     "continuous": "method=ar, cspd, cspd_published or cspd_exact",
 }
-
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
-LARGEST_CODEBOOK = 2**31
-"""More codes than any codebook has: tables of neighbours beyond it cannot be made."""
 NO_DRAFT = "tempera.drafters.none.NoDraft"
 
 
@@ -93,6 +88,7 @@ def build_target(cfg: DictConfig) -> Target:
     Its identity is that of the weights before they are rounded to `dtype`.
     """
     check_tokens(cfg)
+    sampling = build_sampling(cfg)
     device = parse_device(cfg.device)
     dtype = parse_dtype(cfg.dtype, device)
     computed = arithmetic(dtype, device)
@@ -100,11 +96,8 @@ def build_target(cfg: DictConfig) -> Target:
     network: nn.Module = instantiate(cfg.model.network, **made)
     identity = accepted(cfg.model.target, {"identity": identity_of(network)})
     network = network.to(device, dtype).to(computed).eval().requires_grad_(False)
-    parts = {
-        "network": network,
-        "conditioner": build_text_encoder(cfg).encode,
-        "sampling": build_sampling(cfg),
-    }
+    conditioner = build_text_encoder(cfg).encode
+    parts = {"network": network, "conditioner": conditioner, "sampling": sampling}
     target: Target = instantiate(cfg.model.target, **parts, **identity)
     return target
 
@@ -132,33 +125,30 @@ def _grid(cfg: DictConfig) -> tuple[int, int]:
     return rows, columns
 
 
-def make_fast(cfg: DictConfig, target: Any) -> None:
-    """Pack the target's weights for decoding. With `compile`, also compile its steps, and those of
-    drafts that are built on it afterwards. Continuous models do not change.
+def build_fast_target(cfg: DictConfig) -> Any:
+    """Build the target, and pack its weights for decoding. With `compile`, also compile its steps,
+    and those of drafts that are built on it afterwards.
+
+    Raises:
+        TemperaError: also for `compile` with continuous tokens, or on a CPU, where it does not pay.
     """
-    if cfg.model.get("tokens", "discrete") == "discrete":
+    discrete = is_discrete(cfg)
+    if cfg.compile and not discrete:
+        raise TemperaError(
+            "compile=true is for models with discrete tokens, but those of "
+            f"model={cfg.model.name} are continuous: leave it out."
+        )
+    if cfg.compile and parse_device(cfg.device).type == "cpu":
+        raise TemperaError(
+            "compile=true does not pay on a CPU: compiling takes minutes, and compiled rounds are "
+            "slower. Leave it out, or run on a GPU with device=cuda."
+        )
+    target: Any = build_target(cfg)
+    if discrete:
         target.pack()
     if cfg.compile:
         target.compile()
-
-
-def check_training(cfg: DictConfig) -> None:
-    """Raise TemperaError for wrong options of training, before imports that take seconds."""
-    check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
-    build_recipe(cfg)
-    for part in (cfg.loss, cfg.draft, cfg.train_data, cfg.tracking):
-        check_values(part)
-    if cfg.push_to_hub is not None:
-        repository = Repository.named(str(cfg.push_to_hub))
-        if repository is None or repository.revision:
-            raise TemperaError(
-                f"push_to_hub={cfg.push_to_hub} is not a repository: give owner/name."
-            )
-        if started_as_main() and not cfg.dry_run:
-            repository.check_upload()
-    if cfg.start is not None:
-        advice = "give a trained draft's directory with start=DIR, or leave it out"
-        draft_directory(str(cfg.start), advice)
+    return target
 
 
 def build_recipe(cfg: DictConfig) -> Any:
@@ -179,51 +169,32 @@ def batch_size(cfg: DictConfig) -> int:
     return int(cfg.family.batch_size if cfg.batch_size == "auto" else cfg.batch_size)
 
 
-def check_compile(cfg: DictConfig) -> None:
-    """Raise TemperaError for a `compile` that is neither true nor false, and for true with a model
-    of continuous tokens or on a CPU, where it does not pay.
-    """
-    if not cfg.compile:
-        return
-    if cfg.model.get("tokens", "discrete") != "discrete":
-        raise TemperaError(
-            "compile=true is for models with discrete tokens, but those of "
-            f"model={cfg.model.name} are continuous: leave it out."
-        )
-    if parse_device(cfg.device).type == "cpu":
-        raise TemperaError(
-            "compile=true does not pay on a CPU: compiling takes minutes, and compiled rounds are "
-            "slower. Leave it out, or run on a GPU with device=cuda."
-        )
+def is_discrete(cfg: DictConfig) -> bool:
+    """Whether the model's tokens are discrete; otherwise they are continuous."""
+    return _tokens(cfg) == "discrete"
+
+
+def _tokens(cfg: DictConfig) -> str:
+    kind = cfg.model.get("tokens", "discrete")
+    return str(fitting(kind, Literal["discrete", "continuous"], "model.tokens"))
 
 
 def check_tokens(cfg: DictConfig) -> None:
     """Raise TemperaError unless method and model have the same kind of tokens; the default is
     discrete.
     """
-    kinds = _tokens(cfg), cfg.get("tokens", "discrete")
-    if kinds[1] not in (kinds[0], "any"):
+    kind, wanted = _tokens(cfg), cfg.get("tokens", "discrete")
+    if wanted not in (kind, "any"):
         raise TemperaError(
-            f"model={cfg.model.name} has {kinds[0]} tokens, but the method is for {kinds[1]} "
-            "ones; choose another model, or a method for "
-            f"{kinds[0]} tokens, such as {METHODS_FOR[kinds[0]]}.",
+            f"model={cfg.model.name} has {kind} tokens, but the method is for {wanted} ones; "
+            f"choose another model, or a method for {kind} tokens, such as {METHODS_FOR[kind]}.",
             option="method",
         )
 
 
-def _tokens(cfg: DictConfig) -> str:
-    """The kind of the model's tokens."""
-    kind = cfg.model.get("tokens", "discrete")
-    if kind not in METHODS_FOR:
-        raise TemperaError(
-            f"`model.tokens={kind}` is not possible; it must be {' or '.join(METHODS_FOR)}"
-        )
-    return str(kind)
-
-
 def check_discrete(cfg: DictConfig, what: str) -> None:
     """Raise TemperaError, which begins with `what`, for a model of continuous tokens."""
-    if _tokens(cfg) != "discrete":
+    if not is_discrete(cfg):
         raise TemperaError(
             f"{what}, but those of model={cfg.model.name} are continuous: choose another model; a "
             "MAR's draft is a smaller MAR, as in drafter=mar_base."
@@ -237,92 +208,6 @@ def build_sampling(cfg: DictConfig) -> Any:
     if "sampling" not in cfg.model:
         return from_options(cfg, "tempera.decoding.probabilities.Sampling")
     return from_options(cfg, cfg.model.sampling)
-
-
-def check_method(cfg: DictConfig) -> None:
-    """Raise TemperaError for wrong options of method and sampling, without building a model and
-    before imports that take seconds.
-    """
-    check_tokens(cfg)
-    build_sampling(cfg)
-    for part in ("schedule", "rule", "neighbours"):
-        if part in cfg:
-            check_values(cfg[part])
-    _check_drafter(cfg)
-    _check_rule(cfg)
-
-
-def _check_drafter(cfg: DictConfig) -> None:
-    """Raise TemperaError for a drafter of the other kind of tokens, for one that lacks a tree, and
-    for a schedule without a draft.
-    """
-    made, kind = str(cfg.drafter._target_), cfg.model.get("tokens", "discrete")
-    suited = {"tempera.drafters.": "discrete", "tempera.continuous.": "continuous"}
-    other = [of for place, of in suited.items() if made.startswith(place) and of != kind]
-    if made == NO_DRAFT:
-        if "schedule" in cfg:
-            raise TemperaError(
-                "the rule's schedule needs a draft, and this method has none: choose a method with "
-                "a draft, such as method=coolsd, or rule=exact."
-            )
-    elif other:
-        raise TemperaError(
-            f"model={cfg.model.name} has {kind} tokens, but the drafter is for {other[0]} ones: "
-            f"choose another drafter, such as {DRAFTERS_FOR[kind]}."
-        )
-    elif "tree" not in cfg and needs(cfg.drafter, "tree"):
-        raise TemperaError(
-            "the drafter drafts along a tree, and the method has none: add +tree=chain, or choose "
-            "a method with a tree, such as method=eagle."
-        )
-    elif "tree" in cfg and needs(cfg.drafter, "tree") and not build_tree(cfg).nodes:
-        raise TemperaError(
-            "a tree of depth 0 drafts nothing: give depth=1 or more, or method=ar", option="depth"
-        )
-
-
-def _check_rule(cfg: DictConfig) -> None:
-    """Raise TemperaError for a rule of the other kind of tokens, for one of chains beside a tree
-    that branches, or with values out of range, without the codebook. Schedules that are solved from
-    statistics are not checked.
-    """
-    if "rule" not in cfg or "statistics" in cfg.get("schedule", ()):
-        return
-    tree = build_tree(cfg)
-    offered = _schedule(cfg, max(tree.max_depth, 1))
-    if "neighbours" in cfg:
-        k = cfg.neighbours.get("k", 0)
-        if k < 1:
-            raise TemperaError(f"k={k} is too small: give the number of nearest codes, at least 1")
-        if k >= LARGEST_CODEBOOK:
-            return  # refused with the size of the codebook
-        offered["neighbours"] = Neighbours(torch.empty(0, k, dtype=torch.int64), "l2", "")
-    rule = instantiate(cfg.rule, **offered)
-    if cfg.model.get("tokens", "discrete") == "discrete" and not isinstance(rule, Rule | JointRule):
-        raise TemperaError(
-            f"{type(rule).__name__} is a rule for continuous tokens, and those of "
-            f"model={cfg.model.name} are discrete: choose rule=exact, relaxed or lantern",
-            option="rule",
-        )
-    if isinstance(rule, BlockVerification) and tree.max_children > 1:
-        raise TemperaError(
-            f"{type(rule).__name__} accepts one chain by its prefixes, but this tree has branches: "
-            "give tree=chain, or rule=exact",
-            option="tree",
-        )
-
-
-def check_length(cfg: DictConfig) -> None:
-    """Raise TemperaError if an expected length would have to be found by decoding, which only
-    evaluations do; a schedule that is solved for it needs none.
-    """
-    parameter = cfg.get("free_parameter")
-    if cfg.expected_length is None or (parameter and parameter.option == "round_length"):
-        return
-    instead = f"give {parameter.option}" if parameter else "leave it out"
-    raise TemperaError(
-        f"`expected_length` is found by decoding, in evaluations alone: {instead} here"
-    )
 
 
 def build_tree(cfg: DictConfig) -> Tree:
@@ -363,57 +248,107 @@ def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
     return drafter
 
 
-def build_rule(cfg: DictConfig, depth: int) -> Rule:
-    """The acceptance rule of the method. A relaxed rule's schedule spreads its budget over `depth`
-    depths, and is raised to `floor` if there is one. A rule with `neighbours` gets those of the
-    codebook of `model.tokenizer`.
+def draft_depth(cfg: DictConfig) -> int:
+    """Most tokens in a row that the method drafts: the option `depth` of its drafter, the spine of
+    its window, or the depth of its tree; 0 without a draft.
     """
-    offered = _schedule(cfg, depth)
-    if "neighbours" in cfg:
-        check(cfg.rule, {"neighbours": None})  # before a table is computed
-        offered["neighbours"] = instantiate(
-            cfg.neighbours, codebook=instantiate(cfg.model.tokenizer).codebook
-        )
-    rule: Rule = instantiate(cfg.rule, **offered)
+    if cfg.drafter._target_ == NO_DRAFT:
+        return 0
+    options = parsed(cfg.drafter)
+    if "window" in options:
+        tree = (options["branches"], options["levels"]) if options.get("proactive") else ()
+        return Window(options["window"], *tree).length
+    return int(options["depth"]) if "depth" in options else build_tree(cfg).max_depth
+
+
+def build_rule(cfg: DictConfig) -> Any:
+    """The acceptance rule of the method; None if it has none. It needs no target: called before
+    weights are read, it tells what is wrong in time. A relaxed rule's schedule spreads its budget
+    over the depth of a draft, and is raised to `floor` if there is one. A rule with `neighbours`
+    gets those of the codebook of `model.tokenizer`.
+
+    Raises:
+        TemperaError: also for a rule, or a drafter, of the other kind of tokens, and for a rule of
+            chains beside a tree that branches.
+    """
+    check_tokens(cfg)
+    rule = _rule(cfg) if "rule" in cfg else None
+    _check_drafter(cfg)  # last, because it may import transformers
     return rule
 
 
-def _schedule(cfg: DictConfig, depth: int) -> dict[str, Any]:
-    """The schedule of the method as an argument of its rule; no argument if it has none."""
-    if "schedule" not in cfg:
-        return {}
+def _rule(cfg: DictConfig) -> Any:
+    parsed(cfg.rule)
+    offered: dict[str, Any] = {}
+    if "schedule" in cfg:
+        offered["schedule"] = _schedule(cfg)
+    if "neighbours" in cfg:
+        parsed(cfg.neighbours)  # before a codebook is read
+        codebook = instantiate(cfg.model.tokenizer).codebook
+        offered["neighbours"] = instantiate(cfg.neighbours, codebook=codebook)
+    rule = instantiate(cfg.rule, **offered)
+    if is_discrete(cfg) and not isinstance(rule, Rule | JointRule):
+        raise TemperaError(
+            f"{type(rule).__name__} is a rule for continuous tokens, and those of "
+            f"model={cfg.model.name} are discrete: choose rule=exact, relaxed or lantern",
+            option="rule",
+        )
+    if isinstance(rule, BlockVerification) and build_tree(cfg).max_children > 1:
+        raise TemperaError(
+            f"{type(rule).__name__} accepts one chain by its prefixes, but this tree has branches: "
+            "give tree=chain, or rule=exact",
+            option="tree",
+        )
+    return rule
+
+
+def _check_drafter(cfg: DictConfig) -> None:
+    """Raise TemperaError for a drafter of the other kind of tokens, and for one that lacks a tree
+    with nodes.
+    """
+    kind, made = _tokens(cfg), str(cfg.drafter._target_)
+    suited = {"tempera.drafters.": "discrete", "tempera.continuous.": "continuous"}
+    other = [of for place, of in suited.items() if made.startswith(place) and of != kind]
+    if other and made != NO_DRAFT:
+        raise TemperaError(
+            f"model={cfg.model.name} has {kind} tokens, but the drafter is for {other[0]} ones: "
+            f"choose another drafter, such as {DRAFTERS_FOR[kind]}."
+        )
+    if needs(cfg.drafter, "tree") and not build_tree(cfg).nodes:
+        raise TemperaError(
+            "the drafter drafts along a tree, and this one has no nodes: give depth=1 or more, add "
+            "+tree=chain, or choose a method without a draft, such as method=ar."
+        )
+
+
+def _schedule(cfg: DictConfig) -> Any:
+    """The relaxations, or prices, of a draft's depths."""
+    if not (depth := draft_depth(cfg)):
+        raise TemperaError(
+            "the rule's schedule needs a draft, and this method drafts nothing: give depth=1 or "
+            "more, choose a method with a draft, such as method=coolsd, or rule=exact."
+        )
     tree = accepted(cfg.schedule, {"tree": build_tree(cfg)})
     schedule = instantiate(cfg.schedule, length=depth, **tree)
-    if "floor" in cfg:
-        check_value(cfg, "floor", cfg.floor, float)
-        schedule = floored(schedule, cfg.floor)
-    return {"schedule": schedule}
+    if "floor" not in cfg:
+        return schedule
+    return floored(schedule, fitting(cfg.floor, float, "floor"))
 
 
-def build_method(cfg: DictConfig, target: Any) -> Any:
-    """Build `decoding`, which decodes the target's tokens; it receives the method's drafter and
-    rule if it takes them.
+def build_method(cfg: DictConfig, target: Any, rule: Any) -> Any:
+    """Build `decoding`, which decodes the target's tokens; it receives the method's drafter, and
+    the rule from `build_rule`, if it takes them.
     """
-    drafter: Any = build_drafter(cfg, target)
-    offered = {"drafter": drafter}
-    if "rule" in cfg:
-        offered["rule"] = build_rule(cfg, drafter.depth if "schedule" in cfg else 0)
+    offered = {"drafter": build_drafter(cfg, target), "rule": rule}
     return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))
 
 
-def build_fast_target(cfg: DictConfig) -> Target:
-    """Build the target and make it fast for decoding."""
-    target = build_target(cfg)
-    make_fast(cfg, target)
-    return target
-
-
-def build_pipeline(cfg: DictConfig, target: Target) -> Any:
+def build_pipeline(cfg: DictConfig, target: Target, rule: Any) -> Any:
     """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed."""
     return instantiate(
         cfg.pipeline,
         target=target,
-        method=build_method(cfg, target),
+        method=build_method(cfg, target, rule),
         image_decoder=build_image_decoder(cfg),
         device=parse_device(cfg.device),
     )
@@ -440,26 +375,6 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
         if elsewhere and Repository.named(str(path)):
             files.append(PretrainedFiles(str(path), (WEIGHTS, PICKLE), str(path)))
         yield sized, files
-
-
-def build_sized_pipeline(cfg: DictConfig) -> Any:
-    """`build_pipeline` inside `without_weights`; of discrete tokens with the exact rule, which has
-    no tables.
-    """
-    target = build_target(cfg)
-    make_fast(cfg, target)
-    drafter: Any = build_drafter(cfg, target)
-    discrete = cfg.model.get("tokens", "discrete") == "discrete"
-    offered = {"drafter": drafter}
-    if "rule" in cfg:
-        offered["rule"] = Exact() if discrete else build_rule(cfg, 0)
-    return instantiate(
-        cfg.pipeline,
-        target=target,
-        method=instantiate(cfg.decoding, **accepted(cfg.decoding, offered)),
-        image_decoder=build_image_decoder(cfg),
-        device=META,
-    )
 
 
 UNTRACKED = ("directory", "choices", "overrides", "tracking")
@@ -531,12 +446,8 @@ def parse_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         fast = device.type == "cuda" and computes_bfloat16(device)
         return torch.bfloat16 if fast else torch.float32
-    if name not in DTYPES:
-        raise TemperaError(
-            f"`dtype={shortened(str(name))}` is not possible; it must be one of auto, "
-            f"{', '.join(DTYPES)}"
-        )
-    return DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _resolved(value: Any) -> Any:

@@ -2,17 +2,15 @@
 target's signature by pydantic, and a mistake is told by the name of the option.
 """
 
-import copy
 import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
 
 import hydra
-from hydra.errors import InstantiationException
-from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
@@ -23,46 +21,40 @@ from tempera.errors import TemperaError, shortened
 def instantiate(node: Any, /, **extra: Any) -> Any:
     """Call the `_target_` of a node with the node's values, converted to the types of the target's
     annotations, and with the objects in `extra`, which never enter the configuration. Nested
-    `_target_` nodes are built first; lists and mappings become plain Python.
+    `_target_` nodes are built first; lists and mappings become plain Python. With `_partial_` a
+    function that takes the other arguments is returned instead.
 
     Raises:
         TemperaError: a value does not fit its annotation, an argument is unknown or missing, or
             the target raises one; it names the option.
     """
-    if not OmegaConf.is_dict(node) or "_target_" not in node:
-        raise TemperaError(
-            f"'{shortened(str(node))}' stands where several options belong: give them one by one, "
-            "as in speed.prompts=4"
-        )
-    check(node, extra)
+    values = parsed(node, extra)
+    if not node.get("_partial_"):
+        for name in inspect.signature(_located(node)).parameters:
+            if needs(node, name) and name not in extra:
+                option = option_of(node, name)
+                raise TemperaError(
+                    f"{node['_target_']} needs `{option}`: give it a value", option=option
+                )
+    make = functools.partial(_located(node), **{key: _built(values[key]) for key in values})
     try:
-        make = hydra.utils.instantiate(_converted(node), _partial_=True, _convert_="all")
         return functools.partial(make, **extra) if node.get("_partial_") else make(**extra)
-    except InstantiationException as problem:
-        cause = problem.__cause__
-        if isinstance(cause, TemperaError):
-            key = re.search(r"^full_key: (\S+)$", str(problem), re.MULTILINE)
-            inner = OmegaConf.select(node._get_root(), key[1]) if key else node
-            raise _by_option(cause, inner) from None
+    except TemperaError as problem:  # by the option in place of the argument
+        if problem.option is not None and problem.option in node:
+            problem.option = option_of(node, problem.option)
         raise
-    except TemperaError as problem:
-        raise _by_option(problem, node) from None
 
 
-def _by_option(problem: TemperaError, node: Any) -> TemperaError:
-    """The error, with the option in place of the target's argument that it names."""
-    if problem.option is not None and OmegaConf.is_dict(node) and problem.option in node:
-        problem.option = option_of(node, problem.option)
-    return problem
+def parsed(node: Any, extra: Iterable[str] = ()) -> dict[str, Any]:
+    """The values of a node, as its `_target_` annotates them; nested nodes as they are. Called
+    alone, it tells wrong values before the objects exist that the target also needs.
 
-
-def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
-    """Raise TemperaError unless the node's values fit the signature of its `_target_`, and no
-    argument is unknown, or missing beside `extra`. Nested nodes are checked too.
+    Raises:
+        TemperaError: see `instantiate`, but for missing arguments.
     """
-    extra = extra or {}
-    parameters = inspect.signature(_located(node)).parameters
+    call = _located(node)
     given = [str(key) for key in node if not str(key).startswith("_")]
+    parameters, hints = inspect.signature(call).parameters, _hints(call)
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for key in [*given, *extra]:
         if key not in parameters and not open_ended:
@@ -72,29 +64,28 @@ def check(node: Any, extra: Mapping[str, Any] | None = None) -> None:
             raise TemperaError(
                 f"{node['_target_']} has no option `{option}`: {meant}", option=option
             )
-    for name in parameters:
-        if needs(node, name) and name not in extra and not node.get("_partial_"):
-            option = option_of(node, name)
-            raise TemperaError(
-                f"{node['_target_']} needs `{option}`: give it a value", option=option
-            )
-    for key in given:
-        for inner in _nested(node[key]):
-            check(inner)
-    check_values(node)
+    return {
+        key: fitting(node[key], hints[key], option_of(node, key))
+        if key in hints and not _has_target(node[key])
+        else node[key]
+        for key in given
+    }
 
 
-def check_values(node: Any) -> None:
-    """Raise TemperaError unless the node's own values fit the annotations of its `_target_`."""
-    hints = _hints(_located(node))
-    for key in node:
-        if key in hints and not list(_nested(node[key])):
-            check_value(node, str(key), node[key], hints[str(key)])
+def _built(value: Any) -> Any:
+    """A value in plain Python, and the objects of the nodes in it."""
+    if isinstance(value, DictConfig):
+        if "_target_" in value:
+            return instantiate(value)
+        return {key: _built(value[key]) for key in value}
+    return list(map(_built, value)) if isinstance(value, ListConfig) else value
 
 
-def check_value(node: Any, key: str, value: Any, hint: Any) -> Any:
-    """A node's value, checked; see `fitting`."""
-    return fitting(value, hint, option_of(node, key))
+def _has_target(value: Any) -> bool:
+    """Whether there is a `_target_` node in a value."""
+    if isinstance(value, DictConfig):
+        return "_target_" in value or any(_has_target(value[key]) for key in value)
+    return isinstance(value, ListConfig) and any(map(_has_target, value))
 
 
 def fitting(value: Any, hint: Any, option: str) -> Any:
@@ -110,18 +101,14 @@ def fitting(value: Any, hint: Any, option: str) -> Any:
         return value
     try:
         fit = adapter.validate_python(value)
-        if isinstance(value, bool | int | float) and isinstance(value, bool) != isinstance(
-            fit, bool
-        ):
-            reason = (
-                "it must be true or false" if isinstance(fit, bool) else "it must be no boolean"
-            )
-        else:
-            return fit
     except ValidationError as problem:
         reason = " or ".join(dict.fromkeys(map(_reason, problem.errors())))
     except OverflowError:
         reason = "it is too large"
+    else:
+        if not isinstance(value, int | float) or isinstance(value, bool) == isinstance(fit, bool):
+            return value if type(value) is int and fit == value else fit  # 2 stays 2
+        reason = "true and false are no numbers"
     shown = "null" if value is None else shortened(str(value))
     raise TemperaError(f"`{option}={shown}` is not possible: {reason}", option=option)
 
@@ -191,47 +178,24 @@ def option_of(node: Any, key: str) -> str:
     return match[1] if match else str(node._get_full_key(key))
 
 
-def _converted(node: DictConfig) -> DictConfig:
-    """A copy of a checked node with its scalars converted to the annotated types."""
-    node = copy.deepcopy(node)
-    hints = _hints(_located(node))
-    with flag_override(node, ["struct", "readonly"], False):
-        for key in node:
-            value = node[key]
-            if isinstance(value, DictConfig) and "_target_" in value:
-                node[key] = _converted(value)
-            elif key in hints and not OmegaConf.is_config(value):
-                fit = check_value(node, str(key), value, hints[str(key)])
-                if type(fit) is not type(value) and (type(value) is not int or fit != value):
-                    node[key] = fit  # 2 stays 2, "2" becomes 2.0
-    return node
-
-
-def _nested(value: Any) -> Iterator[Any]:
-    """All outermost `_target_` nodes inside a value."""
-    if isinstance(value, DictConfig) and "_target_" in value:
-        yield value
-    elif isinstance(value, DictConfig):
-        for key in value:
-            yield from _nested(value[key])
-    elif isinstance(value, ListConfig):
-        for item in value:
-            yield from _nested(item)
-
-
 def _located(node: Any) -> Callable[..., Any]:
     """What the `_target_` of a node names."""
+    if not OmegaConf.is_dict(node) or "_target_" not in node:
+        raise TemperaError(
+            f"'{shortened(str(node))}' stands where several options belong: give them one by one, "
+            "as in speed.prompts=4"
+        )
     target, option = node["_target_"], str(node._get_full_key("_target_"))
     shown = f"`{option}={shortened(str(target))}`"
-    try:
-        call = hydra.utils.get_object(target)
+    try:  # Hydra refuses what would let a configuration run any code
+        call: Callable[..., Any] = hydra.utils.instantiate(
+            {"_target_": target}, _partial_=True
+        ).func
+        inspect.signature(call)
     except Exception as problem:
-        reason = shortened(str(problem.__cause__ or problem))
-        raise TemperaError(f"{shown} cannot be imported ({reason})", option=option) from problem
-    if not callable(call):
-        raise TemperaError(f"{shown} is not a class or a function", option=option)
-    located: Callable[..., Any] = call
-    return located
+        reason = shortened(str(problem.__cause__ or problem), most=200)
+        raise TemperaError(f"{shown} is not possible: {reason}", option=option) from problem
+    return call
 
 
 def _hints(call: Callable[..., Any]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import (
     HydraException,
-    InstantiationException,
     MissingConfigException,
     OverrideParseException,
 )
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, MissingMandatoryValue, OmegaConfBaseException
 
+from tempera.config.resolvers import groups
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import FULL
 from tempera.runtime.installation import conf_directory
@@ -37,41 +37,36 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
         config_name: the script's configuration, without `.yaml`.
         arguments: the command line, without the script's name.
     """
-    message = _message(problem, config_name, arguments)
-    return message and shortened(message, most=2000)
-
-
-def _message(problem: BaseException, config_name: str, arguments: Sequence[str]) -> str | None:
-    text = text_of(problem)
+    text, told = text_of(problem), None
     match problem:
         case TemperaError():
             named = problem.option is None or re.search(rf"\b{re.escape(problem.option)}\b", text)
-            return text if named else f"{text} ({problem.option}=)"
-        case InstantiationException(__cause__=BaseException() as cause):
-            return _message(cause, config_name, arguments)
+            told = text if named else f"{text} ({problem.option}=)"
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
             group, _, choice = missing.rpartition("/")
             near = difflib.get_close_matches(choice, options, n=1)
             meant = f"did you mean {near[0]}? The choices are" if near else "choose one of"
-            return f"there is no {group}={choice}: {meant} {', '.join(options)}"
+            told = f"there is no {group}={choice}: {meant} {', '.join(options)}"
         case OverrideParseException():
-            return _unreadable(problem.override)
+            told = _unreadable(problem.override)
         case HydraException():
-            return _composition(text, config_name, arguments)
+            told = _composition(text, config_name, arguments)
         case MissingMandatoryValue():
-            return f"`{problem.full_key}` has no value; give {problem.full_key}=VALUE"
+            told = f"`{problem.full_key}` has no value; give {problem.full_key}=VALUE"
         case ValueError() if text.startswith("Config group override"):
-            return (
+            told = (
                 "a group takes the name of one of its choices, as in method=ar; ~GROUP removes it"
             )
         case MemoryError() | RuntimeError() if _is_out_of_memory(problem, text):
-            return OUT_OF_MEMORY
+            told = OUT_OF_MEMORY
+        case ConfigAttributeError(full_key=str(missing)):
+            told = f"`{missing}` is missing: it cannot be removed, as by ~{missing}"
         case OmegaConfBaseException():
             place = f" (in `{problem.full_key}`)" if problem.full_key else ""
-            return f"{_first_line(text)}{place}; correct it"
+            told = f"{_first_line(text)}{place}; correct it"
         case OSError():
-            return _of_files(problem)
-    return None
+            told = _of_files(problem)
+    return told and shortened(told, most=2000)
 
 
 def text_of(problem: BaseException) -> str:
@@ -123,34 +118,38 @@ def _composition(text: str, config_name: str, arguments: Sequence[str]) -> str:
     if ambiguous := re.search(r"Ambiguous value for argument '(.*?)'\n", text):
         advice = "add -m to run them all, or quote a value that contains commas"
         return f"'{ambiguous[1]}' gives several values: {advice}"
+    if wrong := re.fullmatch("Error merging override (.*)", text, re.DOTALL):
+        return f"`{wrong[1]}` is not possible: the option has values of another kind"
     if unknown := re.search(r"Could not (?:override|delete)(?: from config\.)? ?'([^'=]+)", text):
         return _unknown(unknown[1].partition("@")[0], config_name, arguments)
     return _first_line(text)
 
 
 def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
-    """Which option was probably meant, or which choices of conf/ define this one."""
+    """Which choices of conf/ define an option, or which one was probably meant."""
     conf = conf_directory()
     chosen = [one for one in arguments if (conf / one.partition("=")[0]).is_dir() and "=" in one]
     names = _names_of(config_name, chosen) or _names_of(config_name, [])
-    near = difflib.get_close_matches(option, names, n=1, cutoff=0.75)
-    near = near or [name for name in names if name.endswith(f".{option}")][:1]
+    if f"~{option}" in arguments and option in names:
+        return f"`{option}` is null already: leave out ~{option}"
+    defined = re.compile(
+        rf"# @package _global_\n.*?^{re.escape(option)}:", re.DOTALL | re.MULTILINE
+    )
     owners = [
-        f"{path.parent.name}={path.stem}"
-        for path in sorted(conf.glob("*/*.yaml"))
-        if path.parent.name != "experiment"
-        and re.search(rf"^{re.escape(option)}:", path.read_text(encoding="utf-8"), re.MULTILINE)
+        f"{group}={choice}"
+        for group, choices in groups(config_name).items()
+        for choice in choices
+        if group != "experiment"
+        and defined.match((conf / group / f"{choice}.yaml").read_text(encoding="utf-8"))
     ]
-    if near and owners and (near[0] == option or near[0].split(".")[-1] != option):
-        near = []  # the option exists, but not in every job of this sweep
-    head = f"there is no option `{option}`"
-    if near:
-        return f"{head}: did you mean `{near[0]}`?"
     if owners:
         method = next((one for one in chosen if one.startswith("method=")), "these choices")
-        return f"{head} with {method}: it belongs to {', '.join(owners)}"
+        return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
+    near = difflib.get_close_matches(option, names, n=1, cutoff=0.75)
+    near = near or [name for name in names if name.endswith(f".{option}")][:1]
     top = ", ".join(name for name in names if "." not in name)
-    return f"{head}: the options are {top}"
+    meant = f"did you mean `{near[0]}`?" if near else f"the options are {top}"
+    return f"there is no option `{option}`: {meant}"
 
 
 def _names_of(config_name: str, choices: Sequence[str]) -> list[str]:
@@ -160,22 +159,22 @@ def _names_of(config_name: str, choices: Sequence[str]) -> list[str]:
     try:
         with initialize_config_dir(str(conf_directory()), version_base="1.3"):
             cfg = compose(config_name, list(choices), return_hydra_config=True)
-        groups = [str(group) for group in cfg.hydra.runtime.choices if "/" not in str(group)]
-        options: Any = OmegaConf.to_container(cfg, resolve=False)
-        return sorted({*groups, *_names(options)})
     except HydraException:
         return []
     finally:
         GlobalHydra.instance().hydra = before
+    groups = [str(group) for group in cfg.hydra.runtime.choices if "/" not in str(group)]
+    options: Any = OmegaConf.to_container(cfg, resolve=False)
+    del options["hydra"]
+    return sorted({*groups, *_names(options)})
 
 
 def _names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
     for key, value in options.items():
-        if key in ("hydra", "_target_"):
-            continue
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _names(value, f"{prefix}{key}.")
+        if key != "_target_":
+            yield f"{prefix}{key}"
+            if isinstance(value, dict):
+                yield from _names(value, f"{prefix}{key}.")
 
 
 def _first_line(text: str) -> str:

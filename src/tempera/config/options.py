@@ -18,39 +18,39 @@ Share = Annotated[float, Field(ge=0, le=1)]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class Eval:
-    """conf/eval.yaml."""
+class Computed:
+    """Of every script that runs networks."""
 
     seed: Seed
     device: str
     dtype: DType
+    weights: str = ""  # of most models
+
+
+class Generate(Computed):
+    """conf/generate.yaml."""
+
     compile: bool
     batch_size: Positive | Literal["auto"]
-    prompt: str | None
     truncate: bool
+    diagnostics: bool
+
+
+class Eval(Generate):
+    """conf/eval.yaml."""
+
+    prompt: str | None
     limit: Positive | None
     offset: Count
-    diagnostics: bool
     replays: Count
     expected_length: float | None
     verbose: bool
     dry_run: bool
 
 
-class Bench:
-    """conf/bench.yaml."""
-
-    seed: Seed
-    device: str
-    dtype: DType
-
-
-class Calibrate:
+class Calibrate(Computed):
     """conf/calibrate.yaml."""
 
-    seed: Seed
-    device: str
-    dtype: DType
     batch_size: Positive
     truncate: bool
     limit: Positive | None
@@ -58,12 +58,9 @@ class Calibrate:
     statistics: Path
 
 
-class Tune:
+class Tune(Computed):
     """conf/tune.yaml."""
 
-    seed: Seed
-    device: str
-    dtype: DType
     budget: str
     batch_size: Positive
     parallel: str | None
@@ -81,12 +78,9 @@ class Tune:
     result: Path
 
 
-class Train:
+class Train(Computed):
     """conf/train_draft.yaml; `tempera.training.recipe.Recipe` holds the ranges of the others."""
 
-    seed: Seed
-    device: str
-    dtype: DType
     mixed_precision: Literal["no", "bf16", "auto"]
     start: str | None
     steps: Positive | None
@@ -97,12 +91,9 @@ class Train:
     dry_run: bool
 
 
-class Prepare:
+class Prepare(Computed):
     """conf/prepare.yaml."""
 
-    seed: Seed
-    device: str
-    dtype: DType
     shard_size: Positive
     batch_size: Positive
     limit: Positive | None
@@ -123,8 +114,9 @@ class Report:
 
 
 KINDS: dict[str, type] = {
+    "generate": Generate,
     "eval": Eval,
-    "bench": Bench,
+    "bench": Computed,
     "calibrate": Calibrate,
     "tune": Tune,
     "train_draft": Train,
@@ -138,12 +130,14 @@ def check_options(cfg: DictConfig, config_name: str) -> None:
     """Check a script's own options, and convert their scalars in place: `"7"` becomes 7.
 
     Raises:
-        TemperaError: an option was removed, or its value does not fit its type.
+        TemperaError: an option has no value, or one that does not fit its type.
     """
     kinds: Any = KINDS.get(config_name, object)
     for name, hint in get_type_hints(kinds, include_extras=True).items():
         if name not in cfg:
-            raise TemperaError(f"`{name}` cannot be removed: leave out ~{name}", option=name)
+            if hasattr(kinds, name):
+                continue
+            raise TemperaError(f"`{name}` needs a value: give {name}=VALUE", option=name)
         fit = fitting(value := cfg[name], hint, name)
         if type(fit) is not type(value) and isinstance(fit, bool | int | float | str):
             OmegaConf.update(cfg, name, fit)

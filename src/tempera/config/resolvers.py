@@ -10,6 +10,7 @@ import secrets
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -97,30 +98,46 @@ def usage(config_name: str) -> str:
     """`${usage:NAME}`, for `--help`: how to call the script, its options with their comments, and
     the groups that it chooses from.
     """
-    conf = conf_directory()
-    text = (conf / f"{config_name}.yaml").read_text(encoding="utf-8")
-    head, _, rest = text.partition("\ndefaults:\n")
+    head = _parts(config_name)[0].partition("\ndefaults:\n")[0]
     head = re.sub("^# ?", "", head, flags=re.MULTILINE)
     for name, script in SCRIPTS.items():
         head = head.replace(f"python {script}", command(name))
-    options = re.split(r"\n(?=\S)", rest)  # each top-level key with the comments above it
-    shown = [option.rstrip() for option in options[1:] if not re.search(r"^hydra:", option, re.M)]
-    own = [one for one in shown if "${hydra:" not in one and "  _target_:" not in one]
+    parts = [part for name in _files(config_name) for part in _parts(name)[1:]]
+    hidden = r"^hydra:|\$\{hydra:|  _target_:"
+    own = [part.rstrip() for part in parts if not re.search(hidden, part, re.MULTILINE)]
     chosen = [
         f"  {group}={', '.join(names)}"
         for group, names in groups(config_name).items()
         if len(names) > 1
     ]
-    text = "\n".join(
-        (
-            f"{head}\n",
-            "Options (name=value):",
-            *own,
-            "\nGroups (group=choice; some choices add options of their own, see conf/):",
-            *chosen,
-        )
+    options, choices = (
+        "Options (name=value):",
+        "\nGroups (group=choice; some choices add options of their own, see conf/):",
     )
+    text = "\n".join((f"{head}\n", options, *own, choices, *chosen))
     return text.replace("$", "$$")  # Hydra fills in a template
+
+
+def _files(config_name: str) -> list[str]:
+    """A script's configuration, after those that it includes."""
+    conf = conf_directory()
+    listed = [one for one in _defaults(conf / f"{config_name}.yaml") if isinstance(one, str)]
+    included = [name for name in listed if (conf / f"{name}.yaml").is_file()]
+    return [*included, config_name]
+
+
+def _parts(config_name: str) -> list[str]:
+    """The text of a script's configuration: its head, and each top-level key with the comments
+    above it.
+    """
+    text = (conf_directory() / f"{config_name}.yaml").read_text(encoding="utf-8")
+    head, _, rest = text.partition("\ndefaults:\n")
+    return [head, *re.split(r"\n(?=\S)", rest)[1:]]
+
+
+def _defaults(file: Path) -> list[Any]:
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    return list(content.get("defaults", ()))
 
 
 def groups(config_name: str) -> dict[str, list[str]]:
@@ -129,13 +146,10 @@ def groups(config_name: str) -> dict[str, list[str]]:
     """
     conf = conf_directory()
     found: dict[str, list[str]] = {}
-    files = [conf / f"{config_name}.yaml"]
+    files = [conf / f"{name}.yaml" for name in _files(config_name)]
     while files:
-        listed = OmegaConf.load(files.pop())
-        for entry in OmegaConf.to_container(listed).get("defaults", ()):  # type: ignore[union-attr]
-            group = (
-                str(next(iter(entry))).split()[-1].lstrip("/") if isinstance(entry, dict) else ""
-            )
+        for entry in _defaults(files.pop()):
+            group = next(iter(entry)).split()[-1].lstrip("/") if isinstance(entry, dict) else ""
             if group not in found and (conf / group).is_dir() and group:
                 choices = sorted((conf / group).glob("[!_]*.yaml"))
                 found[group] = [path.stem for path in choices]

@@ -37,3 +37,15 @@ def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """
     widened = dtype == torch.float16 and device.type == "cpu"
     return torch.float32 if widened else dtype
+
+
+def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
+    """Print that an option makes a processor compute what it is slow at; nothing on others.
+
+    Args:
+        option: that asks for bfloat16, as `name=value`.
+        instead: what to give for float32.
+        device: of the networks.
+    """
+    if not computes_bfloat16(device):
+        print(f"{option} is several times as slow as {instead} on this processor, without AVX-512")
