@@ -32,17 +32,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     loss: Loss = instantiate(cfg.loss)
     for part in (cfg.tracking, cfg.train_data, cfg.draft):
         parsed(part)
-    if cfg.push_to_hub is not None:
-        repository = Repository.named(str(cfg.push_to_hub))
-        if repository is None or repository.revision:
-            raise TemperaError(
-                f"push_to_hub={cfg.push_to_hub} is not a repository: give owner/name."
-            )
-        if started_as_main() and not cfg.dry_run:
-            repository.check_upload()
-    if cfg.start is not None:
-        advice = "give a trained draft's directory with start=DIR, or leave it out"
-        draft_directory(str(cfg.start), advice)
+    _check_drafts(cfg)
     processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
         device = build.parse_device(cfg.device)
@@ -99,6 +89,21 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             f"drafter={draft.drafter} {place}"
         )
     return metrics
+
+
+def _check_drafts(cfg: DictConfig) -> None:
+    """Raise TemperaError for a place of a draft that cannot be read, or written on the hub."""
+    if cfg.push_to_hub is not None:
+        repository = Repository.named(str(cfg.push_to_hub))
+        if repository is None or repository.revision:
+            raise TemperaError(
+                f"push_to_hub={cfg.push_to_hub} is not a repository: give owner/name."
+            )
+        if started_as_main() and not cfg.dry_run:
+            repository.check_upload()
+    if cfg.start is not None:
+        advice = "give a trained draft's directory with start=DIR, or leave it out"
+        draft_directory(str(cfg.start), advice)
 
 
 def _networks(cfg: DictConfig) -> tuple[Any, Any]:
