@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import expected_length
+from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.config import build
 from tempera.config.changes import changes
 from tempera.config.instantiate import instantiate, parsed
@@ -21,6 +22,7 @@ from tempera.metrics.scores import read_scores
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
 from tempera.runtime.processor import tell_slow_bfloat16
+from tempera.targets.conditioners import ClassLabels
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
@@ -40,8 +42,6 @@ def main(cfg: DictConfig) -> dict[str, float]:
     searches = cfg.expected_length is not None
     if searches:
         expected_length.check_options(cfg, overrides)
-    from tempera.commands.costs import dry_evaluation, read_with_files  # import transformers
-
     one = cfg.prompt is not None
     read = partial(one_prompt, cfg.prompt) if one else partial(instantiate, cfg.data)
     prompts = read_with_files(cfg, _networks, read)
@@ -91,15 +91,13 @@ def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
     if cfg.expected_length is not None:
         expected_length.check_prompts(cfg, prompts)
     captions = build.build_captions(cfg)
-    if cfg.prompt is None and all(one.text.isdigit() for one in prompts):
-        from tempera.targets.conditioners import ClassLabels  # imports transformers
-
-        if not isinstance(captions, ClassLabels):
-            raise TemperaError(
-                f"these prompts are numbers of classes, and model={cfg.model.name} draws texts: "
-                "choose data=coco, parti or file, or a model of classes",
-                option="data",
-            )
+    numbers = cfg.prompt is None and all(one.text.isdigit() for one in prompts)
+    if numbers and not isinstance(captions, ClassLabels):
+        raise TemperaError(
+            f"these prompts are numbers of classes, and model={cfg.model.name} draws texts: choose "
+            "data=coco, parti or file, or a model of classes",
+            option="data",
+        )
     if captions is not None:
         check_prompts(prompts, captions)
 

@@ -10,6 +10,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from tempera.commands.costs import dry_training, read_with_files
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.instantiate import accepted, instantiate, parsed
@@ -23,6 +24,7 @@ from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import Loss
+from tempera.training.trainer import DRAFT, TrainingRun
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -33,21 +35,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for part in (cfg.tracking, cfg.train_data, cfg.draft):
         parsed(part)
     _check_drafts(cfg)
-    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
+    device = build.parse_device(cfg.device)
+    processes = Processes(cpu=device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
-        device = build.parse_device(cfg.device)
         tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", device)
     if cfg.dry_run:
-        from tempera.commands.costs import dry_training
-
         return dry_training(cfg, recipe) if processes.is_main else {}
-    from tempera.training.trainer import DRAFT, TrainingRun  # imports transformers
-
     directory = writable_directory(Path(str(cfg.directory)))
     offered: dict[str, Any] = {"processes": processes}
     if "source" in cfg:
-        from tempera.commands.costs import read_with_files
-
         read = partial(instantiate, cfg.source)
         offered["source"] = read_with_files(cfg, _networks, read)
         offered["captions"] = build.build_captions(cfg)
