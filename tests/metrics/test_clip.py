@@ -91,23 +91,25 @@ def test_weights_of_another_model_are_refused(
 ) -> None:
     path, no = tmp_path / "clip.safetensors", "does not hold the weights of tiny-vit"
     first = next(iter(state))
+    integers = {name: one.to(torch.int8) for name, one in state.items()}
     for changed, words in (
+        (integers, "as int8: give weights in floating point"),
         ({name: one for name, one in state.items() if "ln_final" not in name}, no),
         ({**state, "more": torch.ones(1)}, no),
         ({**state, first: state[first] * torch.nan}, "holds infinite numbers or NaN"),
     ):
         save_file(changed, path)
         with pytest.raises(TemperaError, match=words):
-            ClipScore(NAME, str(path)).network()
+            ClipScore(NAME, str(path)).load(CPU)
     monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("run"))
     torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "clip.pt"))
-    with pytest.raises(TemperaError, match=no):
-        ClipScore(NAME, str(tmp_path / "clip.pt")).network()
+    with pytest.raises(TemperaError, match="TorchScript"):
+        ClipScore(NAME, str(tmp_path / "clip.pt")).load(CPU)
     with pytest.raises(TemperaError, match="does not hold the weights of ViT-none"):
-        ClipScore("ViT-none", "openai").network()
+        ClipScore("ViT-none", "openai").load(CPU)
     torch.save({"state_dict": {"other": torch.ones(2)}}, tmp_path / "HPS_v2.1_compressed.pt")
     with pytest.raises(TemperaError, match="does not hold the weights of HPSv2"):
-        HPS(str(tmp_path), NAME).network()
+        HPS(str(tmp_path), NAME).load(CPU)
 
 
 def test_the_files_of_a_model() -> None:

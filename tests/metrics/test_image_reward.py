@@ -107,4 +107,4 @@ def test_weights_of_another_model_are_refused(
     state = {name: one for name, one in image_reward_state().items() if lacking not in name}
     torch.save(state, tmp_path / "ImageReward.pt")
     with pytest.raises(TemperaError, match="weights of ImageReward .* is missing"):
-        ImageReward(str(tmp_path)).network()
+        ImageReward(str(tmp_path)).load(torch.device("cpu"))

@@ -8,6 +8,7 @@ from tiny_metrics import write_inception
 from torch import Tensor
 
 from tempera.errors import TemperaError
+from tempera.metrics import inception
 from tempera.metrics.distances import inception_score, precision, recall
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.inception import Inception
@@ -38,10 +39,10 @@ def test_inception_reads_the_published_layout_and_no_other(tmp_path: Path) -> No
     ):
         torch.save(content, path)
         with pytest.raises(TemperaError, match=words):
-            Inception(str(path)).network()
+            Inception(str(path)).load(CPU)
     path.write_bytes(b"junk")
     with pytest.raises(TemperaError, match="no file of weights"):
-        Inception(str(path)).network()
+        Inception(str(path)).load(CPU)
 
 
 class Given(torch.nn.Module):
@@ -53,7 +54,7 @@ class Given(torch.nn.Module):
 
 def test_inceptions_features_come_before_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first 2,048 are compared; the others are logits, whose score has 10 parts."""
-    monkeypatch.setattr(Inception, "network", lambda self: Given())
+    monkeypatch.setattr(inception, "extractor", lambda *_: Given())
     left, right = torch.randn(20, 2060), torch.randn(20, 2060)
     for adapter, neighbours, splits in ((Inception(), 3, 10), (Inception("", 2, 4), 2, 4)):
         networks = adapter.load(CPU)
@@ -78,4 +79,4 @@ def test_vgg_is_torch_fidelitys(tmp_path: Path) -> None:
     assert networks.distances["recall_vgg"](left, right, 5) == recall(left, right, 5)
     torch.save({"other": torch.ones(1)}, tmp_path / "vgg16-397923af.pth")
     with pytest.raises(TemperaError, match=r"does not hold the weights of torch-fidelity's VGG16"):
-        VGG(str(tmp_path)).network()
+        VGG(str(tmp_path)).load(CPU)

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.metrics.evaluators import Networks, Score
 from tempera.metrics.standard import Adapter
-from tempera.metrics.weights import WeightsFile, not_of
+from tempera.metrics.weights import WeightsFile, check_weights, not_of
 from tempera.runtime.files import reason
 from tempera.runtime.tensor_files import check_values
 from tempera.runtime.torchvision import import_open_clip
@@ -59,11 +60,6 @@ class ClipScore(Adapter):
         return (WeightsFile(repository or str(self.weights), name or NAME),)
 
     @override
-    def network(self) -> nn.Module:
-        network: nn.Module = load_open_clip(self.model, self.weights).network
-        return network
-
-    @override
     def load(self, device: torch.device) -> Networks:
         network, preprocess, tokenizer = load_open_clip(self.model, self.weights)
         return Networks(scores=[clip_scorer(network, tokenizer, preprocess, device, self.prefix)])
@@ -82,6 +78,8 @@ def load_open_clip(model: str, weights: str | None, what: str | None = None) -> 
     """
     open_clip = import_open_clip()
     tag = open_clip.get_pretrained_cfg(model, weights or "")
+    if weights and Path(weights).is_file():
+        check_weights(Path(weights))
     try:
         network, _, preprocess = open_clip.create_model_and_transforms(
             model,

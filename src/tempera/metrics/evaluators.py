@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
-from tempera.errors import TemperaError
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.distances import Distance, Features, feature_distances
 
@@ -100,10 +99,3 @@ class Evaluator(Protocol):
 @dataclass(frozen=True)
 class NoEvaluator(Evaluator):
     """`metrics=none`: acceptance and speed only."""
-
-
-def at_least_1(**numbers: int) -> None:
-    """Raise TemperaError if one of these options is below 1."""
-    for name, number in numbers.items():
-        if number < 1:
-            raise TemperaError(f"{name}={number} is too small: give at least 1.")

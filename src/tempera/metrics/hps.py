@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
-from tempera.metrics.clip import OpenClip, clip_scorer, load_open_clip
+from tempera.metrics.clip import clip_scorer, load_open_clip
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
@@ -37,13 +37,9 @@ class HPS(Adapter):
         return (WeightsFile(self.weights, "HPS_v2.1_compressed.pt"),)
 
     @override
-    def network(self) -> nn.Module:
-        network: nn.Module = self._loaded().network
-        return network
-
-    @override
     def load(self, device: torch.device) -> Networks:
-        network, _, tokenizer = self._loaded()
+        path = str(self.files[0].path())
+        network, _, tokenizer = load_open_clip(self.model, path, "HPSv2")
         preprocess = import_open_clip().image_transform(
             network.visual.image_size, is_train=False, resize_mode="longest"
         )
@@ -53,6 +49,3 @@ class HPS(Adapter):
             return {"hpsv2": 100 * clip_score(pictures, prompts)["clip_score"]}
 
         return Networks(scores=[score])
-
-    def _loaded(self) -> OpenClip:
-        return load_open_clip(self.model, str(self.files[0].path()), "HPSv2")

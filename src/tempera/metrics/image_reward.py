@@ -73,7 +73,9 @@ class ImageReward(Adapter):
         )
 
     @override
-    def network(self) -> nn.Module:
+    def load(self, device: torch.device) -> Networks:
+        from tempera.runtime.huggingface import PreTrainedTokenizerFast
+
         path = self.files[0].path()
         network = on_meta(Reward)
         try:
@@ -82,13 +84,7 @@ class ImageReward(Adapter):
             raise not_of(path, "ImageReward", str(problem)) from None
         places = torch.arange(TEXT["max_position_embeddings"])  # in no file
         network.text.embeddings.position_ids = places[None]
-        return network.float().eval().requires_grad_(False)
-
-    @override
-    def load(self, device: torch.device) -> Networks:
-        from tempera.runtime.huggingface import PreTrainedTokenizerFast
-
-        network = self.network().to(device)
+        network = network.float().eval().requires_grad_(False).to(device)
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(self.files[1].path()), pad_token="[PAD]"
         )

@@ -2,19 +2,18 @@
 
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from pydantic import PositiveInt
+from torch import Tensor
 from typing_extensions import override
 
 from tempera.metrics.distances import feature_distances, inception_score
-from tempera.metrics.evaluators import Networks, at_least_1
+from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
-from tempera.metrics.weights import WeightsFile, not_of
+from tempera.metrics.weights import WeightsFile, check_weights, not_of
 from tempera.runtime.files import reason
-from tempera.runtime.tensor_files import check_values, read_tensors
 from tempera.runtime.torchvision import import_torchvision
 
 NAME = "weights-inception-2015-12-05-6726825d.pth"
@@ -35,14 +34,11 @@ class Inception(Adapter):
     """
 
     weights: str = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{NAME}"
-    neighbours: int = 3
-    splits: int = 10
+    neighbours: PositiveInt = 3
+    splits: PositiveInt = 10
 
     distances = ("fid", "kid", "precision", "recall")
     metrics = (*distances, "inception_score")
-
-    def __post_init__(self) -> None:
-        at_least_1(neighbours=self.neighbours, splits=self.splits)
 
     @property
     @override
@@ -50,13 +46,8 @@ class Inception(Adapter):
         return (WeightsFile(self.weights, NAME),)
 
     @override
-    def network(self) -> nn.Module:
-        made: nn.Module = extractor("InceptionV3", ["2048", "logits_unbiased"], self.files[0])
-        return made
-
-    @override
     def load(self, device: torch.device) -> Networks:
-        network: Any = self.network().to(device)
+        network = extractor("InceptionV3", ["2048", "logits_unbiased"], self.files[0]).to(device)
 
         def features(pictures: Tensor) -> Tensor:
             return torch.cat(network(pictures.to(device)), 1)
@@ -85,9 +76,8 @@ def extractor(kind: str, features: list[str], file: WeightsFile) -> Any:
     """
     import_torchvision()  # torch-fidelity imports it
     module = import_module(f"torch_fidelity.feature_extractor_{kind.lower()}")
-    path: Path = file.path()
-    state = read_tensors(path)  # refuses unsafe files, which the next call would load
-    check_values({key: one for key, one in state.items() if one.dtype != torch.int64}, path)
+    path = file.path()
+    check_weights(path)
     try:
         return getattr(module, f"FeatureExtractor{kind}")(kind, features, str(path))
     except (RuntimeError, AttributeError) as problem:

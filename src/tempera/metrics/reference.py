@@ -1,6 +1,5 @@
 """Real images that generated pictures are compared with."""
 
-import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,7 +13,8 @@ from PIL import Image
 from rich.progress import track
 
 from tempera.errors import TemperaError
-from tempera.metrics.evaluators import Pictures, at_least_1
+from tempera.metrics.evaluators import Pictures
+from tempera.metrics.weights import identity
 from tempera.runtime.files import reason, regular_file
 from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.image_files import decode_picture
@@ -46,18 +46,13 @@ class Reference:
 
     @property
     def identity(self) -> str:
-        """A hash of the options and of the files' names and sizes."""
-        text = [repr(self), *(f"{file.name}:{file.stat().st_size}" for file in self._files())]
-        if self._of_hub:
-            text.append(str(COCO))
-        return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
+        """Names the options and the files as they are now."""
+        return identity((self, COCO if self._of_hub else None), self._files())
 
     def check(self) -> None:
         """Raise TemperaError unless there are enough images, each of which can be read, or the hub
         offers them.
         """
-        if self.size is not None:
-            at_least_1(size=self.size)
         if self._of_hub:
             COCO.to_download([_PARTS])
             return

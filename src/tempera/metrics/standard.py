@@ -1,21 +1,18 @@
 """`metrics=real`: the networks that the field publishes, applied to pictures of any model."""
 
-import difflib
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
+from pydantic import PositiveInt
 from typing_extensions import override
 
 from tempera.errors import TemperaError
-from tempera.metrics.evaluators import Evaluator, Networks, Pictures, at_least_1
+from tempera.metrics.evaluators import Evaluator, Networks, Pictures
 from tempera.metrics.reference import Reference
-from tempera.metrics.weights import WeightsFile
+from tempera.metrics.weights import WeightsFile, identity
 
 USUAL = ("fid", "kid", "precision", "recall", "inception_score", "clip")
 """What is measured by default, as far as its files are available."""
@@ -36,15 +33,12 @@ class Adapter(Protocol):
     def files(self) -> Sequence[WeightsFile]:
         """The files that the network reads, as far as their names are known."""
 
-    def network(self) -> nn.Module:
-        """The network on the CPU; downloads what is missing.
+    def load(self, device: torch.device) -> Networks:
+        """The networks that measure pictures, on the device; downloads what is missing.
 
         Raises:
             TemperaError: a file is unavailable, or is that of another network.
         """
-
-    def load(self, device: torch.device) -> Networks:
-        """The networks that measure pictures, on the device."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,6 @@ class StandardEvaluator(Evaluator):
 
     @override
     def check(self, model: str) -> None:
-        at_least_1(resamples=self.resamples)
         if self.names is not None and not self.names:
             raise TemperaError("names lists no metric: give one or more, or measure none.")
         self._chosen  # noqa: B018  raises
@@ -95,18 +88,19 @@ class StandardEvaluator(Evaluator):
         if self._compares:
             self.images.fetch()
         for name in chosen:
-            self.networks[name].network()
+            self.networks[name].load(torch.device("cpu"))
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
         for name, metrics in self._chosen[0].items():
             adapter = self.networks[name]
             made = adapter.load(device)
+            files = [file.local for file in adapter.files]
             yield replace(
                 made,
                 distances={key: one for key, one in made.distances.items() if key in metrics},
                 statistics={key: one for key, one in made.statistics.items() if key in metrics},
-                identity=f"{name}-{_identity(adapter)}",
+                identity=f"{name}-{identity(adapter, filter(None, files))}",
             )
 
     @override
@@ -159,19 +153,17 @@ class StandardEvaluator(Evaluator):
         of = {key: network for network, one in self.networks.items() for key in one.metrics}
         if name in of:
             return of[name], [name]
-        known = list(dict.fromkeys([*self.networks, *of]))
-        near = difflib.get_close_matches(str(name), known, n=1)
-        meant = f"did you mean {near[0]}? The names are" if near else "the names are"
+        known = ", ".join(dict.fromkeys([*self.networks, *of]))
         raise TemperaError(
-            f"there is no metric {name}: {meant} {', '.join(known)}", option="metrics.names"
+            f"there is no metric {name}: the names are {known}.", option="metrics.names"
         )
 
 
 def standard_evaluator(
     names: list[str] | None = None,
     reference: str | None = None,
-    reference_size: int | None = None,
-    resamples: int = 200,
+    reference_size: PositiveInt | None = None,
+    resamples: PositiveInt = 200,
     **networks: Adapter,
 ) -> StandardEvaluator:
     """A `StandardEvaluator` from options.
@@ -184,10 +176,3 @@ def standard_evaluator(
     """
     images = Reference(reference, reference_size)
     return StandardEvaluator(networks, names, images, resamples)
-
-
-def _identity(adapter: Adapter) -> str:
-    """A hash of the adapter's options and of the sizes of the user's own files."""
-    given = [Path(file.place).expanduser() for file in adapter.files]
-    sizes = [str(path.stat().st_size) for path in given if path.is_file()]
-    return hashlib.sha256(" ".join([repr(adapter), *sizes]).encode()).hexdigest()[:16]

@@ -1,14 +1,14 @@
 """Precision and recall from VGG-16 features."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from pydantic import PositiveInt
+from torch import Tensor
 from typing_extensions import override
 
 from tempera.metrics.distances import manifold_distances
-from tempera.metrics.evaluators import Networks, at_least_1
+from tempera.metrics.evaluators import Networks
 from tempera.metrics.inception import extractor
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
@@ -30,12 +30,9 @@ class VGG(Adapter):
     """
 
     weights: str = f"https://download.pytorch.org/models/{NAME}"
-    neighbours: int = 3
+    neighbours: PositiveInt = 3
 
     metrics = distances = ("precision_vgg", "recall_vgg")
-
-    def __post_init__(self) -> None:
-        at_least_1(neighbours=self.neighbours)
 
     @property
     @override
@@ -43,13 +40,8 @@ class VGG(Adapter):
         return (WeightsFile(self.weights, NAME),)
 
     @override
-    def network(self) -> nn.Module:
-        made: nn.Module = extractor("VGG16", ["fc2"], self.files[0])
-        return made
-
-    @override
     def load(self, device: torch.device) -> Networks:
-        network: Any = self.network().to(device)
+        network = extractor("VGG16", ["fc2"], self.files[0]).to(device)
 
         def features(pictures: Tensor) -> Tensor:
             found: Tensor = network(pictures.to(device))[0]

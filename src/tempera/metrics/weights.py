@@ -2,7 +2,9 @@
 Availability is checked before anything is generated; the weights are downloaded once.
 """
 
+import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from huggingface_hub import constants
 from tempera.errors import TemperaError
 from tempera.runtime.files import is_unwritable, reason, unwritable
 from tempera.runtime.hub import Repository
+from tempera.runtime.tensor_files import check_values, read_tensors
 
 SECONDS = 20
 """Time limit for a server's answer whether it has a file."""
@@ -101,6 +104,23 @@ class WeightsFile:
         """
         found = re.fullmatch(r"https?://.*-([0-9a-f]{8,})\.\w+", self.place)
         return found[1] if found else None
+
+
+def check_weights(path: Path) -> None:
+    """Raise TemperaError if a file holds more than tensors, which the library that loads it might
+    run, or tensors that mean nothing.
+    """
+    state = read_tensors(path)
+    check_values({name: one for name, one in state.items() if one.dtype != torch.int64}, path)
+
+
+def identity(options: object, files: Iterable[Path]) -> str:
+    """A hash of options and of the files' names, sizes and times: what was computed with a file is
+    not taken for what its successor at the same place would give.
+    """
+    stats = [(file.name, file.stat()) for file in files]
+    text = [repr(options), *(f"{name}:{one.st_size}:{one.st_mtime_ns}" for name, one in stats)]
+    return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
 
 def not_of(source: Path | str, what: str, reason: str) -> TemperaError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 from typing_extensions import override
 
@@ -13,7 +14,7 @@ from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.metrics.clip import clip_scorer
 from tempera.metrics.distances import feature_distances
-from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score, at_least_1
+from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score
 from tempera.runtime.files import sha256_file
 from tempera.shapes import classifier as classifiers
 from tempera.shapes import clip as clips
@@ -44,8 +45,8 @@ class ShapesEvaluator(Evaluator):
 
     reference_count: int = 1000
     reference_seed: int = 2
-    neighbours: int = 3
-    resamples: int = 1000
+    neighbours: PositiveInt = 3
+    resamples: PositiveInt = 1000
 
     @property
     @override
@@ -69,7 +70,6 @@ class ShapesEvaluator(Evaluator):
                 "metrics=real or none",
                 option="metrics",
             )
-        at_least_1(neighbours=self.neighbours, resamples=self.resamples)
         if self.reference_count < 2 * (self.neighbours + 1):
             raise TemperaError(
                 f"reference_count={self.reference_count} is too small: give at least "
