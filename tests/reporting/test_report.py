@@ -21,7 +21,12 @@ from tempera.reporting import pareto, report, run_report, tables, wandb_report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import Run, collect, find_runs, results
 from tempera.reporting.console import headline, main_metrics
-from tempera.reporting.report import report_markdown, sections_of, write_report
+from tempera.reporting.report import (
+    report_markdown,
+    results_table,
+    sections_of,
+    write_report,
+)
 from tempera.runtime.image_files import picture_path
 from tempera.runtime.tracking import Tracker
 
@@ -175,20 +180,21 @@ def test_values_and_intervals_as_text(args: Any, text: str) -> None:
 
 def test_the_console_begins_with_gain_cost_and_break_even() -> None:
     metrics = {"accepted_length": 3.7, "efficiency": 1 / 2.2, "speedup": 1.68}
-    lines = headline({key: {"value": value} for key, value in metrics.items()}, 144)
-    assert lines == [
+    run = finished("eagle", metrics={key: {"value": one} for key, one in metrics.items()})
+    run.grid = [12, 12]
+    assert headline(run) == [
         "3.70 tokens per target pass: 39 passes an image instead of 144.",
         "Here a round costs 2.2 AR rounds: 1.7×.",
         "Break-even 2.2 tokens.",
     ]
     draft = {"accepted_length": {"value": 1.0}, "target_passes": {"value": 0.0}}
-    assert headline(draft, 144) == ["The draft's own images, without the target."]
+    (line,) = headline(finished("draft", metrics=draft))
+    assert line == "The draft's own images, without the target."
 
 
 def test_the_console_shows_ten_metrics_and_fid_of_many_images() -> None:
     for images in (255, 256):
-        every = {metric.key: {"n": images} for metric in table.METRICS}
-        shown = [metric.key for metric in main_metrics(table.METRICS, every)]
+        shown = [one.key for one in main_metrics(table.METRICS, finished("ar", images=images))]
         assert len(shown) == 10 and {"accepted_length", "speedup", "clip_score"} <= {*shown}
         assert ("fid" in shown) == (images == 256)
 
@@ -338,3 +344,15 @@ def test_no_two_curves_look_alike() -> None:
     scales = [re.findall(rf'"{kind}": .*?"range": \[(.*?)\]', drawn)[0].split(", ")
               for kind in ("color", "shape")]  # fmt: skip
     assert len(set(zip(*scales, strict=True))) == len(names)
+
+
+def test_an_infinite_bound_is_read_from_its_prompts(tmp_path: Path) -> None:
+    """metrics.json has null for it; older files have Infinity."""
+    made_up_runs(tmp_path, RUNS[3:4], prompts=2)
+    table_path, path = tmp_path / "0_coolsd/results.parquet", tmp_path / "0_coolsd/metrics.json"
+    pd.read_parquet(table_path).assign(kl_per_token=[0.5, np.inf]).to_parquet(table_path)
+    content = json.loads(path.read_text())
+    for value in (None, np.inf):
+        content["metrics"]["kl_per_token"] |= {"value": value, "low": value, "high": value}
+        path.write_text(json.dumps(content))
+        assert results_table(read(tmp_path))["KL bound per token ↓"][0] == "infinite"

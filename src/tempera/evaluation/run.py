@@ -247,9 +247,9 @@ def _shares(parts: Array, wholes: Array) -> list[float | None]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with NaN replaced by None; infinite ones stay, as Python's JSON has them."""
+    """The values, None for NaN and infinite ones: JSON has neither."""
     return {
-        key: None if isinstance(value, float) and math.isnan(value) else value
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
     }
 

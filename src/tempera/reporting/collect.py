@@ -170,6 +170,9 @@ def read_run(directory: Path) -> Run:
     frame = _prompts(directory / "results.parquet")
     run.texts = dict(zip(frame["id"], frame["text"], strict=True))
     run.values, run.weights = _paired(frame.set_index("id"), int(np.prod(run.grid)))
+    for key, total in run.values.sum(skipna=True).items():  # JSON has no infinite numbers
+        if np.isinf(total) and run.metrics.get(str(key), {}).get("value", 0) is None:
+            run.metrics[str(key)]["value"] = float(total)
     return run
 
 

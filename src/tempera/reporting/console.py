@@ -1,93 +1,86 @@
 """A run's results on the console."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Sequence
 
 import pandas as pd
 from rich.console import Console
 
 from tempera.metrics import table
 from tempera.metrics.quality import ENOUGH
+from tempera.reporting.collect import Run
 from tempera.reporting.tables import cell, show
 
 FOR_FID = 256
 """Images below which the console shows no FID: it would be mostly bias."""
 ROWS = 10
 """Metrics that the console shows by default."""
-Metrics = Mapping[str, Mapping[str, Any]]
 
 
-def print_run(
-    result: Mapping[str, Any], verbose: bool = False, console: Console | None = None
-) -> None:
+def print_run(run: Run, verbose: bool = False, console: Console | None = None) -> None:
     """Print what a run gains and costs in three lines, then its metrics, each with its 95%
     interval and its number of prompts: the ten that matter, or all.
-
-    Args:
-        result: the content of metrics.json.
     """
     console = console or Console()
-    metrics = result["metrics"]
-    known = [metric for metric in table.METRICS if metric.key in metrics]
+    known = [metric for metric in table.METRICS if metric.key in run.metrics]
     lines = []
-    for metric in known if verbose else main_metrics(known, metrics):
-        value, low, high, n = (
-            metrics[metric.key].get(end) for end in ("value", "low", "high", "n")
-        )
+    for metric in known if verbose else main_metrics(known, run):
+        found = run.metrics[metric.key]
+        value, low, high, n = (found.get(end) for end in ("value", "low", "high", "n"))
         text = cell(value, low, high, n, metric.format)
-        lines.append([metric.heading, text, str(int(n)), metric.unit])
+        lines.append([metric.heading, text, str(n), metric.unit])
     shown = pd.DataFrame(lines, columns=["metric", "value (95% interval)", "n", ""])
-    for line in headline(metrics, math.prod(result["grid"])):
+    for line in headline(run):
         console.print(line, highlight=False, soft_wrap=True)
-    show(shown if console.width >= 105 else shown.drop(columns=""), result["name"], console)
-    for note in _notes(result, verbose):
+    show(shown if console.width >= 105 else shown.drop(columns=""), run.name, console)
+    for note in _notes(run, verbose):
         console.print(note, highlight=False, soft_wrap=True)
 
 
-def headline(metrics: Metrics, length: int) -> list[str]:
-    """What is gained, what a round costs here, and the accepted length at which nothing is gained.
-
-    Args:
-        metrics: of the run.
-        length: tokens of an image.
+def headline(run: Run) -> list[str]:
+    """What is gained, what a round costs here, and the accepted length at which nothing is
+    gained.
     """
-    value = {key: one["value"] for key, one in metrics.items() if one["value"] is not None}
-    passes = value.get("target_passes", length / value["accepted_length"])
+    length, efficiency = math.prod(run.grid), run.value("efficiency")
+    passes = length / run.value("accepted_length")
+    if "target_passes" in run.metrics:
+        passes = run.value("target_passes")
     if not passes:
         return ["The draft's own images, without the target."]
     instead = "" if passes == length else f" instead of {length}"
     lines = [
         f"{length / passes:.2f} tokens per target pass: {passes:.0f} passes an image{instead}."
     ]
-    if value.get("efficiency") and value["accepted_length"] != 1:
-        cost = 1 / value["efficiency"]
-        lines.append(f"Here a round costs {cost:.1f} AR rounds: {value['speedup']:.1f}×.")
-        lines.append(f"Break-even {cost:.1f} tokens.")
+    if efficiency > 0 and run.value("accepted_length") != 1:
+        speedup = run.value("speedup")
+        lines.append(f"Here a round costs {1 / efficiency:.1f} AR rounds: {speedup:.1f}×.")
+        lines.append(f"Break-even {1 / efficiency:.1f} tokens.")
     return lines
 
 
-def main_metrics(known: Sequence[table.Metric], metrics: Metrics) -> list[table.Metric]:
+def main_metrics(known: Sequence[table.Metric], run: Run) -> list[table.Metric]:
     """The metrics that matter most: those on the axes of the Pareto plots first."""
     axes = ("gain", "quality", "more", None)
-    kept = [
-        metric
-        for metric in known
-        if metric.in_report and (metric.key != "fid" or (metrics["fid"]["n"] or 0) >= FOR_FID)
-    ]
+    kept = [one for one in known if one.in_report and (one.key != "fid" or run.images >= FOR_FID)]
     first = sorted(kept, key=lambda metric: axes.index(metric.in_pareto))[:ROWS]
     return [metric for metric in kept if metric in first]
 
 
-def _notes(result: Mapping[str, Any], verbose: bool) -> list[str]:
+def _notes(run: Run, verbose: bool) -> list[str]:
     notes = []
-    images, time = result["images"], result["time"]
-    measured = any(table.find(key).section == "quality" for key in result["metrics"])
-    if measured and images < FOR_FID:
+    measured = any(table.find(key).section == "quality" for key in run.metrics)
+    if measured and run.images < FOR_FID:
         notes.append(f"KID, precision and recall need {ENOUGH} images, FID {FOR_FID}.")
-    if time:
-        parts = ", ".join(f"{part} {one['share']:.0%}" for part, one in time["parts"].items())
+    if run.time:
+        parts = ", ".join(f"{part} {one['share']:.0%}" for part, one in run.time["parts"].items())
         notes.append(f"Time of a round: {parts}.")
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if load > cores:
+            notes.append(
+                f"Speed was measured beside other work, which lowers it: {load:.0f} processes "
+                f"share {cores} cores."
+            )
     if not verbose:
         notes.append("verbose=true prints all metrics.")
     return notes

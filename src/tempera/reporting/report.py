@@ -95,7 +95,8 @@ def results_table(runs: Sequence[Run], few: bool = False) -> pd.DataFrame:
     if few:
         frame = frame.assign(**{f"{one.key}_n": 0 for one in shown if one.key in frame})
     named = pd.DataFrame({"run": frame["name"], "images": frame["images"].astype(str)})
-    return pd.concat([named, texts(frame, shown)], axis=1)
+    cells = texts(frame, shown)
+    return pd.concat([named, cells.loc[:, cells.ne("–").any()]], axis=1)
 
 
 def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:

@@ -36,7 +36,7 @@ def write(
     _draw(run, result, rows[:SHOWN])
     page.write(directory / "report.html", [run], sections_of([run]))
     only = picture_path(directory, rows[0]["id"]) if run.images == 1 else None
-    print_run(result, verbose)
+    print_run(run, verbose)
     print(f"pictures: {only or directory / 'grid.png'}")
     print(f"report: {directory / 'report.html'}")
     _track(run, rows, tracker)
