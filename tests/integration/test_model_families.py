@@ -156,11 +156,8 @@ def test_llamagen_equals_another_computation(targets: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", slow_but(FAMILIES, "llamagen_text", "lumina"))
 def test_cached_tree_scoring_equals_full_scoring(name: str, targets: dict[str, Any]) -> None:
     target, prompts = targets[name], list(FAMILIES[name].prompts)
-    with torch.no_grad():
-        target.begin(prompts, TREE.nodes)
-        check_rounds(
-            target, prompts, lambda: TREE, torch.Generator().manual_seed(2), target.head.forced
-        )
+    generator = torch.Generator().manual_seed(2)
+    check_rounds(target, prompts, TREE.nodes, lambda: TREE, generator, target.head.forced)
 
 
 EXACT = ("eagle tree", "parallel", "independent", "sjd_pac")

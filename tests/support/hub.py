@@ -1,5 +1,5 @@
 """A Hugging Face hub on loopback: metadata and files of model and data set repositories, by
-revision, with ETags, ranges, gates and downloads that break off.
+revision, with ETags, ranges and gates.
 """
 
 import hashlib
@@ -36,12 +36,11 @@ class Repository:
 
 
 class Hub(Server):
-    """The hub. `cuts` maps a file's name to the bytes after which its next download breaks off."""
+    """The hub, with its cache."""
 
     def __init__(self, cache: Path) -> None:
         super().__init__(self._answer)
         self.cache, self.repositories = cache, dict[tuple[str, str], Repository]()
-        self.cuts = dict[str, int]()
 
     def add(
         self,
@@ -188,8 +187,7 @@ class Hub(Server):
             first, last = int(match[1]), int(match[2] or len(body) - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
             status, body = 206, body[first : last + 1]
-        cut = self.cuts.pop(path, None) if request.method == "GET" else None
-        return Answer(status, headers, body, cut=cut)
+        return Answer(status, headers, body)
 
 
 def parquet(**columns: list[Any]) -> bytes:

@@ -30,6 +30,17 @@ def random_draft(rows, tree, vocab_size=6, seed=0, forced=0.0):
     return Draft(tokens, q, tree), p, rand(rows, 1 + tree.nodes)
 
 
+def random_parents(nodes, generator):
+    """Parents of a random tree whose nodes are sorted by depth, but not by parent."""
+    parents, depths = [], [0]  # the root's depth, then the nodes'
+    for _ in range(nodes):
+        allowed = [place for place, depth in enumerate(depths) if depth + 1 >= depths[-1]]
+        above = allowed[int(torch.randint(len(allowed), (), generator=generator))]
+        parents.append(above - 1)
+        depths.append(depths[above] + 1)
+    return parents
+
+
 class Spy:
     """Passes everything on and writes down what the loop said."""
 

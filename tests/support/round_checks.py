@@ -1,63 +1,54 @@
 """A target's rounds against forward passes without a cache."""
 
 import torch
-from tiny_networks import (
-    full_hidden,
-    node_paths,
-    random_draft,
-    random_verdict,
-)
+from random_drafts import random_parents
+from tiny_networks import full_hidden, node_paths, random_draft, random_rounds
 
 from tempera.decoding.trees import Tree
 
 
 def per_row_tree(batch: int, generator: torch.Generator) -> Tree:
-    rows = []
-    for _ in range(batch):
-        parents, depths = list[int](), list[int]()
-        for _ in range(6):
-            deepest = max(depths, default=0)
-            choices = [-1, *range(len(parents))]
-            allowed = [
-                parent for parent in choices if (0 if parent < 0 else depths[parent]) + 1 >= deepest
-            ]
-            parents.append(allowed[int(torch.randint(len(allowed), (), generator=generator))])
-            depths.append(1 if parents[-1] < 0 else depths[parents[-1]] + 1)
-        rows.append(parents)
+    rows = [random_parents(6, generator) for _ in range(batch)]
     return Tree.from_parents(torch.tensor(rows))
 
 
-def check_rounds(target, prompts, tree_of_round, generator, forced=None):
+class RandomDrafts:
+    """A drafter of random tokens on the tree of each round."""
+
+    uniforms = 0
+
+    def __init__(self, nodes, tree_of_round, generator, vocab_size):
+        self.nodes, self.tree_of_round = nodes, tree_of_round
+        self.generator, self.vocab_size = generator, vocab_size
+
+    def begin(self, prompts):
+        pass
+
+    def propose(self, uniforms):
+        return random_draft(self.tree_of_round(), len(uniforms), self.generator, self.vocab_size)
+
+    def observe(self, *_):
+        pass
+
+
+@torch.no_grad()
+def check_rounds(target, prompts, nodes, tree_of_round, generator, forced=None):
     """Random rounds to the end of every image; every score is compared with a forward pass over the
     whole sequence.
     """
-    batch = len(prompts)
-    images = [torch.zeros(0, dtype=torch.int64) for _ in prompts]
-    while min(map(len, images)) < target.length:
-        draft = random_draft(tree_of_round(), batch, generator, target.vocab_size)
-        scores = target.score(draft)
-        assert scores.p.shape == (batch, 1 + draft.tree.nodes, target.vocab_size)
-        check_scores(target, prompts, draft, scores, images, forced)
-        verdict = random_verdict(draft, generator, target.vocab_size)
-        emitted = torch.tensor(
-            [
-                min(int(verdict.accepted[row]) + 1, target.length - len(images[row]))
-                for row in range(batch)
-            ]
-        )
-        target.commit(draft, verdict, emitted)
-        images = [
-            torch.cat([image, verdict.tokens[row, : emitted[row]]])
-            for row, image in enumerate(images)
-        ]
+    drafter = RandomDrafts(nodes, tree_of_round, generator, target.vocab_size)
+    for draft, images in random_rounds(target, drafter, prompts, generator):
         assert target.session.prompt.lengths.tolist() == [len(image) for image in images]
+        scores = target.score(draft)
+        assert scores.p.shape == (len(prompts), 1 + draft.tree.nodes, target.vocab_size)
+        check_scores(target, prompts, draft, scores, images, forced)
 
 
 def check_scores(target, prompts, draft, scores, images, forced):
     nodes = [
         (row, node, torch.cat([images[row], draft.tokens[row, path]]))
         for row in range(len(prompts))
-        for node, path in paths(draft, row)
+        for node, path in enumerate(node_paths(draft.tree, row))
     ]
     nodes = [
         (row, node, image) for row, node, image in nodes if len(image) < target.length
@@ -72,7 +63,3 @@ def check_scores(target, prompts, draft, scores, images, forced):
         token = None if forced is None else forced[len(image)][None]
         p = target.sampling.distribution(target.head.lm_logits(states[:, -1]), token)[0]
         torch.testing.assert_close(scores.p[row, node], p, atol=1e-5, rtol=1e-4)
-
-
-def paths(draft, row):
-    return enumerate(node_paths(draft.tree, row))

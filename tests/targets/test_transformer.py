@@ -32,15 +32,12 @@ TREES = {"ar": Tree.empty(), "chain": Tree.chain(4), "tree": TREE}
 @pytest.mark.parametrize(
     ("name", "guidance"), [("ar", 1.0), ("chain", 3.0), ("tree", 1.0), ("tree", 3.0)]
 )
-@torch.no_grad()
 def test_scores_equal_a_forward_pass_without_a_cache(name, guidance):
     target = tiny_target(Sampling(guidance), granularity=4)
-    target.begin(PROMPTS[:3], TREES[name].nodes)
-    generator = torch.Generator().manual_seed(2)
-    check_rounds(target, PROMPTS[:3], lambda: TREES[name], generator)
+    tree, generator = TREES[name], torch.Generator().manual_seed(2)
+    check_rounds(target, PROMPTS[:3], tree.nodes, lambda: tree, generator)
 
 
-@torch.no_grad()
 def test_trees_and_batches_may_change():
     """Trees from round to round and from row to row, batch sizes and shapes of the cache."""
     target, generator = tiny_target(granularity=4), torch.Generator().manual_seed(3)
@@ -54,8 +51,7 @@ def test_trees_and_batches_may_change():
         (PROMPTS[1:], 3, lambda: Tree.chain(3)),
         (PROMPTS[:1], 0, Tree.empty),
     ):
-        target.begin(prompts, nodes)
-        check_rounds(target, prompts, tree, generator)
+        check_rounds(target, prompts, nodes, tree, generator)
 
 
 def test_attention_loads_the_keys_that_the_longest_image_can_reach():
@@ -129,9 +125,7 @@ def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions(
     assert target.vocab_size == 5 and target.length == 6
     generator = torch.Generator().manual_seed(0)
     prompts = ["xyz", "a", "bc"]
-    with torch.no_grad():
-        target.begin(prompts, 3)
-        check_rounds(target, prompts, lambda: Tree.chain(3), generator, forced)
+    check_rounds(target, prompts, 3, lambda: Tree.chain(3), generator, forced)
     generated = decode(target, NoDraft(), Exact(), RandomStreams(0, prompts), prompts).tokens
     assert (generated[:, [2, 5]] == 0).all() and (generated[:, [0, 1, 3, 4]] > 0).all()
 
