@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from shapes_recipe.scenes import object_masks
 
 from tempera.errors import TemperaError
 from tempera.shapes.world import (
@@ -11,7 +12,6 @@ from tempera.shapes.world import (
     Scene,
     Thing,
     World,
-    object_masks,
     parse_caption,
     render,
 )
@@ -61,7 +61,7 @@ def test_relations_hold_and_things_stay_inside_and_apart() -> None:
 
 
 def test_pictures_show_the_colours_they_name() -> None:
-    thing = Thing("circle", "blue", "large", 24.0, 24.0, 12.0)
+    thing = Thing("circle", "blue", "large", 24.0, 24.0)
     image = render(Scene((thing,), None, "pink", "plain", seed=5))
     assert image.shape == (48, 48, 3) and image.dtype == np.float32
     assert image.min() >= 0 and image.max() <= 1
@@ -70,7 +70,7 @@ def test_pictures_show_the_colours_they_name() -> None:
 
 
 def test_the_object_mask_covers_the_shape() -> None:
-    thing = Thing("square", "red", "large", 24.0, 24.0, 12.0)
+    thing = Thing("square", "red", "large", 24.0, 24.0)
     (mask,) = object_masks(Scene((thing,), None, "gray", "plain", seed=1))
     assert mask[24, 24] and not mask[2, 2]
     assert 0.15 < mask.mean() < 0.25
@@ -86,7 +86,7 @@ def test_an_incomplete_scene_cannot_be_generated() -> None:
 def test_a_shape_is_the_same_wherever_it_stands() -> None:
     """Up to the background and the light: centres are on the tokens' lattice."""
     masks = [
-        object_masks(Scene((Thing("star", "red", "small", x, x, 8),), None, "gray", "plain"))[0]
+        object_masks(Scene((Thing("star", "red", "small", x, x),), None, "gray", "plain"))[0]
         for x in (12, 16)
     ]
     assert np.array_equal(masks[0][4:20, 4:20], masks[1][8:24, 8:24])

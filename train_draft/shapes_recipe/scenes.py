@@ -7,15 +7,21 @@ import itertools
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tempera.shapes.world import LATTICE, Sample, Scene, World, object_masks
+from tempera.shapes.world import LATTICE, Sample, Scene, World, distance
 
 
 def pictures(samples: list[Sample]) -> Tensor:
     """Images float32 [B, 3, 48, 48] in [−1, 1]."""
     stack = torch.from_numpy(np.stack([sample.image for sample in samples]))
     return stack.permute(0, 3, 1, 2).mul(2).sub(1).contiguous()
+
+
+def object_masks(scene: Scene) -> NDArray[np.bool_]:
+    """Pixels within one pixel of each shape, bool [things, 48, 48]."""
+    return np.stack([distance(thing) < 1.0 for thing in scene.things])
 
 
 def pixel_weights(samples: list[Sample], weight: float) -> Tensor:

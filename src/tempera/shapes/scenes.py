@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import override
@@ -38,11 +37,7 @@ class WorldCodes:
         return self._scenes([position * HOLDOUT for position in positions])
 
     def _scenes(self, indices: list[int]) -> CodedImages:
-        samples = [self.world.sample(index) for index in indices]
-        entries = [
-            Entry(f"world scene {i}", str(i), sample.caption, _shown(sample.image))
-            for i, sample in zip(indices, samples, strict=True)
-        ]
+        entries = [_entry(self.world, index, str(index)) for index in indices]
         return CodedImages(
             [entry.key for entry in entries],
             [entry.caption for entry in entries],
@@ -50,8 +45,10 @@ class WorldCodes:
         )
 
 
-def _shown(image: NDArray[np.float32]) -> Image.Image:
-    return Image.fromarray((image * 255).round().clip(0, 255).astype(np.uint8))
+def _entry(world: World, index: int, key: str) -> Entry:
+    sample = world.sample(index)
+    picture = Image.fromarray((sample.image * 255).round().clip(0, 255).astype(np.uint8))
+    return Entry(f"world scene {index}", key, sample.caption, picture)
 
 
 class WorldScenes(Source):
@@ -80,9 +77,7 @@ class WorldScenes(Source):
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
         for index in range(self.first + start, self.first + self.scenes):
-            sample = self.world.sample(index)
-            key = f"world-{self.world.seed}-{index}"
-            yield Entry(f"world scene {index}", key, sample.caption, _shown(sample.image))
+            yield _entry(self.world, index, f"world-{self.world.seed}-{index}")
 
 
 def world_prompts(limit: int = 64, offset: int = 0, seed: NonNegativeInt = 1) -> list[Prompt]:

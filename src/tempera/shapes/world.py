@@ -51,14 +51,18 @@ WORDS = (*CONNECTIVES, *SIZES, *COLOURS, *SHAPES, *PATTERNS, *BACKGROUNDS)
 
 @dataclass(frozen=True)
 class Thing:
-    """One shape. `size`, and in parsed captions `x` and `y`, may be unknown (`None`)."""
+    """One shape. In parsed captions `size` may be unknown (`None`), and its place is."""
 
     shape: str
     colour: str
     size: str | None
     x: float | None = None
     y: float | None = None
-    radius: float | None = None
+
+    @property
+    def radius(self) -> int | None:
+        """In pixels."""
+        return SIZES[self.size] if self.size else None
 
     def phrase(self) -> str:
         """'a small red ring', 'an orange star'."""
@@ -178,7 +182,9 @@ def _draw_scene(rng: np.random.Generator, pairs: float) -> Scene:
         things = _place_pair([_draw_kind(rng), _draw_kind(rng)], relation, rng)
     else:
         kind = _draw_kind(rng)
-        things = (_place(kind, _anywhere(kind, rng), _anywhere(kind, rng)),)
+        reach = _reach(kind)
+        x, y = (_between(reach, IMAGE_SIZE - reach, rng) for _ in "xy")
+        things = (replace(kind, x=x, y=y),)
     return Scene(
         things,
         relation,
@@ -199,18 +205,9 @@ def _reach(kind: Thing) -> int:
     return -(-SIZES[kind.size] // LATTICE) * LATTICE
 
 
-def _anywhere(kind: Thing, rng: np.random.Generator) -> int:
-    """A coordinate on the lattice that keeps the shape inside the picture."""
-    return _between(_reach(kind), IMAGE_SIZE - _reach(kind), rng)
-
-
 def _between(low: int, high: int, rng: np.random.Generator) -> int:
     """A multiple of the lattice in [low, high], which are multiples themselves."""
     return LATTICE * int(rng.integers(low // LATTICE, high // LATTICE + 1))
-
-
-def _place(kind: Thing, x: int, y: int) -> Thing:
-    return replace(kind, x=x, y=y, radius=SIZES[kind.size or "large"])
 
 
 def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> tuple[Thing, ...]:
@@ -218,11 +215,9 @@ def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> 
     a, b = (_reach(kind) for kind in kinds)
     lead = _between(a, IMAGE_SIZE - a - 2 * b, rng)
     follow = _between(lead + a + b, IMAGE_SIZE - b, rng)
-    places = [(_between(16, 32, rng), along) for along in (lead, follow)]
-    down = relation == "above"
-    return tuple(
-        _place(kind, *(at if down else at[::-1])) for kind, at in zip(kinds, places, strict=True)
-    )
+    along, across = [lead, follow], [_between(16, 32, rng) for _ in kinds]
+    xs, ys = (across, along) if relation == "above" else (along, across)
+    return tuple(replace(kind, x=x, y=y) for kind, x, y in zip(kinds, xs, ys, strict=True))
 
 
 _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE])
@@ -230,7 +225,7 @@ _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMA
 
 def render(scene: Scene) -> Image:
     """Generate a fully specified scene: float32 [48, 48, 3] in [0, 1]."""
-    known = (scene.background, scene.pattern, *(thing.radius for thing in scene.things))
+    known = (scene.background, scene.pattern, *(thing.x for thing in scene.things))
     if scene.background is None or scene.pattern is None or None in known:
         raise TemperaError(
             "only a fully specified scene can be generated: background, pattern and every "
@@ -239,7 +234,7 @@ def render(scene: Scene) -> Image:
     rng = np.random.default_rng(scene.seed)
     image = _background(scene.background, scene.pattern, rng)
     for thing in scene.things:
-        coverage = np.clip(0.5 - _distance(thing), 0, 1)[..., None]
+        coverage = np.clip(0.5 - distance(thing), 0, 1)[..., None]
         image = image * (1 - coverage) + np.array(COLOURS[thing.colour], np.float32) * coverage
     angle = rng.uniform(0, 2 * np.pi)
     ramp = (
@@ -285,7 +280,7 @@ def _texture(rng: np.random.Generator) -> Image:
     return np.asarray(noise, np.float32)
 
 
-def _distance(thing: Thing) -> Image:
+def distance(thing: Thing) -> Image:
     """Signed distance in pixels to the thing's outline, negative inside."""
     assert thing.x is not None and thing.y is not None and thing.radius is not None
     x, y, radius = _X - thing.x, _Y - thing.y, thing.radius
@@ -318,8 +313,3 @@ def _polygon(x: Image, y: Image, corners: list[tuple[float, float]]) -> Image:
         if ey:
             inside ^= ((ay > y) != (by > y)) & (x < ax + ex * (y - ay) / ey)
     return np.asarray(np.where(inside, -nearest, nearest))
-
-
-def object_masks(scene: Scene) -> NDArray[np.bool_]:
-    """Pixels within one pixel of each shape, bool [things, 48, 48]."""
-    return np.stack([_distance(thing) < 1.0 for thing in scene.things])
