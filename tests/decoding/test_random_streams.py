@@ -41,19 +41,6 @@ def test_seed_and_id_both_matter():
     assert key(1, "1/a") != key(11, "/a")
 
 
-def test_draws_are_uniform_and_uncorrelated():
-    draws = RandomStreams(0, [str(i) for i in range(2000)]).next(100).double()
-    assert draws.min() >= 0
-    assert draws.max() < 1
-    counts = torch.histc(draws.float(), bins=50, min=0, max=1)
-    statistic = ((counts - 4000) ** 2 / 4000).sum()
-    assert statistic < 110  # 49 degrees of freedom: above this with probability 10⁻⁶
-    noise = 1 / 200_000**0.5
-    centred = (draws - 0.5) * 12**0.5
-    assert abs((centred[:, 1:] * centred[:, :-1]).mean()) < 5 * noise
-    assert abs((centred[1:] * centred[:-1]).mean()) < 5 * noise
-
-
 def test_two_rows_may_not_share_an_id():
     with pytest.raises(TemperaError, match="share an id"):
         RandomStreams(0, ["a", "b", "a"])

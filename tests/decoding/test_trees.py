@@ -77,22 +77,6 @@ def test_tables_agree_with_the_parents(seed):
         assert tree.last_children[1 + parent] == (children[-1] if children else -1)
 
 
-def test_each_row_may_have_its_own_topology():
-    rows = [[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, -1, -1]]
-    tree = Tree.from_parents(torch.tensor(rows))
-    assert tree.per_row
-    assert (tree.max_depth, tree.max_children) == (5, 5)
-    for row, parents in enumerate(rows):
-        alone = Tree.from_parents(torch.tensor(parents))
-        assert tree.depths[row].equal(alone.depths)
-        assert tree.ancestors[row].equal(alone.ancestors)
-        assert tree.path_score[row].equal(alone.path_score)
-        assert tree.last_children[row].equal(alone.last_children)
-        assert tree.children[row, :, : alone.max_children].equal(alone.children)
-    with pytest.raises(TemperaError, match="level by level"):
-        _ = tree.levels
-
-
 def test_static_trees_are_moved_to_a_device_once():
     assert Tree.chain(4) is Tree.chain(4)
     assert Tree.named("mc_sim_7b_63") is Tree.named("mc_sim_7b_63")

@@ -1,5 +1,7 @@
 """EAGLE-2's trees on networks, and drafters built from a directory or untrained."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from cases import slow_but
@@ -59,8 +61,11 @@ def test_dynamic_trees_equal_those_grown_from_scratch_after_any_rounds(sampling,
     for draft, written in rounds:
         for row, image in enumerate(written):
             if len(image) + size[1] <= target.length:
-                wanted = grown(after(image, row), *size)
-                assert set(token_paths(draft, row)) == {path for path, _ in wanted}
+                wanted, paths = dict(grown(after(image, row), *size)), token_paths(draft, row)
+                assert set(paths) == set(wanted)
+                for one, other in pairwise(paths):  # of siblings the more probable one comes first
+                    assert len(one) <= len(other)
+                    assert one[:-1] != other[:-1] or wanted[one] > wanted[other] - 1e-5
                 shapes.add(tuple(draft.tree.parents[row].tolist()))
     assert len(shapes) > 1 or size[2] == 4
 

@@ -18,7 +18,6 @@ from tempera.drafters.draft_network import torch_dtype
 from tempera.drafters.eagle_network import EagleModel, eagle_network
 from tempera.drafters.parallel_network import parallel_network
 from tempera.errors import TemperaError
-from tempera.targets.cache import KVCache
 from tempera.targets.masks import causal_mask
 
 CPU = torch.device("cpu")
@@ -58,27 +57,6 @@ def test_training_starts_from_random_weights_or_from_a_draft(start, tmp_path):
     assert (again.features, fresh.features, fresh.config.model) == ((), (1,), "tiny")
     assert type(fresh) is type(draft)
     assert not fresh.layers[0].mlp.down_proj.weight.equal(draft.layers[0].mlp.down_proj.weight)
-
-
-@pytest.mark.parametrize("features", [(), (1,)])
-@pytest.mark.parametrize("family", NETWORKS)
-@torch.no_grad()
-def test_drafting_computes_what_training_computes(family, features):
-    eagle = lively(EagleModel.of(NETWORKS[family](), "tiny", features=features), 1)
-    fast = eagle.for_decoding(CPU, torch.float32)
-    embeds, hidden, mask, positions = sequence(eagle)
-    hidden[:, 5:, embeds.shape[-1] :] = 0  # drafted tokens have no features
-    size = eagle.layer.self_attn.head_dim
-    heads = eagle.layer.self_attn.k_proj.out_features // size
-    cache = KVCache(1, heads, size, dtype=torch.float32, device=CPU)
-    cache.begin(3, 16)
-    found = []
-    for part, keys, width in ((slice(0, 5), 5, None), (slice(5, 9), 9, embeds.shape[-1])):
-        cache.place(positions[:, part], keys)
-        given = embeds[:, part], hidden[:, part, :width], mask[:, :, part, :keys]
-        found.append(fast(*given, positions[:, part], cache))
-    expected = eagle(embeds, hidden, mask, positions)
-    torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_drafting_has_its_own_copy_of_the_weights_in_the_dtype_that_is_named():

@@ -42,37 +42,6 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_what_the_kernels_draw_is_standard_normal_once_whitened(name: str) -> None:
-    head, rows, generator = HEADS[name], 10_000, torch.Generator().manual_seed(0)
-    condition = torch.full((rows, head.channels), 0.4)
-    x = torch.randn(rows, head.channels, generator=generator)
-    for stage in range(head.stages):
-        noise = torch.randn(x.shape, generator=generator)
-        silent = stage == head.stages - 1 and not head.last_noise
-        x = head.kernel(condition, x, torch.full((rows,), stage)).at(noise * (not silent))
-    whitened = head.whiten(condition, x)
-    assert stats.kstest(whitened.numpy(), "norm", axis=0).pvalue.min() > 1e-4
-    identity = torch.eye(head.channels, dtype=torch.float64)
-    torch.testing.assert_close(whitened.T @ whitened / rows, identity, rtol=0, atol=0.05)
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-def test_the_law_by_quadrature_is_the_mean_over_what_earlier_stages_draw(stages: int) -> None:
-    head = Wavy(stages)
-    nodes = torch.linspace(-6, 6, 101, dtype=torch.float64)
-    weights = (-0.5 * nodes**2).softmax(0)
-    tokens = torch.linspace(-3, 3, 13, dtype=torch.float64).unsqueeze(-1)
-    x, mass = nodes, weights
-    for stage in range(stages):
-        condition, index = torch.full((len(x), 1), 0.3), torch.full((len(x),), stage)
-        kernel = head.kernel(condition, x.unsqueeze(-1), index)
-        law = mass @ torch.special.ndtr((tokens.T - kernel.mean) / kernel.std)
-        x, mass = kernel.at(nodes).flatten(), (mass.unsqueeze(-1) * weights).flatten()
-    found = torch.special.ndtr(head.whiten(torch.full((13, 1), 0.3), tokens)).flatten()
-    torch.testing.assert_close(found, law, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", HEADS)
 def test_a_target_alone_has_its_law_and_its_draft_has_another(name: str) -> None:
     head, length = HEADS[name], 1 if name == "not linear" else 3
     alone = check(None, head, length=length, rows=20_000)

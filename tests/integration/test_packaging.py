@@ -8,6 +8,8 @@ import sys
 import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -25,16 +27,12 @@ MODULES = {
 LAZY = {"open-clip"}
 
 
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def declared(*extras: str) -> set[str]:
     wanted = [
         *PROJECT["dependencies"],
         *(item for extra in extras for item in PROJECT["optional-dependencies"][extra]),
     ]
-    return {normal(re.split(r"[<>=!~\[; ]", item)[0]) for item in wanted}
+    return {canonicalize_name(Requirement(item).name) for item in wanted}
 
 
 @pytest.mark.slow
@@ -52,7 +50,7 @@ def test_what_is_imported_is_declared() -> None:
                 ):
                     imported.add(statement.module.partition(".")[0])
     foreign = {
-        normal(name)
+        canonicalize_name(name)
         for name in imported - set(sys.stdlib_module_names) - {"tempera", "shapes_recipe"}
     }
     assert {MODULES.get(name, name) for name in foreign - LAZY} - declared() == set()
@@ -62,6 +60,6 @@ def test_what_is_declared_is_pinned_for_any_machine() -> None:
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in PINS), (
         "plain name==version lines: no local builds, paths or hosts"
     )
-    pinned = {normal(pin.partition("==")[0]) for pin in PINS}
+    pinned = {canonicalize_name(pin.partition("==")[0]) for pin in PINS}
     assert declared(*PROJECT["optional-dependencies"]) - pinned == set()
     assert "torch==2.13.0" in PINS

@@ -1,12 +1,14 @@
 """LlamaGen's conditioners: left-padded T5 features, class numbers and cleaned captions."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import T5Config, T5EncoderModel
@@ -22,33 +24,17 @@ def write_t5(directory: Path) -> Any:
     """
     torch.manual_seed(0)
     model = T5EncoderModel(T5Config(**SIZES, feed_forward_proj="gated-gelu")).eval()
-    state = {
-        name: tensor.clone()
-        for name, tensor in model.state_dict().items()
-        if name != "encoder.embed_tokens.weight"
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    del state["encoder.embed_tokens.weight"]
+    other = {
+        "decoder.final_layer_norm.weight": torch.ones(16),
+        "lm_head.weight": torch.ones(40, 16),
     }
-    save_file(
-        state
-        | {"decoder.final_layer_norm.weight": torch.ones(16), "lm_head.weight": torch.ones(40, 16)},
-        directory / "model.safetensors",
-    )
+    save_file(state | other, directory / "model.safetensors")
     words = ["<unk>", "</s>", "a", "red", "ring", "and"]
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {word: i for i, word in enumerate(words)},
-            "unk_token": "<unk>",
-        },
-    }
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    own = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    own.pre_tokenizer = Whitespace()
+    own.save(str(directory / "tokenizer.json"))
     return model
 
 

@@ -2,38 +2,11 @@
 
 import pytest
 import torch
-from tiny_networks import TextLlama, lively, llamagen
+from tiny_networks import llamagen
 
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.targets.token_head import TokenHead
-
-
-def test_guidance_of_hidden_states_equals_guidance_of_logits():
-    network, hidden = llamagen(), torch.randn(4, 3, 16)
-    sampling = Sampling(3.0, temperature=0.7, top_k=5)
-    head = TokenHead(network, sampling, 20)
-    found = head.distribution(hidden, torch.zeros(2, dtype=torch.int64), torch.arange(3))
-    torch.testing.assert_close(found, sampling.distribution(network.lm_head(hidden)))
-    other = head.distribution(
-        hidden, torch.zeros(2, dtype=torch.int64), torch.arange(3), Sampling(9.0)
-    )  # its guidance is ignored
-    torch.testing.assert_close(other, Sampling(3.0).distribution(network.lm_head(hidden)))
-
-
-def test_target_tokens_select_network_ids():
-    network, ids = lively(TextLlama()), torch.tensor([29, 11, 12])
-    head = TokenHead(network, Sampling(1.0), 6, token_ids=ids)
-    hidden = torch.randn(2, 1, 16)
-    assert (head.vocab_size, head.hidden_size) == (3, 16)
-    torch.testing.assert_close(head.lm_logits(hidden), network.lm_head(hidden)[..., ids])
-    assert torch.equal(head.embed(torch.tensor([[1]])), network.embed_tokens(ids[1])[None, None])
-
-
-def test_embeddings_are_doubled_under_guidance():
-    head = TokenHead(llamagen(), Sampling(2.0), 20)
-    embeds = head.embed(torch.tensor([[3], [4]]))
-    assert embeds.shape == (4, 1, 16) and torch.equal(embeds[:2], embeds[2:])
 
 
 def test_forced_positions_start_at_each_rows_length():
