@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 def coco_prompts(
     path: str | None = None,
-    limit: int | None = 64,
-    offset: int = 0,
+    limit: PositiveInt | None = 64,
+    offset: NonNegativeInt = 0,
     per_image: NonNegativeInt = 1,
     seed: NonNegativeInt = 0,
 ) -> list[Prompt]:
@@ -128,8 +128,8 @@ def prompt_file(path: str) -> Listed:
 
 def parti_prompts(
     path: str | None = None,
-    limit: int | None = 64,
-    offset: int = 0,
+    limit: PositiveInt | None = 64,
+    offset: NonNegativeInt = 0,
     seed: NonNegativeInt | None = 0,
 ) -> list[Prompt]:
     """PartiPrompts; ids are PartiPrompts-<line>.
@@ -145,7 +145,7 @@ def parti_prompts(
 
 
 def drawbench_prompts(
-    path: str | None = None, limit: int | None = 64, offset: int = 0
+    path: str | None = None, limit: PositiveInt | None = 64, offset: NonNegativeInt = 0
 ) -> list[Prompt]:
     """DrawBench in its own order; ids are drawbench-<number>.
 
@@ -162,7 +162,10 @@ def drawbench_prompts(
 
 
 def geneval_prompts(
-    path: str | None = None, limit: int | None = 64, offset: int = 0, per_prompt: PositiveInt = 4
+    path: str | None = None,
+    limit: PositiveInt | None = 64,
+    offset: NonNegativeInt = 0,
+    per_prompt: PositiveInt = 4,
 ) -> list[Prompt]:
     """GenEval's prompts; ids are <prompt>-<repetition>, like its sample files: 00012-0003.
 
@@ -185,7 +188,10 @@ def geneval_prompts(
 
 
 def imagenet_prompts(
-    limit: int | None = 64, offset: int = 0, per_class: PositiveInt = 50, seed: NonNegativeInt = 0
+    limit: PositiveInt | None = 64,
+    offset: NonNegativeInt = 0,
+    per_class: PositiveInt = 50,
+    seed: NonNegativeInt = 0,
 ) -> list[Prompt]:
     """ImageNet's 1,000 class numbers, each `per_class` times, in a seeded order; ids are
     class-<number>-<repetition>.

@@ -4,8 +4,8 @@ URLs (hub, by commit)  →  shards of images: 00000.parquet …  →  entries
 
 The files and the seed determine the order of the rows. Shard n holds the images of rows
 n·shard_size … (n + 1)·shard_size − 1 that could be downloaded, and counts the others by kind of
-failure. Each shard is written once and whole, by any process, so an interrupted download resumes
-with the missing shards, and several models can share the images.
+failure. Each shard is written once and whole, so an interrupted download resumes with the next one,
+and several models can share the images.
 """
 
 import json
@@ -111,36 +111,35 @@ class LaionCoco(Limits, Source):
 
     @override
     def fetch(self, processes: Processes) -> None:
-        """Download shards until there are `limit` pairs. Each of n processes takes every n-th one.
+        """The main process downloads shards until there are `limit` pairs.
 
         Raises:
             TemperaError: the URLs are unavailable, no image could be downloaded, or the directory
                 holds images of another table.
         """
-        writable_directory(Path(self.images))
         if processes.is_main:
-            self._keep_manifest()
+            self._download()
         processes.wait()
-        rows, made = self._rows(), [True]
-        shards = enumerate(iter(lambda: list(islice(rows, self.shard_size)), []))
-        with tqdm(
-            desc="download images", unit="image", total=self.limit, disable=not processes.is_main
-        ) as bar:
-            while all(made):  # until the table ends
-                known = processes.gather(self._shards())  # the same in all processes
-                here = min(known, key=len)
-                bar.update(sum(here) - bar.n)
-                if self.limit is not None and sum(here) >= self.limit:
+
+    def _download(self) -> None:
+        writable_directory(Path(self.images))
+        self._keep_manifest()
+        made = self._shards()
+        rows = islice(self._rows(), len(made) * self.shard_size, None)
+        with tqdm(desc="download images", unit="image", total=self.limit, initial=sum(made)) as bar:
+            while self.limit is None or sum(made) < self.limit:
+                if not (batch := list(islice(rows, self.shard_size))):
                     break
-                made = processes.gather(self._made(shards, len(here) + processes.rank))
+                made.append(self._made(self._shard(len(made)), batch))
+                bar.update(made[-1])
         failed = sum((Counter(kinds) for _, kinds in self._made_shards()), Counter[str]())
         kinds = ", ".join(f"{kind} {times:,}" for kind, times in failed.most_common())
-        if not self.count():
+        if not sum(made):
             raise TemperaError(
                 f"no image of {self.path or self.repository} could be downloaded "
                 f"({kinds or 'no rows'}): check the network, or give another source."
             )
-        if processes.is_main and kinds:
+        if kinds:
             print(f"{self.count():,} pairs in {self.images}; URLs skipped: {kinds}")
 
     def _shard(self, number: int) -> Path:
@@ -164,11 +163,8 @@ class LaionCoco(Limits, Source):
                 raise _unreadable(path, problem) from None
             yield file.metadata.num_rows, failures
 
-    def _made(self, shards: Iterator[tuple[int, list[Row]]], number: int) -> bool:
-        """Make one shard unless it is there; False if the table has no rows for it."""
-        if self._shard(number).is_file():
-            return True
-        rows = next((rows for place, rows in shards if place == number), [])
+    def _made(self, shard: Path, rows: list[Row]) -> int:
+        """Make a shard; the number of its pairs."""
         wanted = [(key, url or "", caption) for key, url, caption in rows if caption]
         got = download([url for _, url, _ in wanted], self)
         failures = Counter(one for one in got if isinstance(one, str))
@@ -176,10 +172,9 @@ class LaionCoco(Limits, Source):
         good = [(*row, one) for row, one in zip(wanted, got, strict=True) if isinstance(one, bytes)]
         columns = [[row[place] for row in good] for place in range(len(COLUMNS))]
         table = pa.table(columns, COLUMNS.with_metadata({"failures": json.dumps(failures)}))
-        if rows:
-            with replacing(self._shard(number)) as temporary:
-                pq.write_table(table, temporary, row_group_size=64)
-        return bool(rows)
+        with replacing(shard) as temporary:
+            pq.write_table(table, temporary, row_group_size=64)
+        return len(good)
 
     def _rows(self) -> Iterator[Row]:
         """The rows of the files that the manifest names: files, row groups of a file, and rows of a

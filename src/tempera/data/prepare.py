@@ -8,7 +8,7 @@ processes does not change the files.
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from tempera.data.shards import (
 from tempera.data.sources import Broken, Entry, Source
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
-from tempera.runtime.files import check_same, writable_directory
+from tempera.runtime.files import check_same, writable_directory, write_json
 
 LISTED = 100
 """The manifest counts all broken entries, and lists at most this many one by one."""
@@ -118,7 +118,7 @@ def _grown(
 def _save(manifest: Manifest, directory: Path, processes: Processes) -> None:
     """Write the manifest; a directory without any image stays free for another source."""
     if processes.is_main and manifest.count:
-        manifest.save(directory)
+        write_json(directory / MANIFEST, asdict(manifest))
 
 
 def _checked(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_json, read_text
 from tempera.runtime.row_store import read_table
@@ -91,7 +93,9 @@ def one_prompt(given: str | float) -> list[Prompt]:
     return [Prompt("prompt-" + hashlib.sha256(text.encode()).hexdigest()[:8], text)]
 
 
-def file_prompts(path: str | None, limit: int | None = None, offset: int = 0) -> list[Prompt]:
+def file_prompts(
+    path: str | None, limit: PositiveInt | None = None, offset: NonNegativeInt = 0
+) -> list[Prompt]:
     """Read prompts from a file: see `rows_of`, or MS-COCO captions (`.json`, with `annotations`:
     list of `id` and `caption`). Ids are `<file stem>-<line number>`; of MS-COCO, those of the
     annotations.
@@ -128,9 +132,8 @@ def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) ->
     """`limit` of a set's prompts from `offset` on.
 
     Raises:
-        TemperaError: that is not a prompt, or two prompts of the set have the same id.
+        TemperaError: there is none, or two prompts of the set have the same id.
     """
-    check_slice(limit, offset)
     check_unique(prompts)
     if offset >= len(prompts):
         raise TemperaError(
@@ -161,14 +164,6 @@ def check_prompts(prompts: Sequence[Prompt], captions: CaptionCheck) -> None:
     """Raise TemperaError for the first prompt that the model cannot use, or if two have one id."""
     check_unique(prompts)
     captions.check([prompt.text for prompt in prompts])
-
-
-def check_slice(limit: int | None, offset: int) -> None:
-    """Refuse a slice of prompts that holds none, or a negative offset."""
-    if limit is not None and limit < 1:
-        raise TemperaError(f"limit={limit} asks for no prompts: give 1 or more.", option="limit")
-    if offset < 0:
-        raise TemperaError(f"offset={offset} is negative: give 0 or more.", option="offset")
 
 
 def described(prompts: Sequence[Prompt]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, reason, replacing, sha256_file, write_json
+from tempera.runtime.files import read_json, reason, replacing, sha256_file
 from tempera.runtime.installation import command
 from tempera.runtime.row_store import Numbers, read_table
 
@@ -93,13 +93,6 @@ class Manifest:
         digest = hashlib.sha256(" ".join(shard.sha256 for shard in self.shards).encode())
         known = {name: getattr(self, name) for name in ("source", "encoder", "tokenizer", "count")}
         return {**known, "broken": self.broken_count, "sha256": digest.hexdigest()}
-
-    def save(self, directory: Path) -> None:
-        """Write `manifest.json` atomically."""
-        write_json(
-            directory / MANIFEST,
-            {**asdict(self), "count": self.count, "broken_count": self.broken_count},
-        )
 
     @classmethod
     def load(cls, directory: Path) -> "Manifest":

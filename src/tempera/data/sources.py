@@ -61,9 +61,7 @@ class Source(Protocol):
         """Number of entries, including broken ones; None if counting means reading them all."""
 
     def fetch(self, processes: Processes) -> None:
-        """Download what `count` and `read` need, before any other work. All processes call this and
-        share the downloads.
-        """
+        """Download what `count` and `read` need, before any other work. All processes call this."""
         return
 
     def read(self, start: int) -> Iterator[Entry | Broken]:

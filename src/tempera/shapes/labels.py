@@ -1,8 +1,9 @@
 """The classes of the shipped MAR: a shape in a colour."""
 
+from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import override
 
-from tempera.data.prompts import Prompt, check_slice
+from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.shapes.world import COLOURS, SHAPES, parse_caption
 from tempera.targets.conditioners import ClassLabels
@@ -43,10 +44,9 @@ class ShapeLabels(ClassLabels):
         )
 
 
-def shape_prompts(limit: int | None = 64, offset: int = 0) -> list[Prompt]:
+def shape_prompts(limit: PositiveInt | None = 64, offset: NonNegativeInt = 0) -> list[Prompt]:
     """Prompt `offset` + i is class i mod 48; ids are shape-07-000 (class, repetition)."""
     count = len(CLASSES)
-    check_slice(limit, offset)
     numbers = range(offset, offset + (count if limit is None else limit))
     return [
         Prompt(f"shape-{number % count:02d}-{number // count:03d}", CLASSES[number % count])

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import override
 
 from tempera.data.encoders import VQEncoder
-from tempera.data.prompts import Prompt, check_slice
+from tempera.data.prompts import Prompt
 from tempera.data.shards import CodedImages
 from tempera.data.sources import Broken, Entry, Source
 from tempera.image_tokenizers.vq import VQModel
@@ -80,13 +80,14 @@ class WorldScenes(Source):
             yield _entry(self.world, index, f"world-{self.world.seed}-{index}")
 
 
-def world_prompts(limit: int = 64, offset: int = 0, seed: NonNegativeInt = 1) -> list[Prompt]:
+def world_prompts(
+    limit: PositiveInt = 64, offset: NonNegativeInt = 0, seed: NonNegativeInt = 1
+) -> list[Prompt]:
     """Captions `offset` … `offset + limit − 1` of the shapes world with that seed; ids are
     world-000123.
 
     The default seed differs from the training world's (0), so the scenes are unseen.
     """
-    check_slice(limit, offset)
     world = World(seed)
     return [
         Prompt(f"world-{index:06d}", world.sample(index).caption)
