@@ -50,14 +50,25 @@ ROUNDS = [  # rows by the kind of their rounds; the first of each kind is timed
     ["scd"],
     ["sjd_pac"],
     ["gsd"],
+    ["mar ar", "mar ar last_noise=true"],  # of shapes_mar, with continuous tokens
+    ["mar ar steps=18"],
+    ["mar ar steps=9"],
+    ["mar ar steps=6"],
+    ["mar cspd gamma=4"],
+    ["mar cspd_published gamma=4"],
+    ["mar cspd_published gamma=8"],
+    ["mar cspd_exact gamma=2"],
+    ["mar cspd_exact gamma=4"],
+    ["mar cspd_exact gamma=8"],
 ]  # fmt: skip
 KIND = {row: kind[0] for kind in ROUNDS for row in kind}
+PLAIN = ["ar", "mar ar"]
 REAL = ["eagle", "block", "parallel", "optimal_rsd price=1", "lantern", "scd"]
 """Kinds of rounds that are also timed on LlamaGen-XL."""
 METRICS = ["accepted_length", "fid", "kid", "clip_score", "attribute_accuracy", "tv", "tv_bound",
-           "kl_per_token", "top1", "top10", "entropy"]  # fmt: skip
+           "kl_per_token", "top1", "top10", "entropy", "shape_accuracy",
+           "colour_accuracy"]  # fmt: skip
 PAIRED = ["attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score"]
-RUN = ["eval/run.py", "experiment=frontier", "tracking=none"]
 QUALITY = ["limit=512", "speed.prompts=0"]
 SPEED = ["limit=12", "speed.prompts=12", "metrics=none", "diagnostics=false"]
 BENCH = ["eval/bench.py", "model=llamagen_xl_stage1", "weights=random", "dtype=float32",
@@ -100,6 +111,19 @@ def start(*command: str) -> None:
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
 
 
+def choices(row: str) -> list[str]:
+    """A row's experiment, and its options."""
+    method = row.removeprefix("mar ")
+    experiment = "frontier" if row == method else "frontier_continuous"
+    return [experiment, *f"method={method}".split(" ")]
+
+
+def evaluate(row: str, *options: str) -> None:
+    """Run a row."""
+    experiment, *own = choices(row)
+    start("eval/run.py", f"experiment={experiment}", "tracking=none", *options, *own)
+
+
 def runs() -> None:
     """Decode and score every row, unless it is done, and collect all rows."""
     from tempera.reporting import baseline
@@ -109,11 +133,11 @@ def runs() -> None:
         start("eval/calibrate.py")
     done = {}
     for row in KIND:
-        options = [f"method={row}".split(" "), QUALITY]
-        flat = [option for part in options for option in part]
-        directory = ROOT / "outputs/frontier" / ",".join(sorted(flat))
+        experiment, *options = choices(row)
+        name = ",".join(sorted([*options, *QUALITY]))
+        directory = ROOT / "outputs" / experiment / name
         if not (directory / "metrics.json").exists():
-            start(*RUN, "batch_size=64", *flat)
+            evaluate(row, *QUALITY, "batch_size=64")
         done[row] = read_run(directory)
     baseline.compare(list(done.values()))
     results = read()
@@ -135,13 +159,15 @@ def speed(session: str) -> None:
     """Time every kind of round that this session has not timed, on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.environ["OMP_NUM_THREADS"] = "1"
-    for kind in [one[0] for one in ROUNDS[1:]] + [f"{kind} on XL" for kind in REAL]:
-        if kind in read()["sessions"].get(session, {}):
+    for kind in dict.fromkeys([*KIND.values(), *(f"{kind} on XL" for kind in REAL)]):
+        if kind in PLAIN or kind in read()["sessions"].get(session, {}):
             continue
-        method, real, _ = kind.partition(" on XL")
+        row, real, _ = kind.partition(" on XL")
         directory = ROOT / "outputs/round_costs" / session / kind.replace(" ", "_")
-        options = BENCH if real else [*RUN, *SPEED]
-        start(*options, *f"method={method}".split(" "), f"hydra.run.dir='{directory}'")
+        if real:
+            start(*BENCH, *choices(row)[1:], f"hydra.run.dir='{directory}'")
+        else:
+            evaluate(row, *SPEED, f"hydra.run.dir='{directory}'")
         results = read()
         found = times_on_xl(directory) if real else cost_here(directory)
         results["sessions"].setdefault(session, {"machine": machine()})[kind] = found
@@ -173,7 +199,8 @@ def numbers(results: dict[str, Any]) -> dict[str, SimpleNamespace]:
     for row, measured in results["rows"].items():
         known: dict[str, Any] = {key: Interval(*found) for key, found in measured.items()}
         length = known["accepted_length"]
-        known["exact"] = "yes" if known["kl_per_token"].value < 1e-6 else "no"
+        if "kl_per_token" in known:
+            known["exact"] = "yes" if known["kl_per_token"].value < 1e-6 else "no"
         known["saved"] = 1 - 1 / length.value
         if "shape_accuracy_minus_ar" in known:
             known["lost_shapes"] = -known["shape_accuracy_minus_ar"].value
@@ -184,7 +211,7 @@ def numbers(results: dict[str, Any]) -> dict[str, SimpleNamespace]:
             "cheap": [[1 + draft / ar] * 3 for ar, _, draft in xl],
         }
         for where, timed in costs.items():
-            if timed or row == "ar":
+            if timed or KIND[row] in PLAIN:
                 cost = spread(timed or [[1.0] * 3])
                 gain = (length.value / cost.value, length.low / cost.high, length.high / cost.low)
                 known |= {f"{where}_cost": cost, where: Interval(*gain)}
@@ -231,6 +258,15 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "on LlamaGen-XL": "{xl:.1f}",
         "if passes cost the same": "{cheap:.1f}",
     },
+    "continuous": {
+        "tokens a round": "{accepted_length:.2f±}",
+        "speed-up": "{here:.2f±}",
+        "FID ↓": "{fid:.1f±}",
+        "KID ↓": "{kid:.2f±}",
+        "CLIP score ↑": "{clip_score:.3f±}",
+        "shapes ↑": "{shape_accuracy:.3f±}",
+        "colours ↑": "{colour_accuracy:.3f±}",
+    },
     "differences": {
         "attributes": "{attribute_accuracy_minus_ar:+.3f±}",
         "shapes": "{shape_accuracy_minus_ar:+.3f±}",
@@ -247,15 +283,16 @@ def table(name: str, rows: dict[str, SimpleNamespace]) -> str:
     """A table in Markdown; "–" where nothing was measured."""
     columns = COLUMNS[name]
     lines = ["| run | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
-    for row in CHOSEN if name == "readme" else rows:
-        cells = [f"`{row}`"]
+    shown = [row for row in rows if row.startswith("mar ") == (name == "continuous")]
+    for row in CHOSEN if name == "readme" else shown:
+        cells = [f"`{row.removeprefix('mar ')}`"]
         for template in columns.values():
             try:
                 cells.append(template.format(**vars(rows[row])))
             except KeyError:
                 cells.append("–")
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines).replace("-0.", "−0.")
 
 
 def sessions(results: dict[str, Any]) -> str:
