@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Callable
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def test_central_squares_in_the_pictures_own_size(images: Path) -> None:
+    Reference(str(images)).check()
     for edge in (24, 45):
         (batch,) = Reference(str(images)).pictures(edge)
         assert batch.shape == (20, 3, edge, edge)
@@ -55,25 +56,6 @@ def cut_off(path: Path) -> None:
     path.write_bytes(made.getvalue()[: len(made.getvalue()) // 2])
 
 
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("z.png", lambda path: path.write_bytes(b"junk")),
-        ("z.jpg", cut_off),
-        ("z.png", os.mkfifo),
-        ("z.png", lambda path: path.symlink_to("nowhere")),
-        ("z.PNG", lambda path: Image.new("1", (20_000, 20_000)).save(path)),
-    ],
-)
-def test_every_image_is_opened_first(
-    name: str, write: Callable[[Path], None], images: Path
-) -> None:
-    Reference(str(images)).check()
-    write(images / name)
-    with pytest.raises(TemperaError, match=f"{name} cannot be read as an image"):
-        Reference(str(images)).check()
-
-
 def test_a_batch_of_adms(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "batch.npz", PICTURES, np.arange(60))
     reference = Reference(str(tmp_path / "batch.npz"))
@@ -90,26 +72,52 @@ def damaged(path: Path) -> None:
     path.write_bytes(whole)
 
 
+def oversized(path: Path) -> None:
+    """A header that says more than any memory holds."""
+    with zipfile.ZipFile(path, "w") as archive, archive.open("arr_0.npy", "w") as file:
+        shape = {"shape": (10**6, 512, 512, 3), "descr": "|u1", "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, shape)
+
+
+UNREAD = "cannot be read as an image"
+
+
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("name", "content", "words"),
     [
-        ({"other": PICTURES}, "holds no pictures .*arr_0"),
-        ({"arr_0": PICTURES[:15]}, "holds 15 images"),
-        ({"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
-        ({"arr_0": PICTURES[..., 0]}, r"arr_0 is uint8 \[60, 8, 8\], not uint8"),
-        ({"arr_0": PICTURES[..., [0, 0, 0, 0]]}, r"uint8 \[60, 8, 8, 4\], not"),
-        ({"arr_0": np.array([{}])}, "holds no pictures"),
-        (lambda path: path.write_bytes(b"junk"), "holds no pictures"),
-        (damaged, "holds no pictures"),
-        (os.mkfifo, "is a pipe or a device"),
-        (str, "there is no file"),
+        ("z.png", b"junk", UNREAD),
+        ("z.png", b"", UNREAD),
+        ("z.jpg", cut_off, UNREAD),
+        ("z.png", os.mkfifo, UNREAD),
+        ("z.png", Path.mkdir, UNREAD),
+        ("z.png", lambda path: path.symlink_to("nowhere"), UNREAD),
+        ("z.PNG", lambda path: Image.new("1", (9_500, 9_500)).save(path), UNREAD),
+        ("a.npz", {"other": PICTURES}, "holds no pictures .*arr_0"),
+        ("a.npz", {"arr_0": PICTURES[:15]}, "holds 15 images"),
+        ("a.npz", {"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
+        ("a.npz", {"arr_0": PICTURES[..., 0]}, r"arr_0 is uint8 \[60, 8, 8\], not uint8"),
+        ("a.npz", {"arr_0": PICTURES[..., [0, 0, 0, 0]]}, r"uint8 \[60, 8, 8, 4\], not"),
+        ("a.npz", {"arr_0": PICTURES[:, :0]}, "holds no pictures"),
+        ("a.npz", {"arr_0": np.array([{}])}, "holds no pictures"),
+        ("a.npz", b"junk", "holds no pictures"),
+        ("a.npz", damaged, "holds no pictures"),
+        ("a.npz", oversized, "holds no pictures"),
+        ("a.npz", os.mkfifo, "is a pipe or a device"),
+        ("a.npz", Path.mkdir, "is a directory"),
+        ("a.npz", str, "there is no file"),
     ],
 )
-def test_a_batch_of_adms_is_opened_first(content: Any, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "batch.npz"
-    np.savez(path, **content) if isinstance(content, dict) else content(path)
-    with pytest.raises(TemperaError, match=words):
-        Reference(str(path)).check()
+def test_everything_is_opened_first(name: str, content: Any, words: str, images: Path) -> None:
+    """One sentence before anything is generated: of a picture in a directory, or an archive."""
+    path = images / name
+    if isinstance(content, dict):
+        np.savez(path, **content)
+    else:
+        path.write_bytes(content) if isinstance(content, bytes) else content(path)
+    place = path if name == "a.npz" else images
+    with pytest.raises(TemperaError, match=words) as problem:
+        Reference(str(place)).check()
+    assert problem.value.option == "metrics.reference"
 
 
 @pytest.mark.slow

@@ -57,15 +57,14 @@ class Reference:
             COCO.to_download([_PARTS])
             return
         if self.place is None:
-            raise TemperaError(
+            raise _refused(
                 "there are no real images to compare with: give metrics.reference=DIR, or "
-                "metrics.reference=coco for MS-COCO's",
-                option="metrics.reference",
+                "metrics.reference=coco for MS-COCO's"
             )
         files = self._files()
         count = len(_array(files[0])) if self._is_array else len(files)
         if count < LEAST:
-            raise TemperaError(
+            raise _refused(
                 f"{self.place} holds {count} images: give a directory of {LEAST} or more real "
                 "images (png, jpg or webp), a .npz file of ADM's, or coco."
             )
@@ -136,7 +135,7 @@ def _array(path: Path) -> Pictures:
             return found
     except Exception as fault:  # zipfile, zlib and numpy raise anything on damaged bytes
         problem = reason(fault)
-    raise TemperaError(
+    raise _refused(
         f"{path} holds no pictures ({problem}): give a reference batch of ADM's, such as "
         "VIRTUAL_imagenet256_labeled.npz."
     )
@@ -146,10 +145,14 @@ def _read(image: Path | bytes, name: str) -> Image.Image:
     try:
         return decode_picture(image)
     except OSError as problem:
-        raise TemperaError(
+        raise _refused(
             f"{name} cannot be read as an image ({reason(problem)}): repair it or remove it from "
             "the reference."
         ) from None
+
+
+def _refused(sentence: str) -> TemperaError:
+    return TemperaError(sentence, option="metrics.reference")
 
 
 def _square(image: Image.Image, size: int) -> Pictures:

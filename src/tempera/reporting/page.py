@@ -22,6 +22,7 @@ from tempera.metrics import table
 from tempera.reporting import pareto, tables
 from tempera.reporting.baseline import same_draws
 from tempera.reporting.collect import Run
+from tempera.reporting.console import FOR_FID
 from tempera.reporting.tables import Section
 from tempera.runtime.files import write_text
 from tempera.runtime.image_files import Picture, picture_path, read_picture
@@ -109,6 +110,7 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
             prompts.append(prompt | {"length": _length(run, name)})
         shown.append(_run(run, runs) | curve | {"prompts": prompts})
     known = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
+    known -= {"fid"} if min(run.images for run in runs) < FOR_FID else set()
     metrics = [
         {"key": metric.key, "heading": metric.heading}
         for metric in table.report_order()

@@ -130,8 +130,8 @@ def chart(
     at = base.encode(x=horizontal[""], y=vertical[""])
     layers = [
         plain.encode(y=vertical[""], tooltip=[run, tips[-1]], color=alt.value("#888")),
-        base.encode(x=horizontal["_low"], x2="x_high:Q", y=vertical[""]).mark_rule(opacity=0.8),
-        base.encode(x=horizontal[""], y=vertical["_low"], y2="y_high:Q").mark_rule(opacity=0.8),
+        base.encode(x=horizontal["_low"], x2="x_high:Q", y=vertical[""]).mark_rule(strokeWidth=1.5),
+        base.encode(x=horizontal[""], y=vertical["_low"], y2="y_high:Q").mark_rule(strokeWidth=1.5),
         at.encode(order="order:Q").mark_line(opacity=0.7, strokeWidth=1.5),
         at.encode(shape=shape, tooltip=tips).mark_point(filled=True, size=70, opacity=1),
         at.encode(text="point:N").mark_text(dx=8, dy=-8, align="left", fontSize=10),
