@@ -1,7 +1,5 @@
 """Corrections for many comparisons, and rank correlations, against independent computations."""
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -22,27 +20,10 @@ def weighted(values: np.ndarray) -> Weighted:
     return Weighted(values, np.ones(len(values)))
 
 
-def closed_testing(p: np.ndarray) -> list[float]:
-    """Holm's corrected p by its definition as a closed test: the largest Bonferroni p of all sets
-    of hypotheses that contain this one.
-    """
-    places = range(len(p))
-    return [
-        max(
-            min(1.0, len(chosen) * min(p[other] for other in chosen))
-            for size in places
-            for chosen in combinations(places, size + 1)
-            if place in chosen
-        )
-        for place in places
-    ]
-
-
-@pytest.mark.parametrize(
-    "p", [[0.01, 0.04, 0.03, 0.005], [0.2], [0.5, 0.5, 0.5], RNG.random(8) ** 4], ids=str
-)
-def test_holm_is_the_closed_test_of_bonferroni(p: list[float]) -> None:
-    assert holm(np.array(p)) == pytest.approx(closed_testing(np.array(p)))
+def test_holm() -> None:
+    """The smallest of four is multiplied by 4, the next by 3, and none is below one before it."""
+    assert holm(np.array([0.01, 0.04, 0.03, 0.005])) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm(np.array([0.5, 0.5, 0.5])).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("levels", [3, 1000])
@@ -51,10 +32,6 @@ def test_spearman_agrees_with_scipy(levels: int) -> None:
     right += 0.5 * left
     expected = [stats.spearmanr(*pair).statistic for pair in zip(left, right, strict=True)]
     assert spearman(left, right) == pytest.approx(expected)
-
-
-def test_equal_values_have_no_rank_correlation() -> None:
-    assert np.isnan(spearman(np.ones(4), np.arange(4.0)))
 
 
 def test_paired_differences_agree_with_a_t_test() -> None:
@@ -84,17 +61,6 @@ def test_equal_runs_do_not_differ_and_missing_units_do_not_count() -> None:
     assert other.difference.value == pytest.approx(-1)
     assert partly.difference.n == other.difference.n == gaps.sum()
     assert compare_all([]) == []
-
-
-def test_noise_widens_the_interval_of_a_rank_correlation() -> None:
-    means = np.arange(6.0)
-    exact = [weighted(np.full(200, mean)) for mean in means]
-    noisy = [weighted(mean + RNG.normal(0, 20, 200)) for mean in means]
-    clear = rank_correlation(exact, exact)
-    assert (clear.value, clear.low, clear.high) == (1, 1, 1)
-    blurred = rank_correlation(exact, noisy)
-    assert blurred.low < 0.9 < blurred.high + 0.2
-    assert rank_correlation(exact, [exact[0]] * 6).n == 0
 
 
 def test_infinite_units_are_ranked_and_not_subtracted() -> None:

@@ -93,8 +93,8 @@ def test_the_reference_is_kept_and_made_again_where_it_is_damaged(
     first = reference_features(shapes, networks, 64, tmp_path / "cache")
     never = Networks(features=lambda pictures: pytest.fail("made again"))
     again = reference_features(shapes, never, 64, tmp_path / "cache")
-    assert first is not None
-    assert np.array_equal(first, again)
+    assert first is not None and np.array_equal(first, again)
+    assert reference_features(shapes, Networks(never.features, distances={}), 64) is None
     (tmp_path / "cache" / "reference-untrained.npy").write_bytes(b"half")
     assert np.array_equal(first, reference_features(shapes, networks, 64, tmp_path / "cache"))
     (tmp_path / "file").write_text("")

@@ -1,6 +1,5 @@
 """Scores of pictures and metrics of sets, with networks and stores of this file."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,8 @@ from tempera.data.prompts import Prompt
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.distances import Features
-from tempera.metrics.evaluators import Networks, NoEvaluator, Pictures
-from tempera.metrics.quality import quality, reference_features, score_pictures
+from tempera.metrics.evaluators import Networks, Pictures
+from tempera.metrics.quality import quality, score_pictures
 from tempera.runtime.row_store import Store
 
 PROMPTS = [Prompt(str(place), "") for place in range(5)]
@@ -75,23 +74,3 @@ def test_distances_take_at_most_200_resamples(asked: int, used: int) -> None:
     found = quality(rows, noting(counts), REAL, asked)
     assert counts == [used, used]
     assert found["clip_score"] == bootstrap.mean(np.arange(16.0), asked)
-
-
-class Pair(NoEvaluator):
-    """Two batches of reference pictures."""
-
-    identity = "pair"
-
-    def reference(self, edge: int) -> Iterator[Pictures]:
-        yield np.full((2, 3, edge, edge), 1, np.uint8)
-        yield np.full((1, 3, edge, edge), 7, np.uint8)
-
-
-def test_the_reference_is_kept_by_evaluator_networks_and_edge(tmp_path: Path) -> None:
-    networks = Networks(means, identity="net")
-    found = reference_features(Pair(), networks, 4, tmp_path)
-    assert found is not None and found[:, 0].tolist() == [1.0, 1.0, 7.0]
-    assert [path.name for path in tmp_path.iterdir()] == ["reference-pair-net-4.npy"]
-    assert reference_features(NoEvaluator(), networks, 4, tmp_path) is None
-    assert reference_features(Pair(), Networks(means, distances={}), 4, tmp_path) is None
-    assert reference_features(Pair(), Networks(), 4, tmp_path) is None

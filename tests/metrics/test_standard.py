@@ -187,13 +187,10 @@ def test_the_preset_names_networks_whose_metrics_are_in_the_table() -> None:
 def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for first, downloaded once, and found again without a network."""
     hub.add("some/brightness", {NAME: file})
-    hub.add("some/closed", {NAME: file}, gate="closed")
 
     def evaluator(repository: str) -> StandardEvaluator:
         return standard_evaluator(["clip_score"], own=Brightness(repository))
 
-    with pytest.raises(TemperaError, match="some/closed of the hub is gated"):
-        evaluator("some/closed").check("large")
     with pytest.raises(TemperaError, match="some/nothing of the hub does not exist or"):
         evaluator("some/nothing").check("large")
     first = evaluator("some/brightness")

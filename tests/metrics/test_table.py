@@ -126,12 +126,3 @@ def test_a_prompts_own_value() -> None:
     assert found["logprob_per_token"] == ([-1.5, -1.5], [1.0, 1.0])
     assert found["shape_accuracy"] == ([1.0, 0.5], [1.0, 1.0])
     assert "clip_score" not in found
-
-
-def test_which_way_is_better_is_said_of_quality_alone() -> None:
-    worse = [metric.key for metric in METRICS if metric.higher_is_better is False]
-    assert worse == ["tv_bound", "kl_per_token", "fid", "kid"]
-    better = {metric.key for metric in METRICS if metric.higher_is_better}
-    assert better == {metric.key for metric in METRICS if metric.section == "quality"} - set(worse)
-    shown = [metric.section for metric in table.report_order()]
-    assert list(dict.fromkeys(shown)) == ["acceptance", "speed", "quality", "divergence"]
