@@ -104,7 +104,7 @@ def tasks(hub: Hub, place: Path, *command: str) -> list["subprocess.Popen[str]"]
 def test_two_processes_train_on_laion_coco(
     hub: Hub, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Downloads, shards of images, codes, and the training are shared."""
+    """The first one downloads; codes and training are shared."""
     command = [
         str(ROOT / "train_draft/main.py"), *options, "limit=70", "source.shard_size=40",
         "source.min_side=8", "steps=2", "batch_size=4", "validate_every=2", "holdout=3",

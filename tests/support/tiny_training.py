@@ -2,7 +2,6 @@
 training run of theirs.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from tempera.data.shards import CodedImages
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.parallel_network import ParallelModel
-from tempera.runtime.distributed import Processes
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.tracking import Tracker
 from tempera.shapes.networks import TextEncoder
@@ -96,9 +94,3 @@ def tiny_train(
     draft, record = tiny_draft(target, kind=kind), {"data": {"source": "tiny"}, "loss": {}}
     run = TrainingRun(target, draft, tiny_codes(), loss, recipe, directory, record)
     return run.train(lambda: tracker or Tracker())
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    Processes(cpu=True)
-    tiny_train(Path(sys.argv[1]), gradient_accumulation=2)
