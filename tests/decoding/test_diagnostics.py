@@ -129,12 +129,3 @@ def test_a_lossless_rule_that_couples_depths_adds_nothing(tree, rule):
     assert bound.eq(0).all()
     assert kl.eq(0).all()
     torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))
-
-
-def test_distances_by_depth_are_those_of_the_tests():
-    output, _ = spied(SMALL, diagnostics=True)
-    trace = output.trace
-    torch.testing.assert_close(trace.tv_sums.sum(-1), trace.tv.nansum(-1))
-    assert trace.tv_sums.shape == trace.tested.shape
-    assert ((trace.tv_sums > 0) <= (trace.tested > 0)).all()
-    assert spied(SMALL)[0].trace.tv_sums is None

@@ -50,11 +50,15 @@ def test_a_run_writes_all_documented_files(tmp_path: Path) -> None:
         "report.html",
         "grid.png",
         "acceptance_map.png",
+        "accepted_lengths.png",
         "images",
     }
     content = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert content["images"] == 20
     assert content["name"] == "coolsd δ=1.5"
+    shares = content["rounds_by_tokens"]
+    tau = sum(accepted * share for accepted, share in enumerate(shares))
+    assert (sum(shares), tau) == pytest.approx((1, content["metrics"]["tau"]["value"]))
     expected = {
         "accepted_length",
         "tau",

@@ -316,7 +316,8 @@ def test_a_table_without_numbers_lists_the_runs() -> None:
 
 
 QUANTITIES = {
-    "single": 0.25, "tv_2": 0.4, "tv_8": None, "accept": 0.75, "perplexity": 7.389,
+    "single": 0.25, "few": None, "tv_masked": None, "many_gain": None,
+    "accept": 0.75, "perplexity": 7.389,
     "clip_percent": 31.0, "target_forward": 0.02, "hpsv2": 24.1, "image_reward": -0.1,
     "precision": 0.48, "recall": 0.5, "whole_round": 0.035, "commit": 0.001,
     "proximity_first": 6.0, "proximity_others": 2.5, "alpha": 0.6, "alpha_5": 0.9,
@@ -334,7 +335,7 @@ def test_our_value_of_a_quantity() -> None:
         metrics={key: {"value": value} for key, value in metrics.items()},
         acceptance_by_depth=[0.75, 0.5],
         acceptance_by_tenth=[0.5, 0.5, 0.5, 0.5, 0.9, 1, 1, 1, 1, None],
-        tv_by_depth=[0.5, 0.4],
+        rounds_by_tokens=[0.25, 0.25, 0.5],
         time={"parts": {part: {"ms_per_round": time} for part, time in times.items()}},
         grid=[2, 3],
         proximity_by_place=[4.0, 1.0, 4.0, 8.0, None, None],

@@ -83,12 +83,13 @@ TOP = 10
 """Tokens whose mass `certainty` adds up."""
 
 
-def certainty(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def certainty(p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """How sure distributions are of the next token (LANTERN, Figure 2c): the probability of the
-    most probable token, that of the ten most probable, and the entropy in nats. [..., V] -> [...].
+    most probable token, that of the ten most probable, the entropy in nats, and the probability
+    that two draws agree, Σ p² = exp(−H₂) (SJD-PAC, §4.2). [..., V] -> [...].
     """
     likely = p.topk(min(TOP, p.shape[-1]), -1).values
-    return likely[..., 0], likely.sum(-1), torch.special.entr(p).sum(-1)
+    return likely[..., 0], likely.sum(-1), torch.special.entr(p).sum(-1), p.square().sum(-1)
 
 
 def proximity(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) -> Tensor:

@@ -162,6 +162,7 @@ class Images:
             columns |= zip(
                 ("tv", "bound", "kl"), diagnose(draft, verdict, p, rule, soft), strict=True
             )
-            columns |= zip(("top1", "top10", "entropy"), certainty(take(p, visited)), strict=True)
+            names = "top1", "top10", "entropy", "collision"
+            columns |= zip(names, certainty(take(p, visited)), strict=True)
             columns["proximity"] = proximity(draft, verdict, p if soft is None else soft, rule)
         return columns

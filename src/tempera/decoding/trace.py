@@ -38,6 +38,7 @@ class Trace:
         top1: the target's largest probability there, float32 [B, T]. Diagnostics only, as the next.
         top10: the mass of its ten most probable tokens, float32 [B, T]. See `certainty`.
         entropy: of its distribution, in nats, float32 [B, T].
+        collision: the probability that two draws from it agree, float32 [B, T].
         proximity: how many tokens LANTERN's set of the first drafted token holds, float32 [B, T];
             NaN where there is none. See `diagnostics.proximity`.
     """
@@ -52,6 +53,7 @@ class Trace:
     top1: Tensor | None = None
     top10: Tensor | None = None
     entropy: Tensor | None = None
+    collision: Tensor | None = None
     proximity: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -115,13 +117,6 @@ class Trace:
             1, tenths, which.long()
         )
 
-    @property
-    def tv_sums(self) -> Tensor | None:
-        """TV(p, q) summed over the tests at each depth, float32 [B, L]; divide by `tested` for its
-        mean. None without diagnostics.
-        """
-        return None if self.tv is None else self._by_depth(self.tv.nan_to_num(0.0))
-
     def summary(self) -> dict[str, Tensor]:
         """One number a row under each name, float32 [B]."""
         rows = {
@@ -132,7 +127,7 @@ class Trace:
             "perplexity": (-self.logprob.mean(-1)).exp(),
         }
         known = self.tensors()
-        means = ("tv", "top1", "top10", "entropy", "proximity")
+        means = ("tv", "top1", "top10", "entropy", "collision", "proximity")
         rows |= {name: known[name].nanmean(-1) for name in means if name in known}
         if "bound" in known:
             rows |= {"tv_bound": known["bound"].sum(-1), "kl_per_token": known["kl"].mean(-1)}

@@ -248,7 +248,6 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
         "accepted_by_tenth": trace.by_tenth(trace.origin == ACCEPTED).tolist(),
         "depth": trace.depth.tolist(),
         "logprob_squares": trace.logprob.double().square().sum(-1).tolist(),
-        **({} if trace.tv_sums is None else {"tv_sums": trace.tv_sums.double().tolist()}),
         **_proximity(trace),
         "tokens": output.tokens.cpu().tolist(),
     }

@@ -215,7 +215,8 @@ def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
 
     Returns:
         `acceptance_by_depth`, `acceptance_by_tenth`, `acceptance_by_place` (the share of images
-        whose token is an accepted draft), `tv_by_depth` (empty without diagnostics) and
+        whose token is an accepted draft), `rounds_by_tokens` (the share of rounds with 1, 2, …
+        tokens; the last round of an image is cut at its end and counts as one more) and
         `proximity_by_place` (the size of LANTERN's proximity set; empty without).
     """
 
@@ -223,6 +224,7 @@ def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
         return np.sum([row[name] for row in rows], 0) if name in rows[0] else np.zeros(0)
 
     tested, images = total("tested"), len(rows)
+    rounds = sum(row["rounds"] for row in rows)
     drafted = np.zeros(len(rows[0]["depth"]))
     for row in rows:
         drafted += np.array(row["depth"]) > 0
@@ -235,7 +237,7 @@ def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
         "acceptance_by_depth": _shares(total("accepted"), tested),
         "acceptance_by_tenth": _shares(total("accepted_by_tenth"), total("tested_by_tenth")),
         "acceptance_by_place": _shares(drafted, np.full(len(drafted), images)),
-        "tv_by_depth": _shares(total("tv_sums"), tested) if "tv_sums" in rows[0] else [],
+        "rounds_by_tokens": list(-np.diff([rounds, *total("accepted"), 0]) / rounds),
         "proximity_by_place": _shares(sums, known) if "proximity_by_place" in rows[0] else [],
     }
 

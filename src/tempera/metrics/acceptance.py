@@ -10,7 +10,7 @@ from tempera.metrics.bootstrap import Array, Interval
 
 MEANS = (
     "target_passes", "residual_trials", "residual_failures", "tv", "tv_bound", "kl_per_token",
-    "top1", "top10", "entropy", "proximity",
+    "top1", "top10", "entropy", "collision", "proximity",
 )  # fmt: skip
 """Columns whose means over the prompts that have a value are metrics."""
 

@@ -66,7 +66,7 @@ class Run(BaseModel):
     grid: list[int] = [1, 1]
     acceptance_by_depth: Profile = []
     acceptance_by_tenth: Profile = []
-    tv_by_depth: Profile = []
+    rounds_by_tokens: Profile = []
     proximity_by_place: Profile = []
     time: dict[str, Any] = {}
     texts: dict[str, str] = {}

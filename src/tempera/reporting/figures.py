@@ -60,6 +60,25 @@ def acceptance_map(path: Path, title: str, result: Mapping[str, Any]) -> None:
     _save(path, figure)
 
 
+def accepted_lengths(path: Path, title: str, rounds: Sequence[float]) -> None:
+    """Write how long rounds are, and how much of the speed-up those of each length bring: a round
+    of n tokens saves n − 1 passes (SJD-PAC, Figure 1).
+
+    Args:
+        rounds: share of the rounds with 1, 2, … tokens.
+    """
+    figure = _figure(9.6, 3.6, title)
+    shares = np.trim_zeros(np.array(rounds), "b")
+    tokens = np.arange(1, 1 + len(shares))
+    saved = shares * (tokens - 1)
+    panels = {"Rounds by tokens": shares, "Passes that they save": saved / max(saved.sum(), 1e-9)}
+    for panel, (name, values) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        panel.bar(tokens, values, color="#3b6ea5")
+        panel.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        panel.set(title=name, xlabel="tokens of a round", ylabel="share")
+    _save(path, figure)
+
+
 def proximity_map(
     path: Path, title: str, sizes: Sequence[float | None], shape: Sequence[int]
 ) -> None:

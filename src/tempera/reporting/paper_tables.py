@@ -75,7 +75,7 @@ def _measured(runs: Sequence[Run]) -> pd.DataFrame:
         for name, profile in (
             ("acceptance", run.acceptance_by_depth),
             ("tenth", run.acceptance_by_tenth),
-            ("tv", run.tv_by_depth),
+            ("rounds", run.rounds_by_tokens),
         ):
             own |= {f"{name}_{place}": one for place, one in enumerate(profile, 1)}
         parts = run.time.get("parts", {})

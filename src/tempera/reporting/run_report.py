@@ -22,8 +22,9 @@ LOGGED = 64
 def write(
     directory: Path, result: Mapping[str, Any], tracker: Tracker, verbose: bool = False
 ) -> None:
-    """Write grid.png, acceptance_map.png, accepted.png (if anything was drafted), proximity_map.png
-    (if the rule has proximity sets) and report.html; print the results, and log them.
+    """Write grid.png, acceptance_map.png, accepted.png and accepted_lengths.png (if anything was
+    drafted), proximity_map.png (if the rule has proximity sets) and report.html; print the results,
+    and log them.
 
     Args:
         directory: of a finished run.
@@ -56,6 +57,7 @@ def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
         figures.proximity_map(directory / "proximity_map.png", title, sizes, run.grid)
     if run.acceptance_by_depth:
         figures.accepted(directory / "accepted.png", title, pictures, rows, run.grid)
+        figures.accepted_lengths(directory / "accepted_lengths.png", title, run.rounds_by_tokens)
 
 
 def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:

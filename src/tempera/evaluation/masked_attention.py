@@ -1,0 +1,76 @@
+"""SJD-PAC's Figure 4: how much does a token still matter to the distribution some tokens later?"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.loop import Output
+from tempera.decoding.probabilities import total_variation
+from tempera.evaluation.pipeline import Method
+from tempera.targets.transformer import TransformerTarget
+from tempera.training.teacher_forcing import teach
+
+
+@dataclass(frozen=True)
+class Masking(Method):
+    """A method whose TV(p, q) compares the target with itself: p is its distribution after a token,
+    and q that of a query which cannot read the cache entry `masked` tokens before it (SJD-PAC,
+    §4.2). The entries between keep what they have read of the masked token.
+
+    Args:
+        masked: d, distance of the masked token from the query's, at least 1.
+    """
+
+    masked: int = 1
+
+    def decode(self, target: Any, *given: Any, diagnostics: bool = False, **options: Any) -> Output:
+        """See `DecodingMethod`; `diagnostics` costs one pass over two copies of each image."""
+        output = super().decode(target, *given, diagnostics=diagnostics, **options)
+        if not diagnostics:
+            return output
+        tv = masked_distances(target, given[1], output.tokens, self.masked)
+        return replace(output, trace=replace(output.trace, tv=tv))
+
+
+@torch.inference_mode()
+def masked_distances(
+    target: TransformerTarget, prompts: list[str], tokens: Tensor, masked: int
+) -> Tensor:
+    """TV between the distributions of every token with and without the cache entry `masked` before
+    that of the query, in one pass: behind the image comes a copy of it, whose queries read the
+    first copy's entries but one, and themselves.
+
+    Args:
+        target: the target.
+        prompts: B of them.
+        tokens: the images, int64 [B, T].
+        masked: d, at least 1.
+
+    Returns:
+        float32 [B, T]; NaN for the first 1 + d tokens, before which no image token is d away.
+    """
+    rows, count = target.sampling.rows, tokens.shape[1]
+    drop = torch.arange(rows * len(prompts)) >= len(prompts)
+    lesson = teach(target, prompts * rows, tokens.repeat(rows, 1), drop)
+    seen, least = lesson.mask, torch.finfo(lesson.mask.dtype).min
+    every = torch.ones(seen.shape[-2:], dtype=torch.bool, device=seen.device)
+    itself, apart = every.tril().triu(), every.tril(-masked).triu(-masked)
+    never = torch.full_like(seen, least)
+    copy = torch.cat([seen.masked_fill(itself | apart, least), never.masked_fill(itself, 0.0)], -1)
+    hidden = target.network.model(
+        inputs_embeds=lesson.embeds.repeat(1, 2, 1),
+        attention_mask=torch.cat([torch.cat([seen, never], -1), copy], -2),
+        position_ids=lesson.positions.repeat(1, 2),
+        use_cache=False,
+    ).last_hidden_state
+    lengths = torch.zeros(len(prompts), dtype=torch.int64, device=target.device)
+    ahead = torch.arange(count, device=target.device)
+    p, q = (
+        target.head.distribution(states[:, -count:], lengths, ahead)
+        for states in (lesson.hidden, hidden)
+    )
+    tv = total_variation(p, q)
+    tv[:, : 1 + masked] = torch.nan
+    return tv
