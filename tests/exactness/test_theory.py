@@ -6,15 +6,19 @@ from near_codes import near_rules
 from random_drafts import SMALL
 from table_models import FirstRoundOnly, tables
 
-from tempera.decoding.probabilities import Sampling, kl_divergence, total_variation
+from tempera.decoding.interfaces import Rule
+from tempera.decoding.probabilities import Sampling, excess, kl_divergence, total_variation
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.exactness.tables import check, emit
+from tempera.exactness.tables import TableDraft, TableTarget, check, emit
 from tempera.exactness.theory import (
+    annealing_margin,
     decoded_law,
     expected_emitted,
     kl_bound,
     one_round_law,
+    perturbed,
+    same_length,
     sequence_law,
     tree_law,
     tv_bound,
@@ -198,3 +202,57 @@ def test_on_trees_an_exact_rule_has_no_bias(options):
 def _mean(samples):
     samples = samples.double()
     return samples.mean().item(), samples.std().item() / len(samples) ** 0.5
+
+
+class Weaker(Rule):
+    """0.6 of a relaxed acceptance, and `more`: f stays within [0, 1]. With G*."""
+
+    def __init__(self, more=(0.0, 0.0)):
+        self.more = torch.tensor(more)
+
+    def accept(self, p, q, depth):
+        return 0.6 * Relaxed(uniform(1.5, 2)).accept(p, q, depth) + self.more[depth - 1, None]
+
+    def residual(self, p, q, token, depth):
+        return excess(p, q * self.accept(p, q, depth))
+
+
+def test_perturbed_acceptance_is_that_of_the_perturbed_rule():
+    """Eq. 61-64 are Eq. 8 with G*."""
+    _, _, p, q = tables()
+    changed = Weaker((0.4, 0.3))
+    expected = expected_emitted(p, q, changed, 2), tv_bound(p, q, changed, 2)
+    assert expected[1] > 0.1
+    assert perturbed(p, q, Weaker(), (0.4, 0.3)) == pytest.approx(expected, abs=1e-6)
+
+
+def near_tables(seed, vocab_size=20, noise=0.8):
+    target = TableTarget(vocab_size, 3, seed=seed)
+    return target.conditionals(), TableDraft(target, noise, 1000 + seed).conditionals()[:2]
+
+
+@pytest.mark.parametrize("rule", [Exact(), Relaxed(uniform(1.5, 2)), Relaxed(exponential(1.1, 2))])
+def test_perturbations_keep_the_length(rule):
+    """Propositions 2 and 4, Eq. 14 and 59."""
+    p, q = near_tables(0)
+    length, _ = perturbed(p, q, rule, (0.0, 0.0))
+    for change in (-0.1, 0.02, 0.1):
+        first = same_length(p, q, rule, change)
+        assert first * change < 0
+        assert perturbed(p, q, rule, (first, change))[0] == pytest.approx(length, abs=1e-12)
+
+
+def test_moving_budget_to_the_first_draft_lowers_the_bound():
+    """Propositions 4 and 5 on random tables. Assumption 1 never quite holds, hence not always."""
+    rule, lower = Relaxed(uniform(1.5, 2)), 0
+    for seed in range(40):
+        p, q = near_tables(seed)
+        annealed, reversed_ = (
+            perturbed(p, q, rule, (same_length(p, q, rule, change), change))[1]
+            for change in (-0.02, 0.02)
+        )
+        lower += annealed < reversed_
+        distances = q[0].flatten() * total_variation(p[1], q[1])
+        assert annealing_margin(p, q, rule) >= 1 - 2 * float(distances.sum()) - 1e-12
+    assert lower >= 38
+    assert annealing_margin(p, q, Exact()) == pytest.approx(1 - float(distances.sum()))

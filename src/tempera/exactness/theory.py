@@ -1,5 +1,6 @@
 """Cool-SD's Theorem 2 by enumeration: the exact law of a rule on a chain, given all conditional
-distributions as tables.
+distributions as tables; and the perturbations by which the paper argues for annealing (Propositions
+2, 4 and 5).
 
 Tables are lists: `p[t]` and `q[t]` hold the target's and the draft's distribution after each of the
 V^t prefixes of t tokens, [V^t, V], prefixes in lexicographic order. Laws of sequences of n tokens
@@ -7,7 +8,7 @@ are [V^n], likewise. Use float64. L is the draft length. Nothing here shares cod
 loop except the rule, so that each checks the other (`tests/exactness/test_theory.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +103,46 @@ def kl_bound(p: Tables, q: Tables, rule: Rule, length: int) -> float:
         float((visit.reach * kl_divergence(visit.emitted, visit.p)).sum())
         for visit in visits(p, q, rule, length)
     )
+
+
+def perturbed(p: Tables, q: Tables, rule: Rule, changes: Sequence[float]) -> tuple[float, float]:
+    """E[τ + 1] (Eq. 7) and the TV bound with G* (Eq. 61-64, halved) of chains of as many drafts as
+    there are changes, if c_i is added to every f_i (Propositions 2 and 4).
+
+    As in the paper's algebra f_i + c_i is not kept within [0, 1]: where f_i is near 1 and c_i > 0,
+    this is no rule, and the numbers are those of the formulas.
+    """
+    reach, tokens, bound = torch.ones(1, dtype=p[0].dtype), 1.0, 0.0
+    for depth, change in enumerate(changes, start=1):
+        here_p, here_q = p[depth - 1], q[depth - 1]
+        f = rule.accept(here_p, here_q, torch.full(here_p.shape[:1], depth))
+        kept = here_q * (f + change)
+        local = ((here_p - kept).abs().sum(-1) - (here_q - kept).sum(-1)) / 2
+        bound += float((reach * local).sum())
+        reach = (reach.unsqueeze(-1) * kept).flatten()
+        tokens += float(reach.sum())
+    return tokens, bound
+
+
+def same_length(p: Tables, q: Tables, rule: Rule, change: float) -> float:
+    """c_1 that keeps the expected length of chains of two drafts if c_2 = `change` (Eq. 14 and
+    59).
+    """
+    first, second = (
+        q[depth] * rule.accept(p[depth], q[depth], torch.full(p[depth].shape[:1], depth + 1))
+        for depth in (0, 1)
+    )
+    accepted = float((q[0].flatten() * second.sum(-1)).sum())
+    return -float(first.sum()) * change / (1 + accepted + change)
+
+
+def annealing_margin(p: Tables, q: Tables, rule: Rule) -> float:
+    """E_Q[f_2] − Δ(f_2) = 1 − E_Q[Σ |P − Q·f_2|] (Proposition 5): positive if a smaller f_2 and a
+    larger f_1 lower the bound under Assumption 1. At least 1 − 2·E_Q[TV(P, Q)] if the rule accepts
+    no less than exact decoding, so at least 1/5 if every TV(P, Q) ≤ 2/5 (Assumption 2).
+    """
+    f = rule.accept(p[1], q[1], torch.full(p[1].shape[:1], 2))
+    return 1 - float((q[0].flatten() * (p[1] - q[1] * f).abs().sum(-1)).sum())
 
 
 def one_round_law(p: Tables, q: Tables, rule: Rule, length: int) -> Tensor:

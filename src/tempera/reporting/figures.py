@@ -60,7 +60,7 @@ def acceptance_map(path: Path, title: str, result: Mapping[str, Any]) -> None:
     _save(path, figure)
 
 
-def accepted_lengths(path: Path, title: str, rounds: Sequence[float]) -> None:
+def accepted_lengths(path: Path, title: str, rounds: Sequence[float | None]) -> None:
     """Write how long rounds are, and how much of the speed-up those of each length bring: a round
     of n tokens saves n − 1 passes (SJD-PAC, Figure 1).
 
@@ -68,7 +68,7 @@ def accepted_lengths(path: Path, title: str, rounds: Sequence[float]) -> None:
         rounds: share of the rounds with 1, 2, … tokens.
     """
     figure = _figure(9.6, 3.6, title)
-    shares = np.trim_zeros(np.array(rounds), "b")
+    shares = np.trim_zeros(np.array(rounds, np.float64), "b")
     tokens = np.arange(1, 1 + len(shares))
     saved = shares * (tokens - 1)
     panels = {"Rounds by tokens": shares, "Passes that they save": saved / max(saved.sum(), 1e-9)}
