@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,13 +14,10 @@ from tiny_networks import (
     tiny_target,
 )
 
-from tempera.drafters.draft_network import torch_dtype
 from tempera.drafters.eagle_network import EagleModel, eagle_network
 from tempera.drafters.parallel_network import parallel_network
 from tempera.errors import TemperaError
 from tempera.targets.masks import causal_mask
-
-CPU = torch.device("cpu")
 
 
 def sequence(eagle: EagleModel, rows: int = 3, length: int = 9):
@@ -59,28 +56,13 @@ def test_training_starts_from_random_weights_or_from_a_draft(start, tmp_path):
     assert not fresh.layers[0].mlp.down_proj.weight.equal(draft.layers[0].mlp.down_proj.weight)
 
 
-def test_drafting_has_its_own_copy_of_the_weights_in_the_dtype_that_is_named():
-    eagle = tiny_eagle(tiny_target()).train()
-    half = eagle.for_decoding(CPU, torch.bfloat16)
-    assert eagle.training and eagle.fc.weight.dtype == torch.float32
-    assert half.fc(torch.zeros(1, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
-    assert torch_dtype(None) is None and torch_dtype("bfloat16") is torch.bfloat16
-    rounded = eagle.for_decoding(CPU, torch.float16)  # computes in float32 on a CPU
-    found = rounded.fc(torch.eye(32)) - rounded.fc(torch.zeros(1, 32))
-    assert not torch.equal(found, eagle.fc.weight.t())
-    torch.testing.assert_close(found, eagle.fc.weight.half().float().t(), atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("family", NETWORKS)
 def test_a_saved_draft_loads_unchanged(tmp_path, family):
     eagle = lively(EagleModel.of(NETWORKS[family](), "tiny", features=(1,)), 1)
-    eagle.save_pretrained(tmp_path / "draft")
-    eagle.save_pretrained(tmp_path / "draft")
-    files = sorted(file.name for file in (tmp_path / "draft").iterdir())
-    assert files == ["config.json", "model.safetensors"]
-    again = EagleModel.from_pretrained(tmp_path / "draft")
-    known = asdict(eagle.config) | {"network": again.config.network}
-    assert json.loads(json.dumps(asdict(again.config))) == json.loads(json.dumps(known))
+    for _ in range(2):
+        eagle.save_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    again = EagleModel.from_pretrained(tmp_path)
     assert again.features == eagle.features == (1,)
     assert torch.equal(eagle.eval()(*sequence(eagle)), again.eval()(*sequence(eagle)))
 

@@ -24,6 +24,7 @@ from tiny_networks import (
     lively,
     llamagen,
     random_rounds,
+    text_target,
     tiny_eagle,
     tiny_parallel,
     tiny_target,
@@ -120,24 +121,13 @@ def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(kind, tree, guida
 
 @pytest.mark.parametrize("kind", ["eagle", "parallel"])
 def test_a_language_model_with_forced_positions(kind):
-    network, forced = lively(TextLlama()), torch.full((6,), -1)
-    forced[[2, 5]] = 0
-    target = tiny_target(
-        Sampling(2.0),
-        network=network,
-        conditioner=network.conditioner,
-        grid=(2, 3),
-        token_ids=torch.tensor([29, 11, 12, 13, 20]),
-        forced=forced,
-        granularity=4,
-    )
-    prompts, tree = ["xyz", "a"], Tree.chain(3)
+    target, prompts, tree = text_target(Sampling(2.0)), ["xyz", "a"], Tree.chain(3)
     if kind == "eagle":
-        after = after_eagle(tiny_eagle(target), target, prompts)
-        check_every_q(target, eagle(target, tree), prompts, after, forced)
+        after, drafter = after_eagle(tiny_eagle(target), target, prompts), eagle(target, tree)
     else:
         after = after_parallel(tiny_parallel(target, length=3), target, prompts)
-        check_every_q(target, parallel(target, tree, length=3), prompts, after, forced)
+        drafter = parallel(target, tree, length=3)
+    check_every_q(target, drafter, prompts, after, target.head.forced)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -176,19 +166,6 @@ def test_half_precision_in_both_or_in_the_draft_alone(name):
     cache = drafter.model.draft.session.cache if name == "independent" else drafter.model.cache
     assert torch.equal(decoded(target, drafter).tokens, decoded(target, NoDraft()).tokens)
     assert (cache.dtype, target.session.cache.dtype) == (torch.bfloat16, torch.float32)
-
-
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_drafts_at_forced_positions_are_always_accepted(name):
-    forced = torch.full((LENGTH,), -1)
-    forced[4::5] = 3
-    target = tiny_target(forced=forced)
-    output = decoded(target, DRAFTERS[name](target), seed=1)
-    last = (..., -1)
-    assert (output.tokens.view(4, *GRID)[last] == 3).all()
-    if name in ("eagle", "parallel"):  # an independent draft does not know them
-        drafted = output.trace.place.view(4, *GRID)[last] <= 3
-        assert drafted.any() and (output.trace.origin.view(4, *GRID)[last][drafted] != 1).all()
 
 
 class Sick:

@@ -84,19 +84,6 @@ def test_the_optimal_residual_minimises_the_bound():  # Theorem 2
     assert tv_bound(p, q, Relaxed((0.5, 0.2, 0.1), "vanilla"), 3) > 0.01
 
 
-def test_a_floor_of_one_keeps_the_bound_of_a_visit_and_emits_more():
-    for seed in range(5):
-        _, _, p, q = tables(seed=seed)
-        published = exponential(1.5, 3)
-        low, high = Relaxed(published), Relaxed(floored(published, 1.0))
-        for below, above in zip(visits(p, q, low, 3), visits(p, q, high, 3), strict=True):
-            torch.testing.assert_close(
-                total_variation(below.emitted, below.p), total_variation(above.emitted, above.p)
-            )
-        assert tv_bound(p, q, high, 3) == pytest.approx(tv_bound(p, q, low, 3))
-        assert expected_emitted(p, q, high, 3) > expected_emitted(p, q, low, 3)
-
-
 # The loop's own measurements
 
 LOOPED = [

@@ -265,11 +265,9 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
 
 REFUSED = {
     "delta=0 ": lambda: Lantern(TABLE, 0),
-    "delta=-0.1 ": lambda: Lantern(TABLE, -0.1),
     "delta=1.1 ": lambda: Lantern(TABLE, 1.1),
     "delta=nan ": lambda: Lantern(TABLE, float("nan")),
     "at most 0.6931": lambda: Lantern(TABLE, 0.8, "jsd"),
-    "lam=0 ": lambda: LanternPP(TABLE, 0),
     "lam=inf ": lambda: LanternPP(TABLE, float("inf")),
     "ranks=-1 ": lambda: GSD(TABLE, -1),
 }

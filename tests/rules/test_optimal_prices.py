@@ -44,16 +44,6 @@ def test_measured_rounds_are_what_theory_expects(prices):
     assert nats == pytest.approx(kl_bound(p, q, rule, LENGTH), abs=1e-5)
 
 
-def test_between_the_measured_prices_they_are_near():
-    _, _, p, q = tables()
-    rounds = enumerated(p, q)
-    for prices in ((0.55, 0.35, 0.05), (1.2, 0.8, 0.45)):
-        rule = Priced(Prices(prices))
-        emitted, nats = rounds.expected(Prices(prices))
-        assert emitted == pytest.approx(expected_emitted(p, q, rule, LENGTH), abs=0.005)
-        assert nats == pytest.approx(kl_bound(p, q, rule, LENGTH), rel=0.02)
-
-
 def test_worth_is_tokens_less_divergence_of_what_follows():
     """ρ_i = β·T_{i+1} - K_{i+1}, with T_i = 1 + A_i·T_{i+1} and K_i = KL_i + A_i·K_{i+1}."""
     p, q = alike(*tables()[2:])
@@ -160,14 +150,3 @@ def test_a_rejected_sibling_leaves_the_next_one():
     assert rounds.worth(Prices((1.0,)), beta=0.8).prices == pytest.approx([worth])
     assert rounds.worth(Prices((1.0,)), beta=0.05).prices == (0.0,)  # less than what it costs
     assert rounds.worth(Prices((1.0,)), beta=50).prices == (GRID[-1],)
-
-
-def test_a_round_keeps_at_most_one_of_three_siblings():
-    """Kept with probability 0.5, 0.4 and 0.3, each after those before it were rejected."""
-    keep = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1).expand(1, 3, len(GRID))
-    divergence = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1).expand(1, 4, len(GRID))
-    rounds = PricedRounds.equal(Tree.from_paths([[0], [1], [2]]), keep, divergence)
-    first, second, third = 0.5, 0.5 * 0.4, 0.5 * 0.6 * 0.3
-    emitted, nats = rounds.expected(Prices((1.0,)))
-    assert emitted == pytest.approx(1 + first + second + third)
-    assert nats == pytest.approx(1 + 2 * first + 3 * second + 4 * third)

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +11,6 @@ from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.exactness.tables import check
 from tempera.rules.optimal import Priced
-from tempera.rules.schedules import exponential
 from tempera.rules.standard import Exact, Match, Relaxed
 
 
@@ -113,25 +111,6 @@ def test_omega_follows_the_depth_and_stays_at_the_last():
     p, q = torch.tensor([0.2, 0.8]).expand(3, 2), torch.tensor([0.8, 0.2]).expand(3, 2)
     f = rule.accept_at(p, q, torch.zeros(3, dtype=torch.int64), torch.tensor([1, 2, 3]))
     assert f.tolist() == pytest.approx([0.75, 0.5, 0.125])
-
-
-def test_shapes_broadcast_over_rows_and_nodes():
-    p, q = torch.rand(2, 3, 7).softmax(-1), torch.rand(2, 3, 7).softmax(-1)
-    token, depth = torch.randint(7, (2, 3)), torch.tensor([1, 2, 3])
-    for rule in (Exact(), Relaxed(exponential(2.0, 3)), Priced(0.5), *near_rules(7).values()):
-        assert rule.accept_at(p, q, token, depth).shape == (2, 3)
-        assert rule.accept(p, q, depth).shape == (2, 3, 7)
-        assert rule.residual(p, q, token, depth).shape == (2, 3, 7)
-
-
-def test_a_schedule_of_numpy_numbers_leaves_f_in_float32():
-    p, q = torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2])
-    rule, depth = Relaxed(tuple(np.linspace(0.3, 2.3, 3))), torch.tensor(2)
-    assert rule.omega(depth).dtype == torch.float32
-    assert rule.accept(p, q, depth).dtype == torch.float32
-    assert rule.residual(p, q, torch.tensor(0), depth).dtype == torch.float32
-    assert [type(omega) for omega in rule.schedule] == [float] * 3
-    assert rule == Relaxed(np.linspace(0.3, 2.3, 3).tolist())
 
 
 @pytest.mark.parametrize("schedule", [(), (1.0, -1.0), (1.0, 0.0), (float("nan"),), (1e39,)])

@@ -145,6 +145,14 @@ class TextLlama(LlamaForCausalLM):
         return ids, ids > 0
 
 
+def text_target(sampling: Sampling) -> TransformerTarget:
+    """A `TextLlama` of five image tokens on 2×3, the first of which ends every line."""
+    network, forced = lively(TextLlama()), torch.full((6,), -1)
+    forced[[2, 5]] = 0
+    options = {"grid": (2, 3), "token_ids": torch.tensor([29, 11, 12, 13, 20]), "granularity": 4}
+    return tiny_target(sampling, network, network.conditioner, forced=forced, **options)
+
+
 def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
     sizes = LlamaConfig(**{**config, "num_hidden_layers": 1})
     sizes._attn_implementation = "sdpa"

@@ -5,12 +5,11 @@ from tiny_networks import (
     PREFIX,
     PROMPTS,
     TREE,
-    TextLlama,
     captions,
-    lively,
     llamagen,
     random_draft,
     random_verdict,
+    text_target,
     tiny_eagle,
     tiny_target,
 )
@@ -109,23 +108,11 @@ def test_a_batch_generates_the_same_images_as_single_prompts():
 
 
 def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions():
-    ids = torch.tensor([29, 11, 12, 13, 20])
-    forced = torch.full((6,), -1)
-    forced[[2, 5]] = 0
-    network = lively(TextLlama())
-    options = {
-        "network": network,
-        "conditioner": network.conditioner,
-        "grid": (2, 3),
-        "token_ids": ids,
-        "forced": forced,
-        "granularity": 4,
-    }
-    target = tiny_target(Sampling(2.0, top_k=3), **options)
+    target = text_target(Sampling(2.0, top_k=3))
     assert target.vocab_size == 5 and target.length == 6
     generator = torch.Generator().manual_seed(0)
     prompts = ["xyz", "a", "bc"]
-    check_rounds(target, prompts, 3, lambda: Tree.chain(3), generator, forced)
+    check_rounds(target, prompts, 3, lambda: Tree.chain(3), generator, target.head.forced)
     generated = decode(target, NoDraft(), Exact(), RandomStreams(0, prompts), prompts).tokens
     assert (generated[:, [2, 5]] == 0).all() and (generated[:, [0, 1, 3, 4]] > 0).all()
 
