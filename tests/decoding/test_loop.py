@@ -2,7 +2,7 @@ import pytest
 import torch
 from host_reads import HostReads
 from near_codes import near_rules
-from random_drafts import SMALL, RowTrees, Spy
+from random_drafts import SMALL, Spy
 
 from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.loop import Images, decode
@@ -11,6 +11,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, timed
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -22,6 +23,8 @@ RELAXED = Relaxed((1.5, 0.5))
 
 
 def drafting(draft, tree):
+    if tree == "dynamic":
+        return DynamicTreeDrafter(draft, draft.vocab_size, branches=2, depth=3, nodes=6)
     return StaticTreeDrafter(draft, tree) if tree else NoDraft()
 
 
@@ -34,7 +37,7 @@ READ = {
     "ar": (None, RELAXED),
     "chain": (Tree.chain(3), RELAXED),
     "tree": (SMALL, RELAXED),
-    "tree per row": (RowTrees, RELAXED),
+    "tree per row": ("dynamic", RELAXED),
     "block": (Tree.chain(3), BlockVerification()),
     "priced": (SMALL, Priced(0.8)),
     **{
@@ -60,7 +63,7 @@ def test_one_host_read_per_round(name, sampling, monkeypatch):
     for escape in ("numpy", "cpu", "item", "__bool__"):
         monkeypatch.setattr(torch.Tensor, escape, noted(escape, getattr(torch.Tensor, escape)))
     target, draft = tables(sampling=SAMPLINGS[sampling])
-    drafter = RowTrees(draft) if tree is RowTrees else drafting(draft, tree)
+    drafter = drafting(draft, tree)
     emit(target, drafter, rule, rows=3)  # makes what is made once, such as tables of the tree
     seen.clear()
     for diagnostics in (False, True):

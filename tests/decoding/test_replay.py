@@ -1,12 +1,13 @@
 import pytest
 import torch
-from random_drafts import SMALL, RowTrees
+from random_drafts import SMALL
 from table_models import RULE
 
 from tempera.decoding import replay
 from tempera.decoding.replay import KEPT, REJECTED, UNTESTED, DraftLog, replays
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.trees import Tree
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness.tables import TableDraft, TableTarget, emit
@@ -78,7 +79,8 @@ def test_fates_are_stored_as_these_numbers():
 
 def test_rounds_of_trees_that_differ_by_row():
     log = DraftLog()
-    output = emit(TARGET, RowTrees(TableDraft(TARGET)), Exact(), rows=6, observe=log.add)
+    drafter = DynamicTreeDrafter(TableDraft(TARGET), 4, branches=2, depth=3, nodes=6)
+    output = emit(TARGET, drafter, Exact(), rows=6, observe=log.add)
     rows = replays(IDS[:6], output, log, (1, 7), {"p2"})
     assert [row["id"] for row in rows] == ["p2"]
     assert len(rows[0]["parent"]) == sum(rows[0]["nodes"]) == len(rows[0]["fate"])

@@ -1,9 +1,8 @@
-"""The Jacobi family: the law of every method, the definition of every initialisation, detection of
-planted faults, and real networks.
+"""The Jacobi family: the law of every method, the definition of every initialisation, and real
+networks.
 """
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,19 +16,13 @@ from tempera.decoding.interfaces import Draft
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, at, one_hot
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.trees import Tree, take
-from tempera.decoding.verification import verify
+from tempera.decoding.trees import Tree
 from tempera.drafters.jacobi import (
-    AdaptiveContinuation,
-    Guesses,
-    Jacobi,
-    Redraw,
     jacobi,
     scd,
     sjd,
     sjd_pac,
 )
-from tempera.drafters.jacobi_window import Window
 from tempera.drafters.none import NoDraft
 from tempera.exactness.tables import emit
 from tempera.rules.standard import Exact, Match, Relaxed
@@ -124,70 +117,6 @@ def test_without_refinement_every_guess_starts_anew():
     emit(target, repeats, Exact(), 50)
     (_, verdict, *_), (draft, *_) = repeats.heard[:2]
     assert (draft.tokens == verdict.next_token.unsqueeze(1)).all()
-
-
-# What is wrong must be seen
-
-
-class OldLabel(Jacobi):
-    """A kept guess keeps the distribution that it was first drawn from as its q."""
-
-    def propose(self, uniforms):
-        last = self._guesses
-        draft = super().propose(uniforms)
-        if last is None:
-            return draft
-        places, spine = self._emitted + self.window.ahead, self.window.length
-        source = places.clamp(max=spine - 1)
-        kept = (places < spine) & (last.tokens.gather(1, source) == draft.tokens)
-        q = torch.where(kept.unsqueeze(-1), take(last.q, source), draft.q)
-        self._guesses = Guesses(draft.tokens, q)
-        return replace(draft, q=q)
-
-
-class Leak(Jacobi):
-    """Guesses are drawn with the uniform draws that test them, see `leaking`."""
-
-    def propose(self, uniforms):
-        Leak.drawn = uniforms
-        return super().propose(uniforms)
-
-
-def leaking(draft, scores, rule, uniforms):
-    return verify(draft, scores, rule, torch.cat([Leak.drawn, uniforms], 1))
-
-
-class NeighboursLabel(Jacobi):
-    """A repeated token is labelled with its neighbour's distribution."""
-
-    def _distributions(self, places, new, sources, found):
-        index = torch.where(found, sources, places).clamp(0, self.window.length)
-        self.repeated = take(self._stale, index)
-        return super()._distributions(places, new, sources, found)
-
-    def propose(self, uniforms):
-        draft = super().propose(uniforms)
-        one = draft.q.amax(-1, keepdim=True) == 1
-        self._guesses = Guesses(draft.tokens, torch.where(one, self.repeated, draft.q))
-        return replace(draft, q=self._guesses.q)
-
-
-FAULTS = {
-    "old label": (OldLabel, Window(3), AdaptiveContinuation()),
-    "test's draws reused to redraw": (Leak, Window(3), Redraw()),
-    "test's draws reused to continue": (Leak, Window(3), AdaptiveContinuation()),
-    "horizontal repeat's label": (NeighboursLabel, Window(2), Redraw(), "horizontal_repeat"),
-    "vertical repeat's label": (NeighboursLabel, Window(2), Redraw(), "vertical_repeat"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_caught(fault, monkeypatch):
-    kind, *parts = FAULTS[fault]
-    if kind is Leak:
-        monkeypatch.setattr("tempera.decoding.loop.verify", leaking)
-    assert not check_window(lambda target: kind(target, *parts), Exact(), ROWS, 3).agrees
 
 
 # As defined

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from near_codes import near, near_rules
-from random_drafts import SMALL, RowTrees
+from random_drafts import SMALL
 from table_models import FirstRoundOnly
 from window_laws import check_window
 
@@ -37,6 +37,12 @@ SAMPLINGS = {
     "guided greedy": Sampling(guidance=3.0, temperature=0),
     "all": Sampling(guidance=2.0, temperature=1.3, top_k=3, top_p=0.9),
 }
+
+
+def dynamic(draft):
+    return DynamicTreeDrafter(draft, draft.vocab_size, branches=2, depth=3, nodes=6)
+
+
 EXACT = {
     "autoregression": (Exact(), lambda draft: NoDraft(), {}),
     **{
@@ -65,9 +71,8 @@ EXACT = {
     "forced, chain": (Exact(), CHAIN, {"forced": FORCED}),
     "forced, tree": (Exact(), SMALL, {"forced": FORCED}),
     "forced, block": (BlockVerification(), CHAIN, {"forced": FORCED}),
-    "a tree per row": (Exact(), RowTrees, {}),
-    "a tree per row, all": (Exact(), RowTrees, {"sampling": SAMPLINGS["all"]}),
-    "dynamic tree": (Exact(), lambda draft: DynamicTreeDrafter(draft, 3, 2, 3, 6), {}),
+    "a tree per row": (Exact(), dynamic, {}),
+    "a tree per row, all": (Exact(), dynamic, {"sampling": SAMPLINGS["all"]}),
     "strict": (Relaxed((0.7, 0.35, 0.1)), CHAIN, {}),
     "strict, tree": (Relaxed((0.7, 0.35, 0.1)), SMALL, {}),
     "block": (BlockVerification(), CHAIN, {}),

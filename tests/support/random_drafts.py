@@ -4,8 +4,7 @@ import torch
 
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import one_hot, sample
-from tempera.decoding.trees import Tree, take
-from tempera.exactness.tables import lookup
+from tempera.decoding.trees import Tree
 
 SMALL = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 
@@ -59,41 +58,3 @@ class Spy:
     def observe(self, draft, verdict, scores, emitted):
         self.heard.append((draft, verdict, scores, emitted))
         self.drafter.observe(draft, verdict, scores, emitted)
-
-
-class RowTrees:
-    """Deterministic proposals on another tree for every row and round, as in EAGLE-2: a node is its
-    parent's next most probable token.
-    """
-
-    nodes, depth = 5, 4
-    uniforms = 1
-    shapes = torch.tensor(
-        [[-1, -1, -1, 0, 0], [-1, 0, 1, 2, 1], [-1, -1, 1, 1, 3], [-1, 0, 0, 1, 1]]
-    )
-
-    def __init__(self, draft):
-        self.draft = draft
-
-    def begin(self, prompts):
-        self.draft.begin(prompts, self.nodes)
-
-    def propose(self, uniforms):
-        parents = self.shapes[(uniforms[:, 0] * len(self.shapes)).long()]
-        tree = Tree(parents, self.depth, 3)
-        self.draft.roots()
-        prefixes = self.draft._frontier.expand(-1, 1 + self.nodes)
-        for _ in range(self.depth):
-            above = take(prefixes, 1 + parents)
-            ranks = tree.earlier_siblings.sum(-1)
-            tokens = (
-                lookup(self.draft.table, above)
-                .argsort(-1, descending=True)
-                .gather(-1, ranks.unsqueeze(-1))
-                .squeeze(-1)
-            )
-            prefixes = torch.cat([prefixes[:, :1], above * self.draft.vocab_size + 1 + tokens], 1)
-        return Draft(tokens, one_hot(tokens, self.draft.vocab_size), tree)
-
-    def observe(self, *decided):
-        self.draft.observe(*decided)

@@ -59,10 +59,10 @@ Condition (2) is the crucial one. It holds by induction over iterations, since t
 - for positions that enter the window: as described in `jacobi_window.WindowInit`. A repeated token
   is not random given F_k, so its q is one-hot.
 
-Exactness breaks, as the tests show, if a kept guess keeps its old label q'_k, if a redraw or a
-continuation reuses the uniform draw that tested a position, or if a repeated token is labelled with
-its neighbour's distribution. SJD (arXiv 2410.01699), both parts of SJD-PAC and speculative coupled
-decoding (arXiv 2510.24211) are exact as published.
+Exactness breaks if a kept guess keeps its old label q'_k, if a redraw or a continuation reuses the
+uniform draw that tested a position, or if a repeated token is labelled with its neighbour's
+distribution. SJD (arXiv 2410.01699), both parts of SJD-PAC and speculative coupled decoding (arXiv
+2510.24211) are exact as published.
 """
 
 from abc import ABC, abstractmethod
