@@ -54,7 +54,6 @@ EXACT = {
             "five siblings of three tokens": Tree.from_paths([[0], [1], [2], [3], [4]]),
             "small": SMALL,
             "mc_sim_7b_63": Tree.named("mc_sim_7b_63"),
-            "naive_extend_57": Tree.named("naive_extend_57"),
         }.items()
     },
     **{
