@@ -36,30 +36,16 @@ ROUNDS = [  # rows by the kind of their rounds; the first of each kind is timed
      "coolsd floor=1 delta=1.1", "coolsd floor=1 delta=1.5", "coolsd floor=1 delta=2",
      "coolsd floor=1 delta=3"],
     ["optimal_rsd price=1", "optimal_rsd schedule=optimal expected_length=3.8"],
-    ["block"],
     ["parallel", "coolsd drafter=parallel floor=1 delta=2",
      "coolsd drafter=parallel floor=1 delta=3"],
-    ["block drafter=parallel"],
-    ["independent"],
-    ["eagle tree=mc_sim_7b_63"],
-    ["eagle2"],
-    ["lantern"],
-    ["lanternpp"],
-    ["jacobi"],
-    ["sjd"],
-    ["scd"],
-    ["sjd_pac"],
-    ["gsd"],
     ["mar ar", "mar ar last_noise=true"],  # of shapes_mar, with continuous tokens
-    ["mar ar steps=18"],
-    ["mar ar steps=9"],
-    ["mar ar steps=6"],
-    ["mar cspd gamma=4"],
-    ["mar cspd_published gamma=4"],
-    ["mar cspd_published gamma=8"],
-    ["mar cspd_exact gamma=2"],
-    ["mar cspd_exact gamma=4"],
-    ["mar cspd_exact gamma=8"],
+    *([row] for row in (
+        "block", "block drafter=parallel", "independent", "eagle tree=mc_sim_7b_63", "eagle2",
+        "lantern", "lanternpp", "jacobi", "sjd", "scd", "sjd_pac", "gsd", "mar ar steps=18",
+        "mar ar steps=9", "mar ar steps=6", "mar cspd gamma=4", "mar cspd_published gamma=4",
+        "mar cspd_published gamma=8", "mar cspd_exact gamma=2", "mar cspd_exact gamma=4",
+        "mar cspd_exact gamma=8",
+    )),
 ]  # fmt: skip
 KIND = {row: kind[0] for kind in ROUNDS for row in kind}
 PLAIN = ["ar", "mar ar"]
@@ -118,35 +104,44 @@ def choices(row: str) -> list[str]:
     return [experiment, *f"method={method}".split(" ")]
 
 
-def evaluate(row: str, *options: str) -> None:
+def evaluate(row: str, *more: str) -> None:
     """Run a row."""
-    experiment, *own = choices(row)
-    start("eval/run.py", f"experiment={experiment}", "tracking=none", *options, *own)
+    experiment, *options = choices(row)
+    start("eval/run.py", f"experiment={experiment}", "tracking=none", *more, *options)
+
+
+def metrics(row: str) -> Path:
+    """The file that a finished run of the row leaves."""
+    experiment, *options = choices(row)
+    return ROOT / "outputs" / experiment / ",".join(sorted([*options, *QUALITY])) / "metrics.json"
 
 
 def runs() -> None:
-    """Decode and score every row, unless it is done, and collect all rows."""
+    """Decode and score every row that is not done; if interrupted, collect those that are."""
+    if not (ROOT / "outputs/calibration/shapes.safetensors").exists():
+        start("eval/calibrate.py")
+    try:
+        for row in KIND:
+            if not metrics(row).exists():
+                evaluate(row, *QUALITY, "batch_size=64")
+    finally:
+        collect()
+
+
+def collect() -> None:
+    """Write the finished rows, with their differences from plain autoregression by prompt."""
     from tempera.reporting import baseline
     from tempera.reporting.collect import read_run
 
-    if not (ROOT / "outputs/calibration/shapes.safetensors").exists():
-        start("eval/calibrate.py")
-    done = {}
-    for row in KIND:
-        experiment, *options = choices(row)
-        name = ",".join(sorted([*options, *QUALITY]))
-        directory = ROOT / "outputs" / experiment / name
-        if not (directory / "metrics.json").exists():
-            evaluate(row, *QUALITY, "batch_size=64")
-        done[row] = read_run(directory)
+    done = {row: read_run(metrics(row).parent) for row in KIND if metrics(row).exists()}
     baseline.compare(list(done.values()))
     results = read()
     rows = results["rows"] | {
         row: {key: ends(run.metrics[key]) for key in METRICS if key in run.metrics}
-        | {f"{key}_minus_ar": ends(run.differences[key]) for key in PAIRED if row != "ar"}
+        | {f"{key}_minus_ar": ends(run.differences[key]) for key in PAIRED if run.differences}
         for row, run in done.items()
     }
-    results["rows"] = {row: rows[row] for row in KIND}
+    results["rows"] = {row: rows[row] for row in KIND if row in rows}
     write(results)
 
 
@@ -183,8 +178,8 @@ def cost_here(directory: Path) -> list[float]:
 def times_on_xl(directory: Path) -> list[float]:
     """Milliseconds of LlamaGen-XL's rounds: of plain AR, of the method, and of its drafting."""
     column = json.loads((directory / "bench.json").read_text())["columns"][0]
-    times = (column["ar"], column["method"], column["parts"]["draft"])
-    return [round(time["median"], 1) for time in times]
+    parts = (column["ar"], column["method"], column["parts"]["draft"])
+    return [round(part["median"], 1) for part in parts]
 
 
 def machine() -> str:
@@ -224,9 +219,9 @@ def of_sessions(results: dict[str, Any], kind: str) -> list[list[float]]:
     return [session[kind] for session in results["sessions"].values() if kind in session]
 
 
-def spread(sessions: list[list[float]]) -> Interval:
+def spread(timed: list[list[float]]) -> Interval:
     """The median over sessions, and the interval that contains all of theirs."""
-    values, lows, highs = zip(*sessions, strict=True)
+    values, lows, highs = zip(*timed, strict=True)
     return Interval(statistics.median(values), min(lows), max(highs))
 
 
@@ -305,13 +300,13 @@ def sessions(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def real(results: dict[str, Any]) -> str:
+def times(results: dict[str, Any]) -> str:
     """Times of LlamaGen-XL's rounds, the medians of all sessions."""
     lines = ["| round of | AR, ms | the method, ms | of it drafting, ms |", "|---|---|---|---|"]
     for kind in REAL:
         columns = zip(*of_sessions(results, f"{kind} on XL"), strict=True)
-        times = [f"{statistics.median(column):.0f}" for column in columns]
-        lines.append(f"| `{kind}` | " + " | ".join(times or ["–"] * 3) + " |")
+        shown = [f"{statistics.median(column):.0f}" for column in columns]
+        lines.append(f"| `{kind}` | " + " | ".join(shown or ["–"] * 3) + " |")
     return "\n".join(lines)
 
 
@@ -334,7 +329,7 @@ def render(text: str, results: dict[str, Any]) -> str:
     """A page with its tables and its quoted numbers as in the results."""
     rows = numbers(results)
     made = {name: table(name, rows) for name in COLUMNS}
-    made |= {"sessions": sessions(results), "real": real(results)}
+    made |= {"sessions": sessions(results), "real": times(results)}
     for name, lines in made.items():
         text = re.sub(rf"(?s)(<!-- {name} -->\n+)\|.*?(\n+<!-- end -->)", rf"\1{lines}\2", text)
     edits = [
