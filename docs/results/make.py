@@ -286,7 +286,8 @@ def table(name: str, rows: dict[str, SimpleNamespace]) -> str:
                 cells.append(template.format(**vars(rows[row])))
             except KeyError:
                 cells.append("–")
-        lines.append("| " + " | ".join(cells) + " |")
+        if set(cells[1:]) != {"–"}:
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines).replace("-0.", "−0.")
 
 
