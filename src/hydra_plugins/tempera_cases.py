@@ -42,8 +42,13 @@ class CasesConf:
     params: dict[str, Any] | None = None
 
 
-CHOOSING = "method=", "model", "drafter", "experiment=", "weights=", "outputs=", "dry_run="
-"""What an option begins with that may decide which draft a job reads."""
+CHOOSING = (
+    *("method=", "model", "drafter", "experiment=", "weights=", "outputs=", "dry_run="),
+    "launcher=",
+)
+"""What an option begins with that may decide which draft a job reads, or, as the launcher, which
+options of Hydra there are.
+"""
 
 
 class CaseSweeper(BasicSweeper):

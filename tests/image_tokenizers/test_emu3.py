@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from tiny_targets import emu3_names
 
 from tempera.image_tokenizers.emu3 import Emu3Tokenizer, load_emu3_tokenizer
 from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
@@ -19,39 +19,11 @@ SIZES = {
 }
 
 
-def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names in Emu3-VisionTokenizer's own code: norms inside attention blocks, whose matrices
-    are 1×1 convolutions.
-    """
-    result = {}
-    for name, tensor in state.items():
-        name = (
-            name.replace("down_block.down.", "down.")
-            .replace("up_block.up.", "up.")
-            .replace("middle_block.", "mid.")
-        )
-        name = name.replace("mid.attn_norm.", "mid.attn_1.norm.")
-        if ".attn_norms." in name:
-            head, _, tail = name.partition(".attn_norms.")
-            number, _, rest = tail.partition(".")
-            name = f"{head}.attn.{number}.norm.{rest}"
-        for part in ("q", "k", "v", "out"):
-            old = f".{part}_proj."
-            if old in name:
-                name = name.replace(old, ".proj_out." if part == "out" else f".{part}.")
-                tensor = tensor[:, :, None, None] if name.endswith("weight") else tensor
-        result[name] = tensor
-    return result
-
-
 def test_the_published_layout_decodes_as_hugging_faces(tmp_path: Path) -> None:
     torch.manual_seed(0)
     whole = Emu3Tokenizer(Emu3VQVAE(Emu3VQVAEConfig(**SIZES))).eval()
     save_file(
-        {
-            name: tensor.contiguous()
-            for name, tensor in official_names(whole.vq.state_dict()).items()
-        },
+        {name: tensor.contiguous() for name, tensor in emu3_names(whole.vq.state_dict()).items()},
         tmp_path / "model.safetensors",
     )
     lined = load_emu3_tokenizer(

@@ -27,19 +27,26 @@ from tiny_metrics import (
     write_inception,
 )
 from tiny_targets import (
+    T5_SIZES,
     composed,
+    flow,
+    published_draft,
     script,
     write_anole,
     write_emu3,
+    write_images,
     write_janus,
     write_llamagen_classes,
     write_llamagen_text,
     write_lumina,
     write_mar,
+    write_t5,
+    write_words,
 )
 
 from tempera.commands.evaluate import main as evaluate
 from tempera.commands.report import main as write_report
+from tempera.config.instantiate import instantiate
 from tempera.metrics import reference as references
 from tempera.runtime import tracking
 from tempera.runtime.hub import Repository
@@ -135,35 +142,90 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
         assert f"{run['metrics']['accepted_length']['value']:.2f}" in next(rows)
 
 
-OTHERS = {
-    "anole": (write_anole, "GAIR/Anole-7b-v0.1"),
-    "emu3": (write_emu3, "BAAI/Emu3-Gen"),
-    "janus": (write_janus, "deepseek-community/Janus-Pro-1B"),
-    "lumina": (write_lumina, "Alpha-VLLM/Lumina-mGPT-7B-64"),
-    "llamagen_classes": (
-        partial(write_llamagen_classes, classes=1000),
-        "FoundationVision/LlamaGen",
-    ),
+ANOLE, CLASSES = "GAIR/Anole-7b-v0.1", "FoundationVision/LlamaGen"
+T2I, JANUS = "peizesun/llamagen_t2i", "deepseek-community/Janus-Pro-1B"
+PLACES = {
+    "stage2": (write_llamagen_text, T2I, (T2I, "vq_ds16_t2i.pt"), "google/flan-t5-xl"),
+    "classes": (partial(write_llamagen_classes, classes=1000), CLASSES,
+                (CLASSES, "vq_ds16_c2i.pt"), None),
+    "anole": (write_anole, ANOLE, (ANOLE, "tokenizer/vqgan.ckpt"), ANOLE),
+    "lumina": (write_lumina, "Alpha-VLLM/Lumina-mGPT-7B-64", (ANOLE, "tokenizer/vqgan.ckpt"),
+               "Alpha-VLLM/Lumina-mGPT-7B-768"),
+    "emu3": (write_emu3, "BAAI/Emu3-Gen", ("BAAI/Emu3-VisionTokenizer", "model.safetensors"),
+             "BAAI/Emu3-Gen-hf"),
+    "janus": (write_janus, JANUS, None, JANUS),
+}  # fmt: skip
+"""Where the hub has a network, its image tokenizer (Janus's is in the file of the network) and its
+text tokenizer.
+"""
+PUBLIC = {"stage2": ("jadohu/llamagen2_drafter", 24, "llama"),
+          "anole": ("jadohu/anole_drafter", 8832, "chameleon")}  # fmt: skip
+
+
+def published(hub: Hub, name: str, directory: Path) -> list[str]:
+    """A tiny model on the hub, each file in its repository and layout; the options of its size."""
+    write, network, images, text = PLACES[name]
+    for part in (network, text or network):
+        (directory / part).mkdir(parents=True, exist_ok=True)
+    options = [
+        option
+        for option in write(directory / network)
+        if not option.startswith("model.weights=") and not option.endswith("_weights=random")
+    ]
+    if name == "stage2":
+        options += ["model=llamagen_xl_stage2", f"+model.text_encoder.sizes={flow(T5_SIZES)}"]
+        (directory / network / "t2i_XL_stage1_256.pt").rename(
+            directory / network / "t2i_XL_stage2_512.pt"
+        )
+    if text is not None:
+        (write_t5 if name == "stage2" else write_words)(directory / text)
+    if name == "anole":
+        (directory / ANOLE / "tokenizer").mkdir()
+        (directory / ANOLE / "tokenizer.json").rename(
+            directory / ANOLE / "tokenizer/text_tokenizer.json"
+        )
+    if images is not None:
+        made = instantiate(composed(*options).model.tokenizer, weights="random")
+        write_images(made, directory / images[0] / images[1])
+    if name in PUBLIC:
+        repository, vocab, family = PUBLIC[name]
+        published_draft(directory / repository, vocab, family)
+    for place in directory.glob("*/*"):
+        hub.add_directory(place.relative_to(directory).as_posix(), place)
+    return options
+
+
+METHODS = {
+    "ar": ("method=ar",),
+    "coolsd": COOLSD,
+    "lantern": ("method=lantern", "tree=chain", "depth=2", "k=4"),
+    "eagle": ("method=eagle", "depth=2"),
+    "sjd": ("method=sjd", "window=6"),
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_models_come_from_the_hub(
-    name: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lumina's draft is trained on images that it draws; evaluation then needs no network."""
-    write, repository = OTHERS[name]
-    options, method = (
-        on_hub(hub, write, repository, tmp_path / "weights"),
-        ("method=sjd", "window=6"),
-    )
-    if name == "lumina":
+@pytest.mark.parametrize("name", PLACES)
+def test_a_model_goes_from_the_hub_to_the_report(
+    name: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """With a public draft, or with one that is trained on images that the target draws; and again
+    without the network.
+    """
+    options = published(hub, name, tmp_path / "published")
+    if name not in PUBLIC:
         metrics = trained(options, "limit=60", "steps=2", "train_data.batch_size=30")
-        assert metrics["finished"] and metrics["data"]["count"] == 60
-        assert metrics["data"]["encoder"]["kind"] == "target"
-        method = COOLSD
-    assert evaluated(options, "run", method)["images"] == 2
-    assert any(repository in path for path in hub.paths())
+        assert metrics["data"]["count"] == 60 and metrics["data"]["encoder"]["kind"] == "target"
+    found = {key: evaluated(options, key, method) for key, method in METHODS.items()}
+    assert {result["images"] for result in found.values()} == {2}
+    report = reported("outputs/eval")["report.md"]
+    assert all(f"| {result['name']} " in report for result in found.values())
+    assert "Fetching" not in capsys.readouterr().err
+    fetched = [path for path in hub.paths() if "/resolve/" in path]
+    assert len(fetched) == len(set(fetched)) > 1
+    hub.here(monkeypatch, offline=True)
+    again = evaluated(options, "offline")
+    assert again["metrics"]["accepted_length"] == found["coolsd"]["metrics"]["accepted_length"]
 
 
 CONTINUOUS = {
@@ -185,7 +247,7 @@ def test_a_mar_and_its_draft_come_from_the_hub(
     assert result["images"] == 2 and result["grid"] == [3, 4]
     wanted = {f"mar-{size}.safetensors", "mar-base.safetensors", "kl16.safetensors"}
     assert wanted <= set(hub.downloads())
-    if size == "large":
+    if size != "base":
         hub.here(monkeypatch, offline=True)
         again = evaluated(options, "offline", CONTINUOUS[size])
         assert again["metrics"]["accepted_length"] == result["metrics"]["accepted_length"]

@@ -165,3 +165,23 @@ def test_two_nodes_evaluate_as_one_process(
     assert results(two) == results(one) and len(results(one)) == 7
     assert len(list((two / "records").glob("*.parquet"))) == 4
     assert all(fetched(hub).count(name) == 1 for name in fetched(hub))
+
+
+def test_the_slurm_preset_submits_a_sweep(
+    hub: Hub, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through submitit, whose local executor takes Slurm's place."""
+    submitit = pytest.importorskip("submitit")
+    auto = submitit.AutoExecutor
+    monkeypatch.setattr(
+        submitit, "AutoExecutor", lambda cluster, **more: auto(cluster="local", **more)
+    )
+    for name, value in (hub.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}).items():
+        monkeypatch.setenv(name, value)
+    alone(
+        hub, tmp_path / "sweep", monkeypatch, str(ROOT / "eval/run.py"), *options, "-m",
+        "method=ar", "seed=0,1", "limit=2", "metrics=none", "speed.prompts=0", "launcher=slurm",
+        "hydra.launcher.gpus_per_node=0", "hydra.sweep.dir=outputs/sweep",
+    )  # fmt: skip
+    runs = sorted((tmp_path / "sweep/outputs/sweep").glob("*/metrics.json"))
+    assert [json.loads(run.read_text())["images"] for run in runs] == [2, 2]

@@ -15,10 +15,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from paths import CONF
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
 from tempera.continuous.mar import MAR
+from tempera.image_tokenizers.emu3 import Emu3Tokenizer
 from tempera.image_tokenizers.kl import KLModel
+from tempera.image_tokenizers.line_ends import LinedTokenizer
 
 DIM, INNER, LAYERS, HEADS = 16, 24, 2, 2
 VQ = {
@@ -311,6 +316,89 @@ def write_janus(directory: Path) -> list[str]:
         "+model.spec.codes=24",
         vq_option(24, encoder_multipliers=levels, decoder_multipliers=levels, **sizes),
     ]
+
+
+T5_SIZES = {"d_model": 8, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 40}
+
+
+def write_words(directory: Path) -> None:
+    """A tokenizer.json of few words, with the special tokens of Janus-Pro."""
+    words = ["<unk>", "</s>", "a", "red", "ring", "and"]
+    numbered = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(WordLevel(numbered, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens(["<begin_of_image>", "<｜▁pad▁｜>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def write_t5(directory: Path) -> Any:
+    """A tiny Flan-T5 in the published format (decoder and head beside the encoder, a shared
+    embedding) and its tokenizer.
+    """
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    model = T5EncoderModel(T5Config(**T5_SIZES, feed_forward_proj="gated-gelu")).eval()
+    other = {"decoder.final_layer_norm.weight": torch.ones(8), "lm_head.weight": torch.ones(40, 8)}
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()} | other
+    del state["encoder.embed_tokens.weight"]
+    save_file(state, directory / "model.safetensors")
+    write_words(directory)
+    return model
+
+
+def emu3_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names in Emu3-VisionTokenizer's own code: norms inside attention blocks, whose matrices
+    are 1×1 convolutions.
+    """
+    result = {}
+    for name, tensor in state.items():
+        name = (
+            name.replace("down_block.down.", "down.")
+            .replace("up_block.up.", "up.")
+            .replace("middle_block.", "mid.")
+        )
+        name = name.replace("mid.attn_norm.", "mid.attn_1.norm.")
+        if ".attn_norms." in name:
+            head, _, tail = name.partition(".attn_norms.")
+            number, _, rest = tail.partition(".")
+            name = f"{head}.attn.{number}.norm.{rest}"
+        for part in ("q", "k", "v", "out"):
+            old = f".{part}_proj."
+            if old in name:
+                name = name.replace(old, ".proj_out." if part == "out" else f".{part}.")
+                tensor = tensor[:, :, None, None] if name.endswith("weight") else tensor
+        result[name] = tensor
+    return result
+
+
+def write_images(tokenizer: Any, file: Path) -> None:
+    """The weights of an image tokenizer in the published layout of its file."""
+    network = tokenizer.vq if isinstance(tokenizer, LinedTokenizer) else tokenizer
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(network, Emu3Tokenizer):
+        state = emu3_names(network.vq.state_dict())
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
+    else:
+        levels, state = len(network.config.decoder_multipliers), network.state_dict()
+        if file.suffix == ".ckpt":
+            state = {ldm_name(name, levels): tensor for name, tensor in state.items()}
+        torch.save({"state_dict": state}, file)
+
+
+def published_draft(directory: Path, vocab: int, family: str) -> None:
+    """A random draft in EAGLE-1's public layout."""
+    norms = (HEADS, DIM // HEADS) if family == "chameleon" else None
+    state = official_state(HUGGING_FACE, vocab, norms=norms)
+    directory.mkdir(parents=True)
+    draft = {"fc.weight": Maker(2)(DIM, 2 * DIM)} | {
+        name.removeprefix("model."): tensor
+        for name, tensor in state.items()
+        if ("layers.0." in name and (norms or "input" not in name)) or "embed" in name
+    }
+    torch.save(draft, directory / "pytorch_model.bin")
+    config = {"model_type": family, "num_attention_heads": HEADS, "bias": False}
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 MAR_SIZES = {

@@ -1,48 +1,21 @@
 """LlamaGen's conditioners: left-padded T5 features, class numbers and cleaned captions."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tiny_targets import T5_SIZES, write_t5
 
 from tempera.errors import TemperaError
-from tempera.runtime.huggingface import T5Config, T5EncoderModel
 from tempera.targets.conditioners import ClassLabels, RandomFeatures, clean_caption, load_flan_t5
 from tempera.targets.shared_vocabulary import load_tokenize
-
-SIZES = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 40}
-
-
-def write_t5(directory: Path) -> Any:
-    """Write a tiny Flan-T5 in the published format (decoder and head beside the encoder, a shared
-    embedding) and a word tokenizer.
-    """
-    torch.manual_seed(0)
-    model = T5EncoderModel(T5Config(**SIZES, feed_forward_proj="gated-gelu")).eval()
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    del state["encoder.embed_tokens.weight"]
-    other = {
-        "decoder.final_layer_norm.weight": torch.ones(16),
-        "lm_head.weight": torch.ones(40, 16),
-    }
-    save_file(state | other, directory / "model.safetensors")
-    words = ["<unk>", "</s>", "a", "red", "ring", "and"]
-    own = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
-    own.pre_tokenizer = Whitespace()
-    own.save(str(directory / "tokenizer.json"))
-    return model
 
 
 def test_features_depend_on_their_caption_alone_and_are_left_padded(tmp_path: Path) -> None:
     model = write_t5(tmp_path)
-    encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=8, sizes=SIZES)
+    encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=8, sizes=T5_SIZES)
     features, keep = encoder.encode(["A red ring", "a"])
-    assert features.shape == (2, 8, 16) and keep.sum(1).tolist() == [4, 2]
+    assert features.shape == (2, 8, 8) and keep.sum(1).tolist() == [4, 2]
     assert keep[:, -1].all() and features[~keep].abs().max() == 0
     with torch.no_grad():
         alone = model(input_ids=torch.tensor([[2, 3, 4, 1]])).last_hidden_state[0]
@@ -53,13 +26,13 @@ def test_features_depend_on_their_caption_alone_and_are_left_padded(tmp_path: Pa
 
 def test_a_caption_that_is_too_long_is_refused_or_truncated(tmp_path: Path) -> None:
     write_t5(tmp_path)
-    encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=SIZES)
+    encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=T5_SIZES)
     with pytest.raises(
         TemperaError,
         match=r"prompt 1 of 1 has 5 tokens, the model has room for 4: .* truncate=true",
     ):
         encoder.encode(["a red ring and"])
-    cut = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, truncate=True, sizes=SIZES)
+    cut = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, truncate=True, sizes=T5_SIZES)
     torch.testing.assert_close(cut.encode(["a red ring and"])[0], encoder.encode(["a red ring"])[0])
     with pytest.raises(TemperaError, match="prompt 2 of 2 is empty"):
         encoder.encode(["a", "  "])
@@ -69,7 +42,7 @@ def test_missing_text_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         TemperaError, match=rf"{tmp_path} holds no tokenizer.json: .* give weights=DIR"
     ):
-        load_flan_t5(str(tmp_path), "google/flan-t5-xl", sizes=SIZES)
+        load_flan_t5(str(tmp_path), "google/flan-t5-xl", sizes=T5_SIZES)
     write_t5(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TemperaError, match="is not a tokenizer"):

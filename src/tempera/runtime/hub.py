@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import huggingface_hub
+from huggingface_hub.utils.tqdm import tqdm
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import is_unwritable, reason, unwritable
@@ -33,6 +34,15 @@ class CannotReach(TemperaError):
             "the cache directory (HF_HUB_CACHE) here."
         )
         self.wanted, self.reason = wanted, reason
+
+
+class _Bars(tqdm):
+    """Bars of downloaded bytes. That of the number of files shows for cached ones too."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        if "Fetching" in str(options.get("desc")):
+            options["disable"] = True
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
 
 def together(problems: "Sequence[TemperaError]") -> TemperaError:
@@ -136,7 +146,11 @@ class Repository:
     def _snapshot(self, patterns: Sequence[str], **options: Any) -> Any:
         with self._in_one_sentence(patterns):
             return huggingface_hub.snapshot_download(
-                self.id, allow_patterns=list(patterns), **self._options, **options
+                self.id,
+                allow_patterns=list(patterns),
+                tqdm_class=_Bars,
+                **self._options,
+                **options,
             )
 
     def check_upload(self) -> None:
