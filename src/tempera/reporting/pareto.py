@@ -16,7 +16,10 @@ FILES: dict[str, Literal["quality", "more"]] = {"pareto": "quality", "pareto_mor
 """Names of the files, and which metrics their y-axes show."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
 """Of Okabe and Ito, who chose them so that nobody takes one for another."""
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
+"""Both start again after the last one; as their numbers have no common divisor, 42 curves look
+different.
+"""
 WIDTH, HEIGHT = 330, 260
 ENDS = ("", "_low", "_high")
 POINT = ("name", "curve", "point", "order", "images", "plain")
@@ -76,17 +79,13 @@ def _alike(run: Run, other: Run, option: str) -> bool:
 
 def _line(frame: pd.DataFrame, gain: Metric, kind: Literal["quality", "more"]) -> list[Any]:
     """One gain against all qualities that some run beside plain autoregression has with it."""
+    names = list(frame.loc[~frame["plain"].astype(bool), "curve"].unique())
     both = [(quality, points(frame, gain, quality)) for quality in axes(kind)]
     return [
-        chart(data, gain.heading, quality.heading, names_of(frame))
+        chart(data, gain.heading, quality.heading, names)
         for quality, data in both
         if not data["plain"].all()
     ]
-
-
-def names_of(frame: pd.DataFrame) -> list[str]:
-    """The names of the curves, in their order."""
-    return list(frame.loc[~frame["plain"].astype(bool), "curve"].unique())
 
 
 def points(frame: pd.DataFrame, gain: Metric, quality: Metric) -> pd.DataFrame:
@@ -114,13 +113,12 @@ def chart(
         x, y: titles of the axes.
         names: of the curves, in their order.
     """
-    count = len(COLOURS)  # the second time round each colour has the next shape
-    colours = [COLOURS[i % count] for i in range(len(names))]
-    shapes = [SHAPES[(i + i // count) % len(SHAPES)] for i in range(len(names))]
     run = alt.Tooltip("name:N", title="run")
     tips: list[Any] = [run, "images:Q", alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y)]
-    colour = alt.Color("curve:N", title=None, sort=None, scale=_scale(names, colours))
-    shape = alt.Shape("curve:N", title=None, sort=None, scale=_scale(names, shapes))
+    colour = alt.Color(
+        "curve:N", title=None, sort=None, scale=alt.Scale(domain=names, range=COLOURS)
+    )
+    shape = alt.Shape("curve:N", title=None, sort=None, scale=alt.Scale(domain=names, range=SHAPES))
     vertical, horizontal = (
         {end: alt.Y(f"y{end}:Q", title=y, scale=alt.Scale(zero=False)) for end in ENDS},
         {end: alt.X(f"x{end}:Q", title=x, scale=alt.Scale(zero=False)) for end in ENDS},
@@ -137,7 +135,3 @@ def chart(
         at.encode(text="point:N").mark_text(dx=8, dy=-8, align="left", fontSize=10),
     ]
     return alt.layer(*layers).properties(width=width, height=height)
-
-
-def _scale(names: Sequence[str], values: Sequence[str]) -> alt.Scale:
-    return alt.Scale(domain=list(names), range=list(values))
