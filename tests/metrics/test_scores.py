@@ -10,7 +10,7 @@ from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.metrics.scores import intervals, read_scores
 from tempera.reporting.baseline import compare
-from tempera.reporting.collect import collect, results
+from tempera.reporting.collect import collect
 from tempera.reporting.tables import texts
 
 IDS = ["a", "b"]
@@ -81,4 +81,4 @@ def test_the_scores_of_two_runs_are_shown_and_paired(
     compare(rows)
     (paired,) = [row.differences["pick"] for row in rows if row.differences]
     assert [paired[end] for end in ("value", "low", "high")] == pytest.approx([5, 5, 5])
-    assert "pick" in texts(results(rows), table.report_order())
+    assert "pick" in texts(rows, table.report_order())

@@ -174,7 +174,8 @@ def test_what_must_be_known_before_comparing() -> None:
     ],
 )
 def test_values_and_intervals_as_text(args: Any, text: str) -> None:
-    assert tables.cell(*args) == text
+    names, (*numbers, form) = ("value", "low", "high", "n"), args
+    assert tables.cell(dict(zip(names, numbers, strict=True)), form) == text
 
 
 def test_the_console_begins_with_gain_cost_and_break_even() -> None:

@@ -1,6 +1,6 @@
 """Finished runs, read from their directories: settings, metrics, and each prompt's own values."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,26 +209,24 @@ def _order(run: Run) -> tuple[Any, ...]:
     return (*first, run.family, run.delta or 0, str(run.seed or 0), run.directory)
 
 
-def results(runs: Sequence[Run], part: str = "metrics") -> pd.DataFrame:
+def results(runs: Sequence[Run]) -> pd.DataFrame:
     """One row a run: what it is, its settings, and per metric its value, interval and count, in the
     columns `key`, `key_low`, `key_high` and `key_n`.
-
-    Args:
-        part: `metrics` or `differences`.
     """
     keys = [metric.key for metric in table.report_order()]
     ends = {"": "value", "_low": "low", "_high": "high", "_n": "n"}
     names = [f"{key}{end}" for key in keys for end in ends]
     rows = []
     for run in runs:
-        known: Mapping[str, Values] = getattr(run, part)
         own = ("directory", "name", "family", "plain", "model", "images", "machine", "data")
         settings = {  # LANTERN has an option and a metric `proximity`
             f"option_{name}" if name in names else name: value
             for name, value in run.settings.items()
         }
         measured = {
-            f"{key}{end}": known[key].get(name) for key in known for end, name in ends.items()
+            f"{key}{end}": found.get(name)
+            for key, found in run.metrics.items()
+            for end, name in ends.items()
         }
         rows.append({name: getattr(run, name) for name in own} | settings | measured)
     frame = pd.DataFrame(rows, dtype=object)

@@ -27,9 +27,8 @@ def print_run(run: Run, verbose: bool = False, console: Console | None = None) -
     lines = []
     for metric in known if verbose else main_metrics(known, run):
         found = run.metrics[metric.key]
-        value, low, high, n = (found.get(end) for end in ("value", "low", "high", "n"))
-        text = cell(value, low, high, n, metric.format)
-        lines.append([metric.heading, text, str(n), metric.unit])
+        text = cell(found, metric.format)
+        lines.append([metric.heading, text, str(found.get("n")), metric.unit])
     shown = pd.DataFrame(lines, columns=["metric", "value (95% interval)", "n", ""])
     for line in headline(run):
         console.print(line, highlight=False, soft_wrap=True)

@@ -84,18 +84,18 @@ def results_table(runs: Sequence[Run], few: bool = False) -> pd.DataFrame:
     Args:
         few: only those on the axes of pareto.png, without intervals, for the console.
     """
-    frame = results(runs)
-    fid = [name for name in frame if name.partition("_")[0] == "fid"]
-    frame.loc[frame["images"] < FOR_FID, fid] = np.nan
     shown = [
         metric
         for metric in table.report_order()
         if metric.in_report and (not few or metric.in_pareto in ("gain", "quality"))
     ]
-    if few:
-        frame = frame.assign(**{f"{one.key}_n": 0 for one in shown if one.key in frame})
-    named = pd.DataFrame({"run": frame["name"], "images": frame["images"].astype(str)})
-    cells = texts(frame, shown)
+    named = pd.DataFrame({
+        "run": [run.name for run in runs], "images": [str(run.images) for run in runs]
+    })  # fmt: skip
+    cells = texts(runs, shown, interval=not few)
+    fid = table.find("fid").heading
+    if fid in cells:
+        cells.loc[[run.images < FOR_FID for run in runs], fid] = "–"
     return pd.concat([named, cells.loc[:, cells.ne("–").any()]], axis=1)
 
 
@@ -122,7 +122,7 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
             for run in compared
         ]
         named["t"] = [_t(run) for run in compared]
-    shown = texts(results(compared, "differences"), table.report_order(), "+.4f")
+    shown = texts(compared, table.report_order(), "differences", "+.4f")
     title = f"Difference from {baseline or 'plain autoregression'}"
     return [Section(title, pd.concat([named, shown], axis=1), text)]
 

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from tempera.metrics import table
-from tempera.metrics.bootstrap import Interval
 from tempera.metrics.comparisons import Comparison, Weighted, compare_all, rank_correlation
 from tempera.reporting.baseline import CONTEXT
 from tempera.reporting.collect import Run
-from tempera.reporting.tables import Section, number
+from tempera.reporting.tables import Section, cell, number
 
 REFERENCE = "uniform_rsd"
 """The relaxation that others are compared with, unless the report has a `baseline`."""
@@ -130,7 +129,9 @@ def _correlations(arms: Sequence[Run]) -> list[Section]:
             for loss in losses:
                 falls = -1.0 if loss.higher_is_better else 1.0
                 right = [_weighted(arm, loss.key, prompts, falls) for arm in chosen]
-                line[f"loss of {loss.title}"] = _interval(rank_correlation(left, right), "+.2f")
+                line[f"loss of {loss.title}"] = cell(
+                    rank_correlation(left, right).as_dict(), "+.2f"
+                )
             lines.append(line)
     text = (
         "Spearman's rank correlation of a divergence with the loss of quality, over "
@@ -201,12 +202,5 @@ def _comparable(metric: table.Metric, arms: Sequence[Run]) -> bool:
 
 def _difference(found: Comparison | None, metric: table.Metric) -> str:
     """A difference with its interval; with an asterisk if it is significant."""
-    if found is None:
-        return "–"
-    star = "*" if found.significant else ""
-    return _interval(found.difference, f"+{metric.format}", star)
-
-
-def _interval(found: Interval, form: str, star: str = "") -> str:
-    low, high = (number(one, form) for one in (found.low, found.high))
-    return f"{number(found.value, form)}{star} ({low} … {high})" if found.n else "–"
+    text = cell(found.difference.as_dict() if found else {}, f"+{metric.format}")
+    return text.replace(" (", "* (") if found and found.significant else text

@@ -1,8 +1,9 @@
 """Tables of text from tables of numbers: for Markdown, pages and the console."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tempera.metrics.table import Metric
+from tempera.reporting.collect import Run
 
 FEW = 5
 """Fewer values than this have no interval."""
@@ -39,30 +41,44 @@ def number(value: float | None, form: str) -> str:
     return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"
 
 
-def cell(value: float | None, low: float | None, high: float | None, n: float | None,
-         form: str) -> str:  # fmt: skip
-    """A value with its interval in brackets, unless that is unknown, infinite, or of few values."""
-    if not np.isfinite(np.array([low, high], float)).all() or (n is not None and n < FEW):
+def cell(found: Mapping[str, Any], form: str, interval: bool = True) -> str:
+    """A metric's value with its interval in brackets, unless that is unknown, infinite, not wanted,
+    or of few values.
+
+    Args:
+        found: `value`, `low`, `high` and `n`; any may be missing or None.
+    """
+    value, low, high, n = (found.get(name) for name in ("value", "low", "high", "n"))
+    known = np.isfinite(np.array([low, high], float)).all() and (n is None or n >= FEW)
+    if not interval or not known:
         return number(value, form)
     return f"{number(value, form)} ({number(low, form)} … {number(high, form)})"
 
 
-def texts(frame: pd.DataFrame, metrics: Sequence[Metric], form: str | None = None) -> pd.DataFrame:
-    """The metrics of `tempera.reporting.collect.results` as text, under their headings.
+def texts(
+    runs: Sequence[Run],
+    metrics: Sequence[Metric],
+    part: str = "metrics",
+    form: str | None = None,
+    interval: bool = True,
+) -> pd.DataFrame:
+    """The runs' metrics as text, under their headings.
 
     Args:
         metrics: those that no run has are left out.
+        part: `metrics` or `differences`.
         form: of all values; each metric's own by default.
     """
-    columns = {}
-    for metric in (metric for metric in metrics if metric.key in frame):
-        heading = metric.heading if form is None else metric.title
-        ends = [frame[f"{metric.key}{end}"] for end in ("", "_low", "_high", "_n")]
-        columns[heading] = [
-            cell(value, low, high, n, form or metric.format)
-            for value, low, high, n in zip(*ends, strict=True)
-        ]
-    return pd.DataFrame(columns, frame.index)
+    known = [getattr(run, part) for run in runs]
+    return pd.DataFrame(
+        {
+            metric.title if form else metric.heading: [
+                cell(one.get(metric.key, {}), form or metric.format, interval) for one in known
+            ]
+            for metric in metrics
+            if any(metric.key in one for one in known)
+        }
+    )
 
 
 def escaped(text: str) -> str:
