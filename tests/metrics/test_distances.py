@@ -253,20 +253,3 @@ def test_the_interval_of_recall_is_that_of_subsets_without_repeats(
     assert seen[0] == pytest.approx(expected)
     recall(left, right, resamples=4)
     assert len(seen[1]) == 4
-
-
-def test_replicates_of_the_inception_score_are_those_of_all_pictures(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    logits = np.random.default_rng(3).normal(size=(12, 4))
-    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-
-    def score(drawn: np.ndarray) -> float:
-        return float(np.exp((drawn * np.log(drawn / drawn.mean(0))).sum(1).mean()))
-
-    seen = replicates_of(monkeypatch)
-    whole = inception_score(logits, resamples=6, splits=1)
-    assert whole.value == pytest.approx(score(shares))
-    rows = bootstrap.counts(12, 6).astype(int)
-    expected = [score(shares[np.repeat(np.arange(12), row)]) for row in rows]
-    assert seen[0] == pytest.approx(expected)
