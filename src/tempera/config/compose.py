@@ -59,9 +59,9 @@ def _composed(
         choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
         with open_dict(cfg):
             del cfg["hydra"]
-    if is_auto(cfg):
-        return _composed(config_name, with_tuned(cfg, arguments))
-    check_options(cfg, config_name)
+        if is_auto(cfg):
+            return _composed(config_name, with_tuned(cfg, arguments))
+        check_options(cfg, config_name)
     return cfg, choices, arguments
 
 

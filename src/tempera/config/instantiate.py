@@ -5,6 +5,7 @@ target's signature by pydantic, and a mistake is told by the name of the option.
 import difflib
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
@@ -109,8 +110,8 @@ def fitting(value: Any, hint: Any, option: str) -> Any:
         if not isinstance(value, int | float) or isinstance(value, bool) == isinstance(fit, bool):
             return value if type(value) is int and fit == value else fit  # 2 stays 2
         reason = "true and false are no numbers"
-    shown = "null" if value is None else shortened(str(value))
-    raise TemperaError(f"`{option}={shown}` is not possible: {reason}", option=option)
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    raise TemperaError(f"`{option}={shortened(shown)}` is not possible: {reason}", option=option)
 
 
 def _reason(error: Any) -> str:
@@ -180,12 +181,12 @@ def option_of(node: Any, key: str) -> str:
 
 def _located(node: Any) -> Callable[..., Any]:
     """What the `_target_` of a node names."""
-    if not OmegaConf.is_dict(node) or "_target_" not in node:
+    if not OmegaConf.is_dict(node):
         raise TemperaError(
             f"'{shortened(str(node))}' stands where several options belong: give them one by one, "
             "as in speed.prompts=4"
         )
-    target, option = node["_target_"], str(node._get_full_key("_target_"))
+    target, option = node.get("_target_"), str(node._get_full_key("_target_"))
     shown = f"`{option}={shortened(str(target))}`"
     try:  # Hydra refuses what would let a configuration run any code
         call: Callable[..., Any] = hydra.utils.instantiate(

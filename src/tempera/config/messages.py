@@ -3,6 +3,7 @@
 import difflib
 import errno
 import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             told = _composition(text, config_name, arguments)
         case MissingMandatoryValue():
             told = f"`{problem.full_key}` has no value; give {problem.full_key}=VALUE"
-        case ValueError() if text.startswith("Config group override"):
+        case ValueError() | TypeError() if _raised_in(problem, "defaults_list.py"):
             told = (
                 "a group takes the name of one of its choices, as in method=ar; ~GROUP removes it"
             )
@@ -63,7 +64,7 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             told = f"`{missing}` is missing: it cannot be removed, as by ~{missing}"
         case OmegaConfBaseException():
             place = f" (in `{problem.full_key}`)" if problem.full_key else ""
-            told = f"{_first_line(text)}{place}; correct it"
+            told = f"{text.strip().splitlines()[0]}{place}; correct it"
         case OSError():
             told = _of_files(problem)
     return told and shortened(told, most=2000)
@@ -94,6 +95,11 @@ def _of_files(problem: OSError) -> str | None:
     return f"cannot read '{name}': {reason}; give another file or directory"
 
 
+def _raised_in(problem: BaseException, file: str) -> bool:
+    """Whether an exception comes from a file of this name."""
+    return traceback.extract_tb(problem.__traceback__)[-1].filename.endswith(file)
+
+
 def _is_out_of_memory(problem: BaseException, text: str) -> bool:
     """Whether memory ran out in Python, on CUDA or in torch's CPU allocator; by name, because
     importing torch takes seconds.
@@ -122,7 +128,7 @@ def _composition(text: str, config_name: str, arguments: Sequence[str]) -> str:
         return f"`{wrong[1]}` is not possible: the option has values of another kind"
     if unknown := re.search(r"Could not (?:override|delete)(?: from config\.)? ?'([^'=]+)", text):
         return _unknown(unknown[1].partition("@")[0], config_name, arguments)
-    return _first_line(text)
+    return shortened(text, most=300)
 
 
 def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
@@ -175,7 +181,3 @@ def _names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
             if isinstance(value, dict):
                 yield from _names(value, f"{prefix}{key}.")
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0].strip()
