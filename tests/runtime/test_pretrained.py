@@ -8,6 +8,7 @@ import json
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -94,20 +95,17 @@ def test_tensors_are_mapped_and_none_is_copied(
 def test_a_hub_id_is_downloaded_unless_it_is_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
-
-    def snapshot(repo: str, allow_patterns: list[str], revision: str | None, **_: Any) -> str:
-        asked.append((repo, revision, allow_patterns))
-        return str(tmp_path)
-
+    snapshot = Mock(return_value=str(tmp_path))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     (tmp_path / "w.pt").touch()
-    assert PretrainedFiles("owner/name", ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
-    assert asked == [("owner/name", None, ["w.pt", "w.pt.index.json", "w-*.pt", "config.json"])]
-    assert PretrainedFiles(str(tmp_path), ["w.pt"], "owner/name").find() == [tmp_path / "w.pt"]
-    assert len(asked) == 1
-    PretrainedFiles("owner/name@v2", ["w.pt"], "owner/name").find()
-    assert asked[1][:2] == ("owner/name", "v2")
+    assert PretrainedFiles(str(tmp_path), ["w.pt"], "a/b").find() == [tmp_path / "w.pt"]
+    snapshot.assert_not_called()
+    for place, revision in (("owner/name", None), ("owner/name@v2", "v2")):
+        assert PretrainedFiles(place, ["w.pt"], "a/b").find() == [tmp_path / "w.pt"]
+        assert snapshot.call_args.args == ("owner/name",)
+        asked = snapshot.call_args.kwargs
+        assert asked["revision"] == revision
+        assert asked["allow_patterns"] == ["w.pt", "w.pt.index.json", "w-*.pt", "config.json"]
 
 
 def test_random_weights_have_the_usual_initial_values() -> None:
@@ -143,6 +141,12 @@ def test_a_network_in_half_precision_keeps_its_identity(write: Any, tmp_path: Pa
 @pytest.fixture
 def lumina(tmp_path: Path) -> tuple[Path, list[str]]:
     return tmp_path, write_lumina(tmp_path)
+
+
+def test_sizes_of_no_network() -> None:
+    for make in (lambda: nn.Linear(-1, 1), lambda: nn.Linear(1 // 0, 1)):
+        with pytest.raises(TemperaError, match="no network has the sizes"):
+            load_pretrained(make, PretrainedFiles("random", [], "a/b"))
 
 
 def refusal(options: list[str], *more: str) -> str:
@@ -210,6 +214,10 @@ def test_sizes_are_those_of_the_config_beside_the_weights(tmp_path: Path) -> Non
         ({"hidden_size": 16.0}, "hidden_size=16.0"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True"),
         ({"rope_theta": [1]}, r"rope_theta=\[1\]"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0"),
+        ({"hidden_size": -1}, "hidden_size=-1"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000, and only a number like 2"),
     ],
 )
 def test_variants_that_would_load_with_other_logits_are_refused(

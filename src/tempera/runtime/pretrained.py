@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import started_as_main
-from tempera.runtime.files import read_json
+from tempera.runtime.files import read_json, reason
 from tempera.runtime.hub import Repository
 from tempera.runtime.network_directory import NetworkType
 from tempera.runtime.tensor_files import fill, read_tensors
@@ -56,6 +56,7 @@ def is_noted(files: "PretrainedFiles") -> bool:
     return noted is not None
 
 
+MOST_LAYERS = 1000
 _ONLY = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "rope_type": "default"}
 """What `config.json` may state of options that no tensor shows, and that the networks lack."""
 
@@ -134,11 +135,12 @@ class PretrainedFiles:
                 raise _unsupported(place, name, stated[name], value)
         sizes = dict(defaults)
         for name in sizes.keys() & {name for name, value in stated.items() if value is not None}:
-            usual = type(sizes[name])  # no default: a whole number
+            value, usual = stated[name], type(sizes[name])  # no default: a whole number
             kinds = {float: (float, int), type(None): (int,)}.get(usual, (usual,))
-            if type(stated[name]) not in kinds:
-                raise _unsupported(place, name, stated[name], f"a number like {sizes[name]}")
-            sizes[name] = stated[name]
+            most = MOST_LAYERS if name.endswith("layers") else 1e9
+            if type(value) not in kinds or (type(value) in (int, float) and not 0 < value < most):
+                raise _unsupported(place, name, value, f"a number like {sizes[name]}")
+            sizes[name] = float(value) if usual is float else value
         return sizes
 
     @property
@@ -235,7 +237,15 @@ def load_pretrained(
     Raises:
         TemperaError: the weights cannot be found or read, or belong to another network.
     """
-    network = on_meta(make)
+    try:
+        network = on_meta(make)
+    except TemperaError:
+        raise
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as problem:
+        raise TemperaError(
+            f"no network has the sizes that {files.weights} states ({reason(problem)}): give the "
+            "weights of another model."
+        ) from problem
     if is_noted(files):
         return network.to(dtype).eval().requires_grad_(False)
     if files.random:
