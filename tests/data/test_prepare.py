@@ -157,6 +157,13 @@ def of(**columns: Any) -> Any:
     return changed
 
 
+def twice(directory: Path) -> None:
+    """The first shard instead of the second, in the manifest, too."""
+    shards = json.loads((directory / MANIFEST).read_text())["shards"]
+    edit("shards", [shards[0]] * 2)(directory)
+    shutil.copy(directory / "shard-00000.parquet", directory / "shard-00001.parquet")
+
+
 def nothing(directory: Path) -> None:
     pass
 
@@ -171,6 +178,7 @@ BELIEVED = {
     "another count": (edit("count", 1, shard=True), "holds 2 images and not 1"),
     "a shard twice": (lambda directory: shutil.copy(directory / "shard-00000.parquet",
                       directory / "shard-00001.parquet"), "shard-00001.parquet is damaged"),
+    "a shard listed twice": (twice, "listed twice"),
     "too many codes": (of(codes=[[1] * 5] * 2), "other than 6 codes"),
     "large codes": (of(codes=[[2**40] * 6] * 2, dtype=np.int64), "not between 0 and 1000"),
     "codes beyond": (of(codes=[[1000] * 6] * 2), "not between 0 and 1000"),
@@ -178,7 +186,7 @@ BELIEVED = {
     "images missing": (of(codes=[[1] * 6], key=["0"], caption=["a"]), "holds 1 images and not 2"),
     "null captions": (of(caption=["a", None]), "a row without caption"),
     "captions of another kind": (of(caption=[1, 2]), "caption that are not texts"),
-    "another tokenizer": (nothing, "made with tokenizer tok, but the target's is other"),
+    "another tokenizer": (nothing, "of tokenizer tok, but the target's is other"),
     "a smaller vocabulary": (nothing, "2×3 codes below 1000, but the target draws 2×3 below 10"),
     "another grid": (nothing, "the target draws 3×2"),
 }  # fmt: skip

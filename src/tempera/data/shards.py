@@ -197,25 +197,8 @@ def read_shards(
             another tokenizer, vocabulary or grid.
     """
     manifest = Manifest.load(directory)
-    again = f"run `{command('prepare')}` with the same options to"
-    problem = None if manifest.complete else f"they are unfinished: {again} complete them"
-    if manifest.tokenizer != tokenizer:
-        problem = (
-            f"they were made with tokenizer {manifest.tokenizer}, but the target's is {tokenizer}"
-        )
-    elif manifest.vocab_size > vocab_size or manifest.grid != grid:
-        rows, columns = manifest.grid
-        problem = (
-            f"they hold {rows}×{columns} codes below {manifest.vocab_size}, but the target draws "
-            f"{grid[0]}×{grid[1]} below {vocab_size}: prepare shards for this target"
-        )
     shards = [(shard_file(directory, n), shard) for n, shard in enumerate(manifest.shards)]
-    damaged = (check_shard(*shard) for shard in shards)
-    if problem is None and (damage := next(filter(None, damaged), None)):
-        problem = f"{damage}: {again} rebuild it"
-    if problem is None and not manifest.count:
-        problem = "they hold no images: prepare them from another source"
-    if problem is not None:
+    if problem := _misfit(manifest, tokenizer, vocab_size, grid) or _damage(manifest, shards):
         raise TemperaError(f"the shards in {directory} cannot be used: {problem}.")
     form = math.prod(grid), manifest.vocab_size
     parts = [read_shard(path, shard.count, *form) for path, shard in shards]
@@ -224,3 +207,34 @@ def read_shards(
         [caption for part in parts for caption in part.captions],
         np.concatenate([part.codes for part in parts]),
     )
+
+
+def _misfit(
+    manifest: Manifest, tokenizer: str, vocab_size: int, grid: tuple[int, int]
+) -> str | None:
+    """Why a target cannot use the shards."""
+    if manifest.tokenizer != tokenizer:
+        return (
+            f"they were made with tokenizer {manifest.tokenizer}, but the target's is {tokenizer}"
+        )
+    if manifest.vocab_size > vocab_size or manifest.grid != grid:
+        rows, columns = manifest.grid
+        return (
+            f"they hold {rows}×{columns} codes below {manifest.vocab_size}, but the target draws "
+            f"{grid[0]}×{grid[1]} below {vocab_size}: prepare shards for this target"
+        )
+    return None
+
+
+def _damage(manifest: Manifest, shards: Sequence[tuple[Path, Shard]]) -> str | None:
+    """Why nobody can use the shards."""
+    again = f"run `{command('prepare')}` with the same options to"
+    hashes = [shard.sha256 for shard in manifest.shards if shard.count]
+    if not manifest.complete:
+        return f"they are unfinished: {again} complete them"
+    if not manifest.count:
+        return "they hold no images: prepare them from another source"
+    if len(set(hashes)) < len(hashes):
+        return "one of them is listed twice: prepare them in another directory"
+    damage = next(filter(None, (check_shard(*shard) for shard in shards)), None)
+    return f"{damage}: {again} rebuild it" if damage else None
