@@ -58,7 +58,7 @@ PAIRED = ["attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score
 QUALITY = ["limit=512", "speed.prompts=0"]
 SPEED = ["limit=12", "speed.prompts=12", "metrics=none", "diagnostics=false"]
 BENCH = ["eval/bench.py", "model=llamagen_xl_stage1", "weights=random", "dtype=float32",
-         "batch_sizes=[1]", "repeats=5", "trees=[]"]  # fmt: skip
+         "batch_sizes=[1]", "repeats=5"]  # fmt: skip
 
 
 class Interval(NamedTuple):
@@ -178,7 +178,7 @@ def cost_here(directory: Path) -> list[float]:
 def times_on_xl(directory: Path) -> list[float]:
     """Milliseconds of LlamaGen-XL's rounds: of plain AR, of the method, and of its drafting."""
     column = json.loads((directory / "bench.json").read_text())["columns"][0]
-    parts = (column["ar"], column["method"], column["parts"]["draft"])
+    parts = (column["ar"]["round"], column["method"]["round"], column["method"]["draft"])
     return [round(part["median"], 1) for part in parts]
 
 

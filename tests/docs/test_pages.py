@@ -25,6 +25,7 @@ SCRIPTS = {
     "eval/bench.py": "bench",
     "eval/calibrate.py": "calibrate",
     "eval/report.py": "report",
+    "eval/gpu_check.py": "gpu_check",
     "eval/tune.py": "tune",
     "train_draft/main.py": "train_draft",
     "train_draft/prepare.py": "prepare",

@@ -11,7 +11,8 @@ from rich.table import Table
 from tempera.config import build
 from tempera.config.instantiate import instantiate
 from tempera.errors import TemperaError
-from tempera.evaluation import benchmark
+from tempera.evaluation.benchmark import BenchmarkColumn, Spread, measure
+from tempera.evaluation.latency import PARTS
 from tempera.runtime.files import write_json
 
 
@@ -24,31 +25,60 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "method=cspd, cspd_published or cspd_exact."
         )
     plan = instantiate(cfg.plan)
-    target: Any = build.build_target(cfg)
-    if not continuous:
-        target.pack()
+    target: Any = build.build_fast_target(cfg)
     console = Console()
     with console.status("timing") as status:
-        report = benchmark.measure(
-            target,
-            lambda: build.build_method(cfg, target, rule),
-            plan,
-            lambda part: status.update(f"timing: {part}"),
-        )
+        method = build.build_method(cfg, target, rule)
+        report = measure(target, method, plan, lambda part: status.update(f"timing: {part}"))
     # the dtype of the weights, which differs from the target's for float16 on a CPU
     dtype = build.parse_dtype(cfg.dtype, target.device)
     report = replace(report, dtype=str(dtype).removeprefix("torch."))
     made_of = {"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")}
     random = [what for what, path in made_of.items() if path == "random"]
     title = cfg.model.name + (f" (random {' and '.join(random)})" if random else "")
-    title += f" · {report.device} · {report.dtype}"
+    title += f" · {report.device} · {report.dtype}{' · compiled' if report.compiled else ''}"
     if report.bandwidth is not None and report.weights is not None:
         title += f" · {report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB"
-    headings = [column.title for column in report.columns]
-    table = Table("ms: median (quartiles)", *headings, title=title)
-    for row in benchmark.table(report):
-        table.add_row(*row)
+    columns = {f"batch {one.batch_size}": rows(one, report.steps) for one in report.columns}
+    table = Table("ms: median (quartiles)", *columns, title=title)
+    for name in next(iter(columns.values())):
+        table.add_row(name, *(column[name] for column in columns.values()))
     console.print(table)
     result = {"model": cfg.model.name, "made_of": made_of, **report.as_dict()}
     write_json(Path(str(cfg.directory)) / "bench.json", result)
     return result
+
+
+def rows(column: BenchmarkColumn, steps: int) -> dict[str, str]:
+    """A column of the table by the names of its rows: milliseconds, or what follows from them."""
+    own, ar = column.method, column.ar["round"]
+    ratio = ar.median / own["target"].median
+    cells = {f"round: {part}": _spread(own[part]) for part in PARTS}
+    cells |= {
+        f"round: one of {steps} draft steps": milliseconds(own["draft"].median / steps),
+        "round of the method": _spread(own["round"]),
+        "round of AR": _spread(ar),
+        "speed-up ÷ accepted length": f"{column.ratio:.2f} of at most {ratio:.2f}",
+        "accepted length that breaks even": f"{1 / column.ratio:.2f}",
+        "memory at the peak, GiB": f"{column.memory / 2**30:.2f}",
+        "images/s of AR": f"{column.images:.3g}",
+    }
+    if column.limit is not None:
+        times = ar.median / column.limit
+        return cells | {
+            "bandwidth limit of AR": f"{milliseconds(column.limit)}; AR takes {times:.2f}×"
+        }
+    return cells | {
+        "accepted length": f"{own['accepted_length'].median:.2f}",
+        "speed-up of whole images": f"{column.ar['whole'].median / own['whole'].median:.2f}×",
+    }
+
+
+def milliseconds(time: float) -> str:
+    """A time to three digits."""
+    return f"{time:.0f}" if time >= 100 else f"{time:.3g}"
+
+
+def _spread(times: Spread) -> str:
+    median, low, high = map(milliseconds, (times.median, times.low, times.high))
+    return f"{median} ({low} … {high})"

@@ -170,16 +170,16 @@ def predict(
     methods |= {one.pace: Method(drafters[one.shape], one.rule) for one in candidates}
     with target.encoded(texts):
         paces = time_rounds(target, methods, texts, plan.repeats)
-    ar = paces[""].round.median
-    alone = paces[""].beginning.median + target.length * ar
+    ar = paces[""]["round"].median
+    alone = paces[""]["beginning"].median + target.length * ar
     tokens = 1000 * plan.batch_size * target.length / alone
     found = [Outcome(plain, True, 1.0, tokens, ar, 1.0)]
     for one, law in _laws(target, drafters, candidates, prompts, plan.seed, progress):
         pace = paces[one.pace]
         rounds = law.median_rounds(plan.batch_size)
-        speedup = alone / (pace.beginning.median + rounds * pace.round.median)
+        speedup = alone / (pace["beginning"].median + rounds * pace["round"].median)
         measures = law.accepted_length, law.kl_per_token, law.tv_bound
-        speeds = speedup, speedup * tokens, pace.round.median
+        speeds = speedup, speedup * tokens, pace["round"].median
         found.append(Outcome(one.options, one.lossless, *speeds, *measures))
     return sorted(found, key=lambda one: -one.speedup)
 
