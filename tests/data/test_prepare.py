@@ -186,7 +186,7 @@ BELIEVED = {
     "images missing": (of(codes=[[1] * 6], key=["0"], caption=["a"]), "holds 1 images and not 2"),
     "null captions": (of(caption=["a", None]), "a row without caption"),
     "captions of another kind": (of(caption=[1, 2]), "caption that are not texts"),
-    "another tokenizer": (nothing, "of tokenizer tok, but the target's is other"),
+    "another tokenizer": (nothing, "made with tokenizer tok, but the target's is other"),
     "a smaller vocabulary": (nothing, "2×3 codes below 1000, but the target draws 2×3 below 10"),
     "another grid": (nothing, "the target draws 3×2"),
 }  # fmt: skip
