@@ -225,6 +225,7 @@ RULES: list[tuple[DensityRule, DiffusionSampling]] = [
     (CSpD(), SAMPLING),
     (CSpD(alignment=False), DiffusionSampling(denoising_steps=4, last_noise=True)),
     (CSpDReferenceCode(), SILENT),
+    (CSpDReferenceCode(alignment=False), SILENT),
     (PathCoupling(), SAMPLING),
     (PathCoupling(), SILENT),
 ]

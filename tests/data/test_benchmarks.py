@@ -114,7 +114,7 @@ def test_from_the_hub_and_again_without_it(tmp_path: Path, monkeypatch: pytest.M
         for offline in (False, True):
             hub.here(monkeypatch, offline=offline)
             assert {(one.id, one.text) for one in coco_prompts()} == {("70", "a"), ("50", "c")}
-            assert coco_training().count() == 2
+            assert coco_training().count() == len(coco_prompts(split="train")) == 2
             assert [prompt.text for prompt in parti_prompts()] == ["a cat"]
             found = drawbench_prompts()
             assert [(one.id, one.text) for one in found] == [

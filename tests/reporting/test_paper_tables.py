@@ -319,7 +319,7 @@ QUANTITIES = {
     "single": 0.25, "few": None, "tv_masked": None, "many_gain": None, "perplexity": 7.389,
     "clip_percent": 31.0, "target_forward": 0.02, "precision": 0.48, "recall": 0.5,
     "whole_round": 0.035, "proximity_first": 6.0, "proximity_others": 2.5, "alpha_5": 0.9,
-    "speedup_8": 1.5,
+    "speedup_8": 1.5, "walltime": 1.1594,
 }  # fmt: skip
 
 
@@ -329,6 +329,7 @@ def test_our_value_of_a_quantity() -> None:
     times = {"draft": 5, "target": 20, "verify": 9, "commit": 1}
     run = finished(
         "coolsd",
+        gamma=1,
         metrics={key: {"value": value} for key, value in metrics.items()},
         acceptance_by_depth=[0.75, 0.5],
         acceptance_by_tenth=[0.5, 0.5, 0.5, 0.5, 0.9, 1, 1, 1, 1, None],

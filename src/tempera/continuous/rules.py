@@ -179,10 +179,12 @@ class CSpDReferenceCode(DensityRule):
     Args:
         exponent_temperature: see above.
         trials: most trials of the residual sampler.
+        alignment: whether the target denoises with the draft's noise (the paper's Table 3).
     """
 
     exponent_temperature: PositiveFloat = 42.0
     trials: Trials = 100
+    alignment: bool = True
 
     sees_drafts: ClassVar[bool] = False
 
@@ -199,7 +201,10 @@ class CSpDReferenceCode(DensityRule):
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
     ) -> ContinuousVerdict:
         """See `DensityRule`."""
-        target = denoise(denoiser, conditions, proposal.noise)
+        own = proposal.noise
+        if not self.alignment:
+            own = noise.normal(*own.shape[1:])
+        target = denoise(denoiser, conditions, own)
         before = -_log_ratio_before(target, proposal.path, proposal.noise, proposal.noise)
         p, q, token = _last(target), _last(proposal.path), proposal.path.token
         count = token.shape[1]

@@ -4,7 +4,7 @@ classes. Each is read from the hub, at a fixed commit if one is known, or from a
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
@@ -33,19 +33,21 @@ def coco_prompts(
     offset: NonNegativeInt = 0,
     per_image: NonNegativeInt = 1,
     seed: NonNegativeInt = 0,
+    split: Literal["validation", "train"] = "validation",
 ) -> list[Prompt]:
-    """Captions of MS-COCO 2017's validation images; ids are those of the annotations.
+    """Captions of MS-COCO 2017's images; ids are those of the annotations.
 
     Args:
-        path: captions_val2017.json; by default the hub's copy.
+        path: captions_val2017.json or captions_train2017.json; by default the hub's copy.
         limit, offset: number of prompts to take, and to skip first.
         per_image: number of captions to take per image, the first ones; 0 takes all.
         seed: seed of the images' order.
+        split: which images, if there is no path.
 
     Raises:
         TemperaError: the captions are unavailable or unreadable.
     """
-    found = _shuffled(_coco_images(path, "validation"), per_image, seed)
+    found = _shuffled(_coco_images(path, split), per_image, seed)
     return chosen([Prompt(name, text) for _, name, text in found], limit, offset, path or COCO.id)
 
 

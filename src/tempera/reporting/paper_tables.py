@@ -71,7 +71,8 @@ def _measured(runs: Sequence[Run]) -> pd.DataFrame:
     """
     rows = []
     for run in runs:
-        own: dict[str, float | None] = {key: run.value(key) for key in run.metrics}
+        own: dict[str, float | None] = {"gamma": run.settings.get("gamma")}
+        own |= {key: run.value(key) for key in run.metrics}
         for name, profile in (
             ("acceptance", run.acceptance_by_depth),
             ("tenth", run.acceptance_by_tenth),
