@@ -8,7 +8,6 @@ from tiny_targets import T5_SIZES, write_t5
 
 from tempera.errors import TemperaError
 from tempera.targets.conditioners import ClassLabels, RandomFeatures, clean_caption, load_flan_t5
-from tempera.targets.shared_vocabulary import load_tokenize
 
 
 def test_features_depend_on_their_caption_alone_and_are_left_padded(tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ def test_missing_text_weights_are_named(tmp_path: Path) -> None:
     write_t5(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TemperaError, match="is not a tokenizer"):
-        load_tokenize(tmp_path / "tokenizer.json")
+        load_flan_t5(str(tmp_path), "google/flan-t5-xl", sizes=T5_SIZES)
 
 
 def test_random_features_depend_on_the_caption_alone() -> None:

@@ -143,7 +143,7 @@ def build_independent(
     draft = smaller.target(
         network=network, conditioner=text_encoder.encode, sampling=target.sampling
     )
-    if target.packed:
+    if target.session.packed:
         draft.pack()
     if target.compiled:
         draft.compile()

@@ -17,7 +17,6 @@ from tempera.errors import TemperaError
 from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
 from tempera.targets.llamagen import from_meta
 from tempera.targets.network import DecoderLayer
-from tempera.targets.rotary import Rotary
 from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
 from tempera.targets.token_format import ModelSpec, patches
 
@@ -92,7 +91,6 @@ def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
     config = ChameleonConfig(**sizes, vocabulary_map={})
     model = ChameleonModel(config)
     del model.vqmodel  # it has no decoder; `image_tokenizers.vq` replaces it
-    model.rotary_emb = Rotary(config)
     return SharedVocabularyLM(model, config, spec, "chameleon")
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import T5Config, T5EncoderModel
-from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
-from tempera.targets.shared_vocabulary import Tokenize, about_as_many, load_tokenize, too_long
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
+from tempera.targets.shared_vocabulary import Tokenize, load_tokenize, numbered, too_long
 
 
 class CaptionTokens:
@@ -44,10 +44,7 @@ class CaptionTokens:
         Raises:
             TemperaError: a caption is empty or too long.
         """
-        return [
-            self._ids(prompt, f"prompt {number} of {len(prompts)}")
-            for number, prompt in enumerate(prompts, start=1)
-        ]
+        return [self._ids(prompt, where) for prompt, where in numbered(prompts)]
 
     def _ids(self, prompt: str, where: str) -> list[int]:
         ids = self.tokenize(clean_caption(clean_caption(prompt)))
@@ -61,13 +58,6 @@ class CaptionTokens:
         if len(ids) >= self.length and not self.truncate:
             raise too_long(where, len(ids) + 1, self.length)
         return [*ids[: self.length - 1], self.END]
-
-
-class AnyCaption:
-    """Every caption can be used."""
-
-    def check(self, prompts: list[str]) -> None:
-        """Nothing is wrong."""
 
 
 class CaptionFeatures(nn.Module):
@@ -131,15 +121,6 @@ class RandomFeatures(nn.Module):
         return torch.stack(rows).to(self.like), torch.ones(len(rows), self.length, dtype=torch.bool)  # type: ignore[arg-type]
 
 
-def class_number(prompt: str, classes: int) -> int | None:
-    """The class whose number a prompt is; None for any other text."""
-    digits = prompt.strip()
-    value = digits.lstrip("0") or "0"
-    if not digits.isdecimal() or len(value) > len(str(classes)):
-        return None  # int() itself refuses numbers of thousands of digits
-    return int(value) if int(value) < classes else None
-
-
 class ClassLabels(nn.Module):
     """Reads prompts as class numbers.
 
@@ -150,6 +131,7 @@ class ClassLabels(nn.Module):
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         self.classes = classes
+        self._numbers = {str(number): number for number in range(classes)}
 
     def check(self, prompts: list[str]) -> None:
         """Raise TemperaError for a prompt that `encode` cannot take."""
@@ -166,7 +148,8 @@ class ClassLabels(nn.Module):
 
     def label(self, prompt: str) -> int | None:
         """The class that a prompt names; None for any other text."""
-        return class_number(prompt, self.classes)
+        digits = prompt.strip()
+        return self._numbers.get(digits.lstrip("0") or digits[-1:])
 
     def refusal(self, where: str) -> TemperaError:
         """The error for a prompt that names no class; `where` quotes it."""
@@ -174,10 +157,10 @@ class ClassLabels(nn.Module):
 
     def _labels(self, prompts: list[str]) -> list[int]:
         labels = []
-        for number, prompt in enumerate(prompts, start=1):
+        for prompt, where in numbered(prompts):
             label = self.label(prompt)
             if label is None:
-                raise self.refusal(f"prompt {number} of {len(prompts)}, {prompt[:40]!r}")
+                raise self.refusal(f"{where}, {prompt[:40]!r}")
             labels.append(label)
         return labels
 
@@ -219,7 +202,7 @@ def load_flan_t5(
     config = T5Config(
         **(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False
     )
-    tokens = CaptionTokens(_tokenizer(weights, hub), length, truncate)
+    tokens = load_caption_tokens(weights, hub, length, truncate)
     encoder: Any = load_pretrained(
         lambda: T5EncoderModel(config), release, _share_embedding, ignore=("decoder.", "lm_head.")
     )
@@ -229,18 +212,10 @@ def load_flan_t5(
 
 def load_caption_tokens(
     weights: str, hub: str, length: int = 120, truncate: bool = False
-) -> CaptionTokens | AnyCaption:
-    """What `load_flan_t5` makes of captions before its encoder reads them; for `random` weights any
-    caption will do.
-    """
-    if PretrainedFiles(weights, T5_FILES, hub).random:
-        return AnyCaption()
-    return CaptionTokens(_tokenizer(weights, hub), length, truncate)
-
-
-def _tokenizer(weights: str, hub: str) -> Tokenize:
-    files = PretrainedFiles(weights, ("tokenizer.json",), hub)
-    return about_as_many if is_noted(files) else load_tokenize(files.find()[0])
+) -> CaptionTokens:
+    """What `load_flan_t5` makes of captions before its encoder reads them."""
+    tokenize = load_tokenize(PretrainedFiles(weights, ("tokenizer.json",), hub))
+    return CaptionTokens(tokenize, length, truncate)
 
 
 def _share_embedding(state: dict[str, Tensor]) -> dict[str, Tensor]:

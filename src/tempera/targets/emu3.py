@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tempera.runtime.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
 from tempera.targets.network import DecoderLayer
-from tempera.targets.rotary import Rotary
 from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
 from tempera.targets.token_format import ModelSpec, patches
 
@@ -61,9 +60,7 @@ UNUSED = ()
 def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
     """The network of these sizes; see `shared_vocabulary.load_network`."""
     config = Emu3TextConfig(**sizes, attention_dropout=0.0)
-    model = Emu3TextModel(config)
-    model.rotary_emb = Rotary(config)
-    return SharedVocabularyLM(model, config, spec, "emu3")
+    return SharedVocabularyLM(Emu3TextModel(config), config, spec, "emu3")
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> Mapping[str, Tensor]:

@@ -18,11 +18,10 @@ from typing_extensions import override
 from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
 from tempera.runtime.tensor_files import renamed
 from tempera.targets.network import DecoderLayer
-from tempera.targets.rotary import Rotary
 from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
 from tempera.targets.token_format import ModelSpec, patches
 
-PATCH = 16
+PATCH, CODE_DIM = 16, 8
 _BEGIN, _PAD = 100000, "<｜▁pad▁｜>"
 
 
@@ -56,16 +55,14 @@ class Janus(SharedVocabularyLM):
     Args:
         config: the decoder's configuration.
         spec: format of its sequences.
-        code_dim: width of an image code's vector.
     """
 
-    def __init__(self, config: Any, spec: ModelSpec, code_dim: int = 8) -> None:
+    def __init__(self, config: Any, spec: ModelSpec) -> None:
         super().__init__(LlamaModel(config), config, spec, "janus")
         width = config.hidden_size
-        self.model.rotary_emb = Rotary(config)
         self.model.norm = nn.Sequential(self.model.norm, nn.Linear(width, width), nn.GELU())
-        self.codes = nn.Embedding(spec.codes, code_dim)
-        self.aligner = nn.Sequential(nn.Linear(code_dim, width), nn.GELU(), nn.Linear(width, width))
+        self.codes = nn.Embedding(spec.codes, CODE_DIM)
+        self.aligner = nn.Sequential(nn.Linear(CODE_DIM, width), nn.GELU(), nn.Linear(width, width))
         self.lm_head = nn.Linear(width, spec.codes)
 
     @override

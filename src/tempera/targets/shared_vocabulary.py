@@ -5,7 +5,6 @@ Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidde
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,11 +36,17 @@ def too_long(where: str, tokens: int, room: int) -> TemperaError:
     )
 
 
+def numbered(prompts: Sequence[str]) -> list[tuple[str, str]]:
+    """Every prompt with what errors call it."""
+    count = len(prompts)
+    return [(prompt, f"prompt {number} of {count}") for number, prompt in enumerate(prompts, 1)]
+
+
 class SharedVocabularyLM(nn.Module):
     """A decoder with its head and the format of its sequences. Implements `network.TargetNetwork`.
 
     Args:
-        model: a Hugging Face decoder with `embed_tokens` and `rotary_emb`.
+        model: a Hugging Face decoder with `embed_tokens`.
         config: its configuration.
         spec: format of its sequences.
         family: see `network.TargetNetwork`.
@@ -50,6 +55,7 @@ class SharedVocabularyLM(nn.Module):
     def __init__(self, model: Any, config: Any, spec: ModelSpec, family: str) -> None:
         super().__init__()
         self.model, self.config, self.spec, self.family = model, config, spec, family
+        self.model.rotary_emb = Rotary(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
@@ -102,11 +108,7 @@ class PromptEncoder(nn.Module):
             TemperaError: a prompt is empty, or does not fit into the context and `truncate` is
                 False.
         """
-        rows = [
-            self._row(prompt, f"prompt {number} of {len(prompts)}")
-            for number, prompt in enumerate(prompts, start=1)
-        ]
-        pairs = [(row, self._null(row)) for row in rows]
+        pairs = [(row, self._null(row)) for row in self._rows(prompts)]
         width = max(len(ids) for pair in pairs for ids in pair)
         padded = [[[PADDING] * (width - len(ids)) + ids for ids in pair] for pair in pairs]
         condition = torch.tensor(padded)
@@ -114,8 +116,10 @@ class PromptEncoder(nn.Module):
 
     def check(self, prompts: list[str]) -> None:
         """Raise TemperaError for a prompt that `encode` cannot take."""
-        for number, prompt in enumerate(prompts, start=1):
-            self._row(prompt, f"prompt {number} of {len(prompts)}")
+        self._rows(prompts)
+
+    def _rows(self, prompts: list[str]) -> list[list[int]]:
+        return [self._row(prompt, where) for prompt, where in numbered(prompts)]
 
     def _null(self, row: list[int]) -> list[int]:
         """The null prompt of a prompt."""
@@ -160,14 +164,11 @@ def load_prompts(
     Raises:
         TemperaError: the file is missing, is not a tokenizer, or is another model's.
     """
-    release = PretrainedFiles(weights, files, hub)
-    if release.random or is_noted(release):
-        return PromptEncoder(spec, about_as_many, truncate)
-    file = release.find()[0]
-    tokenize = load_tokenize(file)
-    if spec.null_filling is not None and len(tokenize(spec.null_filling)) != 1:
+    tokenize, filling = load_tokenize(PretrainedFiles(weights, files, hub)), spec.null_filling
+    if filling and tokenize is not about_as_many and len(tokenize(filling)) != 1:
         raise TemperaError(
-            f"{file} has no token {spec.null_filling}: give the tokenizer.json of the model."
+            f"the text tokenizer of {weights} has no token {filling}: give the tokenizer.json of "
+            "the model."
         )
     return PromptEncoder(spec, tokenize, truncate)
 
@@ -179,12 +180,16 @@ def about_as_many(text: str) -> list[int]:
     return [10 + byte for byte in text.encode()[::4]]
 
 
-def load_tokenize(file: Path) -> Tokenize:
-    """Load the tokenizer of a `tokenizer.json`.
+def load_tokenize(files: PretrainedFiles) -> Tokenize:
+    """Load the tokenizer of a `tokenizer.json`; of `random` weights and for sizes alone it is
+    `about_as_many`.
 
     Raises:
-        TemperaError: the file cannot be read as a tokenizer.
+        TemperaError: the file is missing, or cannot be read as a tokenizer.
     """
+    if files.random or is_noted(files):
+        return about_as_many
+    file = files.find()[0]
     try:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as problem:  # the tokenizers library raises plain Exception

@@ -83,11 +83,6 @@ class TransformerTarget:
         """Short hash of the network's weights (`identity_of`)."""
         return identity_of(self.network)
 
-    @property
-    def packed(self) -> bool:
-        """Whether the weights are packed."""
-        return self.session.packed
-
     def pack(self) -> None:
         """Make decoding faster at the expense of everything else: pack weights (`packed_linear`).
         They are replaced, not copied; the network can no longer be trained or saved.
