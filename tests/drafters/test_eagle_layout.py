@@ -19,8 +19,8 @@ from tiny_networks import (
     VOCAB,
     check_q,
     full_hidden,
-    lively,
     random_rounds,
+    text_target,
     tiny_eagle,
     tiny_target,
 )
@@ -34,38 +34,17 @@ from tempera.drafters.eagle_layout import INPUTS
 from tempera.drafters.parallel import build_parallel
 from tempera.errors import TemperaError
 from tempera.targets.prompt_state import conditioned
-from tempera.targets.shared_vocabulary import PADDING, load_network, prompted_target
-from tempera.targets.token_format import ModelSpec
 
 WIDTH, HEADS, SIZE, INNER, FIRST, IDS = 16, 2, 8, 24, 4, 20
+CHAMELEON = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "swin_norm": False}
 EPSILON = 0.3
 """Large enough to tell it from the target's."""
-
-
-def ids_of(prompts: list[str]) -> tuple[Tensor, Tensor]:
-    """An id for every letter and a start of the image; the null prompt has one id and the start."""
-    width = 1 + max(map(len, prompts))
-    pairs = [([*([1] * len(prompt)), 3], [2, 3]) for prompt in prompts]
-    rows = [[[PADDING] * (width - len(ids)) + ids for ids in pair] for pair in pairs]
-    return torch.tensor(rows), torch.tensor(rows)[:, 0] != PADDING
 
 
 def target_of(family: str) -> Any:
     if family == "llamagen":
         return tiny_target(Sampling(3.0, 2.0))
-    spec = ModelSpec(*GRID, VOCAB, FIRST, ("{text}", 3), (2, 3), 64)
-    sizes = {
-        "vocab_size": IDS,
-        "hidden_size": WIDTH,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-        "rope_theta": 10000.0,
-        "swin_norm": False,
-        "model_parallel_size": None,
-    }
-    network = lively(load_network("chameleon", spec, "random", [], "", sizes))
-    return prompted_target(network, ids_of, Sampling(3.0, 2.0))
+    return text_target(Sampling(3.0, 2.0), family=family, model_parallel_size=None, **CHAMELEON)
 
 
 def published(

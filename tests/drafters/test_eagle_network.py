@@ -6,14 +6,15 @@ import torch
 from safetensors.torch import save_file
 from tiny_networks import (
     PREFIX,
-    TextLlama,
     lively,
     llamagen,
+    text_target,
     tiny_eagle,
     tiny_parallel,
     tiny_target,
 )
 
+from tempera.decoding.probabilities import Sampling
 from tempera.drafters.eagle_network import EagleModel, eagle_network
 from tempera.drafters.parallel_network import parallel_network
 from tempera.errors import TemperaError
@@ -30,7 +31,7 @@ def sequence(eagle: EagleModel, rows: int = 3, length: int = 9):
     return embeds, hidden, mask, torch.arange(length).expand(rows, -1)
 
 
-NETWORKS = {"llamagen": llamagen, "llama": lambda: lively(TextLlama())}
+NETWORKS = {"llamagen": llamagen, "emu3": lambda: text_target(Sampling(2.0)).network}
 
 
 def test_it_reads_no_later_token_and_trains():

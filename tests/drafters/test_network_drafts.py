@@ -11,17 +11,14 @@ import torch
 from host_reads import HostReads
 from network_drafts import CHAIN, DRAFTERS, eagle, independent, parallel, small_model
 from tiny_networks import (
-    GRID,
     LENGTH,
     PROMPTS,
     TREE,
-    TextLlama,
     captions,
     check_q,
     full_draft,
     full_hidden,
     full_parallel,
-    lively,
     llamagen,
     random_rounds,
     text_target,
@@ -121,7 +118,11 @@ def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(kind, tree, guida
 
 @pytest.mark.parametrize("kind", ["eagle", "parallel"])
 def test_a_language_model_with_forced_positions(kind):
-    target, prompts, tree = text_target(Sampling(2.0)), ["xyz", "a"], Tree.chain(3)
+    target, prompts, tree = (
+        text_target(Sampling(2.0), 2, 2, 4, line_end=19),
+        ["xyz", "a"],
+        Tree.chain(3),
+    )
     if kind == "eagle":
         after, drafter = after_eagle(tiny_eagle(target), target, prompts), eagle(target, tree)
     else:
@@ -270,10 +271,7 @@ def test_two_drafts_of_different_features_need_a_target_each():
 
 
 def test_an_independent_draft_of_another_family_and_what_does_not_fit():
-    network = lively(TextLlama())
-    options = {"grid": GRID, "token_ids": torch.arange(11, 22)}
-    draft = tiny_target(network=network, conditioner=network.conditioner, **options)
-    target = tiny_target(Sampling(2.0))
+    draft, target = text_target(Sampling(1.0)), tiny_target(Sampling(2.0))
     drafter = StaticTreeDrafter(IndependentDraft(draft, target), Tree.chain(2))
     assert decoded(target, drafter).trace.tau.max() > 0
     with pytest.raises(TemperaError, match=r"a vocabulary of 7 tokens, the target of 11: give a"):

@@ -1,13 +1,10 @@
 """Tiny random networks for tests, and their drafts' distributions without a cache."""
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tempera.decoding.interfaces import Draft, Drafter, Verdict
 from tempera.decoding.probabilities import Sampling
@@ -16,8 +13,9 @@ from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
-from tempera.targets.network import DecoderLayer
 from tempera.targets.prompt_state import conditioned
+from tempera.targets.shared_vocabulary import PADDING, load_network, prompted_target
+from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
 VOCAB, GRID, PREFIX, WIDTH = 11, (4, 5), 5, 6
@@ -78,6 +76,32 @@ def tiny_target(
     )
 
 
+def text_ids(prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """An id for every letter and a start of the image; the null prompt has one id and the start."""
+    width = 1 + max(map(len, prompts))
+    pairs = [([*([1] * len(prompt)), 3], [2, 3]) for prompt in prompts]
+    rows = [[[PADDING] * (width - len(ids)) + ids for ids in pair] for pair in pairs]
+    return torch.tensor(rows), torch.tensor(rows)[:, 0] != PADDING
+
+
+def text_target(
+    sampling: Sampling,
+    lines: int = GRID[0],
+    columns: int = GRID[1],
+    codes: int = VOCAB,
+    family: str = "emu3",
+    line_end: int | None = None,
+    **sizes: Any,
+) -> TransformerTarget:
+    """A language model of 20 ids, of which the codes are those from 4 on. Emu3 has grouped keys."""
+    spec = ModelSpec(lines, columns, codes, 4, ("{text}", 3), (2, 3), 64, line_end=line_end)
+    common = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "rope_theta": 10000.0}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+    network = load_network(family, spec, "random", [], "", common | heads | special | sizes)
+    return prompted_target(lively(network), text_ids, sampling)
+
+
 def tiny_eagle(
     target: TransformerTarget, seed: int = 1, features: tuple[int, ...] = ()
 ) -> EagleModel:
@@ -97,69 +121,6 @@ def tiny_parallel(target: TransformerTarget, seed: int = 1, **sizes: Any) -> Par
     for vector in (model.mask_embed, model.mask_hidden):
         nn.init.normal_(vector, generator=generator)
     return lively(model, seed)
-
-
-class TextLlama(LlamaForCausalLM):
-    """A plain Hugging Face language model whose vocabulary holds text and image tokens, grouped
-    key/value heads.
-    """
-
-    family = "text_llama"  # this module, see below
-
-    def __init__(self) -> None:
-        super().__init__(
-            LlamaConfig(
-                vocab_size=30,
-                hidden_size=16,
-                intermediate_size=24,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=64,
-                pad_token_id=None,
-                bos_token_id=None,
-                eos_token_id=None,
-                attn_implementation="sdpa",
-            )
-        )
-
-    def embed_tokens(self, tokens: Tensor) -> Tensor:
-        return self.model.embed_tokens(tokens)
-
-    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        return self.model.embed_tokens(torch.where(drop[:, None], 0, condition))
-
-    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
-        return keep
-
-    @staticmethod
-    def conditioner(prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Text ids, one per letter; as wide as the longest prompt."""
-        width = max(map(len, prompts))
-        ids = torch.tensor(
-            [
-                [0] * (width - len(prompt)) + [ord(letter) % 7 + 1 for letter in prompt]
-                for prompt in prompts
-            ]
-        )
-        return ids, ids > 0
-
-
-def text_target(sampling: Sampling) -> TransformerTarget:
-    """A `TextLlama` of five image tokens on 2×3, the first of which ends every line."""
-    network, forced = lively(TextLlama()), torch.full((6,), -1)
-    forced[[2, 5]] = 0
-    options = {"grid": (2, 3), "token_ids": torch.tensor([29, 11, 12, 13, 20]), "granularity": 4}
-    return tiny_target(sampling, network, network.conditioner, forced=forced, **options)
-
-
-def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
-    sizes = LlamaConfig(**{**config, "num_hidden_layers": 1})
-    sizes._attn_implementation = "sdpa"
-    return LlamaDecoderLayer(sizes, layer_idx=0), LlamaRotaryEmbedding(sizes)
-
-
-sys.modules["tempera.targets.text_llama"] = sys.modules[__name__]
 
 
 def random_draft(tree: Tree, batch: int, generator: torch.Generator, vocab: int = VOCAB) -> Draft:
