@@ -62,16 +62,28 @@ def _fresh() -> None:
     AcceleratorState._reset_state(True)
 
 
+class Made(dict[str, Any]):
+    """What belongs to each family, made when it is asked for."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = self.make(name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Command-line options of every tiny family."""
-    return {name: family.write(tmp_path_factory.mktemp(name)) for name, family in FAMILIES.items()}
+    return Made(lambda name: FAMILIES[name].write(tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(scope="module")
 def targets(options: dict[str, list[str]]) -> dict[str, Any]:
     """Every tiny family, loaded as the scripts load it."""
-    return {name: build_target(composed(*choices)) for name, choices in options.items()}
+    return Made(lambda name: build_target(composed(*options[name])))
 
 
 LUMINA_TEXT = "Generate an image of 64x64 according to the following prompt:\n"
@@ -166,13 +178,13 @@ EXACT = ("eagle tree", "parallel", "independent", "sjd_pac")
 @pytest.fixture(scope="module")
 def methods() -> dict[str, Any]:
     """The methods' own options, which no model changes."""
-    return {name: composed(*method_options(name, "draft", "parallel")) for name in METHODS}
+    return Made(lambda name: composed(*method_options(name, "draft", "parallel")))
 
 
 @pytest.fixture(scope="module")
 def models(options: dict[str, list[str]]) -> dict[str, Any]:
     """The models' own options, which no method changes."""
-    return {name: composed(*choices).model for name, choices in options.items()}
+    return Made(lambda name: composed(*options[name]).model)
 
 
 @pytest.fixture(scope="module")
@@ -180,13 +192,15 @@ def places(targets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     """For every family a directory with an EAGLE draft, a parallel draft, and a smaller model of
     the same tokens.
     """
-    found = {}
-    for name, target in targets.items():
-        directory = found[name] = tmp_path_factory.mktemp("beside")
+
+    def make(name: str) -> Path:
+        directory, target = tmp_path_factory.mktemp("beside"), targets[name]
         tiny_eagle(target).save_pretrained(directory / "draft")
         tiny_parallel(target, layers=2, length=5).save_pretrained(directory / "parallel")
         write_smaller(directory / "smaller", target.vocab_size, target.grid)
-    return found
+        return directory
+
+    return Made(make)
 
 
 @pytest.fixture
@@ -336,10 +350,10 @@ def drawn(
     options: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """Shards of images that every family draws for MS-COCO captions, by train_draft/prepare.py."""
-    found = {}
-    for name, family in FAMILIES.items():
-        directory = found[name] = tmp_path_factory.mktemp("shards")
-        captions = [{"image_id": i, "id": i, "caption": family.prompts[i % 2]} for i in range(12)]
+
+    def make(name: str) -> Path:
+        directory, prompts = tmp_path_factory.mktemp("shards"), FAMILIES[name].prompts
+        captions = [{"image_id": i, "id": i, "caption": prompts[i % 2]} for i in range(12)]
         file = directory / "captions.json"
         file.write_text(json.dumps({"annotations": captions}))
         source = ["source=coco", f"source.path={file}", "encoder=target", "batch_size=12"]
@@ -347,7 +361,10 @@ def drawn(
         AcceleratorState._reset_state(True)
         made = script("prepare")(composed(*options[name], *source, *place, config="prepare"))
         assert made == {"count": 12, "broken": 0}
-    return found
+        AcceleratorState._reset_state(True)
+        return directory
+
+    return Made(make)
 
 
 QUICK = ["steps=2", "batch_size=2", "validate_every=2", "holdout=2", "decodes=1", "depth=2"]
