@@ -19,7 +19,8 @@ from tempera.config.compose import composed
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
-from tempera.evaluation.benchmark import BenchmarkPlan, measure, name_of
+from tempera.evaluation.benchmark import BenchmarkPlan, measure
+from tempera.evaluation.latency import name_of
 from tempera.runtime.files import replacing, write_json
 
 PROMPTS = ["3", "7"]

@@ -21,6 +21,7 @@ from tempera.continuous.loop import ContinuousTrace, Speculative
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, now
 from tempera.errors import TemperaError
+from tempera.evaluation.latency import name_of
 from tempera.evaluation.pipeline import DecodingMethod, Method
 from tempera.targets.transformer import TransformerTarget
 
@@ -314,12 +315,3 @@ def peak_memory(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return resident if sys.platform == "darwin" else 1024 * resident  # bytes on macOS, else KiB
-
-
-def name_of(device: torch.device) -> str:
-    """A GPU's name; otherwise the kind of device and the number of threads."""
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{device.type}, {torch.get_num_threads()} threads"
-    )

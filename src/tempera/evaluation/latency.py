@@ -9,22 +9,22 @@ because their clock synchronises the device around each part.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.timing import Clock
-from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
-from tempera.metrics.table import BATCHES
 from tempera.runtime.row_store import Numbers, Row, Store
 
 PARTS = ("draft", "target", "verify", "commit")
 COLUMNS = dict.fromkeys(("ar", "method", "text_encoder", "image_decoder", "rounds"), Numbers(0))
 """Columns of a timing, besides the parts of a round."""
+AtLeast0 = Annotated[int, Field(ge=0)]
 CLOCKED = 2
 """Prompts whose parts of a round are measured. Their shares vary little between prompts."""
 
@@ -36,26 +36,13 @@ class SpeedProtocol:
     Args:
         prompts: number of timed prompts, the first ones of the run; 0 skips timing.
         warmup: number of untimed images of each kind before the first timed one, per process.
-        batches: larger batch sizes to time as well, from `BATCHES`; each with the same number of
+        batches: larger batch sizes to time as well, that metrics have; each with the same number of
             prompts, rounded up to whole batches.
     """
 
-    prompts: int = 8
-    warmup: int = 3
-    batches: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        unknown = [size for size in self.batches if size not in BATCHES]
-        if unknown:
-            raise TemperaError(
-                f"speed.batches={unknown} cannot be timed: give sizes of "
-                f"{', '.join(map(str, BATCHES))}."
-            )
-        if self.prompts < 0 or self.warmup < 0:
-            raise TemperaError(
-                f"speed.prompts={self.prompts} and speed.warmup={self.warmup} must not be "
-                "negative: 0 skips timing."
-            )
+    prompts: AtLeast0 = 8
+    warmup: AtLeast0 = 3
+    batches: list[Literal[8, 32, 128, 256]] = field(default_factory=list)
 
 
 def measure(
@@ -205,11 +192,13 @@ def _spread(values: bootstrap.Array, resamples: int) -> dict[str, float]:
     return {**bootstrap.median(values, resamples).as_dict(), "q25": float(low), "q75": float(high)}
 
 
+def name_of(device: torch.device) -> str:
+    """A GPU's name; otherwise the kind of device and the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
 def machine(device: torch.device) -> str:
-    """The machine that was timed, as part of a file name: the GPU, or the number of CPU threads."""
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{device.type}-{torch.get_num_threads()}-threads"
-    )
-    return re.sub(r"[^A-Za-z0-9.]+", "-", name)
+    """The machine that was timed, as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name_of(device))

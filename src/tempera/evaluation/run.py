@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from accelerate.utils import find_executable_batch_size
+from pydantic import Field
 from tqdm import tqdm
 
 from tempera.data.prompts import Prompt
-from tempera.errors import TemperaError
 from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.latency import SpeedProtocol, whole_batches
@@ -52,16 +52,10 @@ class RunPlan:
     name: str
     settings: Mapping[str, Any]
     about: Mapping[str, Any]
-    batch_size: int
+    batch_size: Annotated[int, Field(ge=1)]
     diagnostics: bool
-    replays: int
+    replays: Annotated[int, Field(ge=0)]
     shrinks: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise TemperaError(f"batch_size={self.batch_size} is too small: give at least 1.")
-        if self.replays < 0:
-            raise TemperaError(f"replays={self.replays} is negative: give 0 for none.")
 
 
 def evaluate(
@@ -91,7 +85,7 @@ def evaluate(
     if not processes.is_main:
         return None
     timings = _timed(plan, pipeline, prompts[: protocol.prompts], protocol.warmup)
-    larger = {
+    larger: dict[int, list[Row]] = {
         size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), 0, size)
         for size in protocol.batches
     }
@@ -223,22 +217,18 @@ def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     def total(name: str) -> Array:
         return np.sum([row[name] for row in rows], 0) if name in rows[0] else np.zeros(0)
 
-    tested, images = total("tested"), len(rows)
     rounds = sum(row["rounds"] for row in rows)
-    drafted = np.zeros(len(rows[0]["depth"]))
-    for row in rows:
-        drafted += np.array(row["depth"]) > 0
-    sums, known = np.zeros(len(drafted)), np.zeros(len(drafted))
-    for row in rows if "proximity_by_place" in rows[0] else ():
-        sizes = np.array(row["proximity_by_place"], np.float64)
-        sums += np.nan_to_num(sizes)
-        known += ~np.isnan(sizes)
+    drafted = np.mean([np.array(row["depth"]) > 0 for row in rows], 0)
+    measured = [row["proximity_by_place"] for row in rows if "proximity_by_place" in row]
+    sizes = np.array(measured, np.float64)
     return {
-        "acceptance_by_depth": _shares(total("accepted"), tested),
+        "acceptance_by_depth": _shares(total("accepted"), total("tested")),
         "acceptance_by_tenth": _shares(total("accepted_by_tenth"), total("tested_by_tenth")),
-        "acceptance_by_place": _shares(drafted, np.full(len(drafted), images)),
+        "acceptance_by_place": drafted.tolist(),
         "rounds_by_tokens": list(-np.diff([rounds, *total("accepted"), 0]) / rounds),
-        "proximity_by_place": _shares(sums, known) if "proximity_by_place" in rows[0] else [],
+        "proximity_by_place": _shares(np.nansum(sizes, 0), (~np.isnan(sizes)).sum(0))
+        if measured
+        else [],
     }
 
 
