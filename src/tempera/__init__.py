@@ -18,18 +18,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tempera import exactness
-    from tempera.api import LoadedModel, Result, generate, load
-    from tempera.decoding.interfaces import Draft, Drafter, Rule, Target
-    from tempera.decoding.loop import decode
-    from tempera.decoding.probabilities import Sampling
-    from tempera.decoding.random_streams import RandomStreams
-    from tempera.decoding.trace import Trace
-    from tempera.decoding.trees import Tree
-    from tempera.drafters.none import NoDraft
-    from tempera.errors import TemperaError
-    from tempera.rules import schedules
-    from tempera.rules.standard import Exact, Relaxed
+    from tempera import exactness as exactness
+    from tempera.api import (
+        LoadedModel as LoadedModel,
+    )
+    from tempera.api import (
+        Result as Result,
+    )
+    from tempera.api import (
+        generate as generate,
+    )
+    from tempera.api import (
+        load as load,
+    )
+    from tempera.decoding.interfaces import (
+        Draft as Draft,
+    )
+    from tempera.decoding.interfaces import (
+        Drafter as Drafter,
+    )
+    from tempera.decoding.interfaces import (
+        Rule as Rule,
+    )
+    from tempera.decoding.interfaces import (
+        Target as Target,
+    )
+    from tempera.decoding.loop import decode as decode
+    from tempera.decoding.probabilities import Sampling as Sampling
+    from tempera.decoding.random_streams import RandomStreams as RandomStreams
+    from tempera.decoding.trace import Trace as Trace
+    from tempera.decoding.trees import Tree as Tree
+    from tempera.drafters.none import NoDraft as NoDraft
+    from tempera.errors import TemperaError as TemperaError
+    from tempera.rules import schedules as schedules
+    from tempera.rules.standard import Exact as Exact
+    from tempera.rules.standard import Relaxed as Relaxed
 
 _HOME = {
     "Draft": "tempera.decoding.interfaces",
@@ -54,27 +77,7 @@ _HOME = {
 }
 """Where each name lives; imported when it is first used, so that `import tempera` is quick."""
 
-__all__ = [
-    "Draft",
-    "Drafter",
-    "Exact",
-    "LoadedModel",
-    "NoDraft",
-    "RandomStreams",
-    "Relaxed",
-    "Result",
-    "Rule",
-    "Sampling",
-    "Target",
-    "TemperaError",
-    "Trace",
-    "Tree",
-    "decode",
-    "exactness",
-    "generate",
-    "load",
-    "schedules",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

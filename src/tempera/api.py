@@ -4,6 +4,7 @@ Both take the groups and options of `conf/generate.yaml`, as the command line do
 wrong one in the same sentence.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,24 +90,20 @@ class LoadedModel:
 
     def generate(self, prompts: str | Sequence[str], seed: int = 0) -> Result:
         """One image per prompt; see `tempera.generate`."""
-        named = _named(_texts(prompts))
-        pipeline = replace(self.pipeline, seed=_whole(seed))
-        size = self.batch_size
-        with self._lock:
-            return self._generate(
-                pipeline, [named[first : first + size] for first in range(0, len(named), size)]
-            )
+        return self._generate(_named(prompts), _whole(seed))
 
-    def _generate(self, pipeline: Pipeline, batches: Sequence[Sequence[Prompt]]) -> Result:
+    def _generate(self, prompts: Sequence[Prompt], seed: int) -> Result:
+        pipeline, size = replace(self.pipeline, seed=seed), self.batch_size
         outputs, seconds = [], 0.0
-        for batch in batches:
-            with pipeline.text_encoded(batch):
-                start = pipeline.now()
-                outputs.append(pipeline.tokens(batch, diagnostics=self.diagnostics))
-                seconds += pipeline.now() - start
-        pictures = [torch.from_numpy(pipeline.pictures(output.tokens)) for output in outputs]
+        with self._lock:
+            for batch in (prompts[first : first + size] for first in range(0, len(prompts), size)):
+                with pipeline.text_encoded(batch):
+                    start = pipeline.now()
+                    outputs.append(pipeline.tokens(batch, diagnostics=self.diagnostics))
+                    seconds += pipeline.now() - start
+            pictures = [torch.from_numpy(pipeline.pictures(output.tokens)) for output in outputs]
         return Result(
-            prompts=tuple(prompt.text for batch in batches for prompt in batch),
+            prompts=tuple(prompt.text for prompt in prompts),
             tokens=torch.cat([output.tokens.cpu() for output in outputs]),
             trace=joined([output.trace.cpu() for output in outputs]),
             seconds=seconds,
@@ -182,33 +179,31 @@ def generate(
     Traceback (most recent call last):
     tempera.errors.TemperaError: there is no option `delta` with method=eagle: it belongs to ...
     """
-    texts, seed = _texts(prompts), _whole(seed)  # refused before weights are read
-    return load(model, method, **options).generate(texts, seed)
+    named, seed = _named(prompts), _whole(seed)  # refused before weights are read
+    return load(model, method, **options)._generate(named, seed)
 
 
-def _texts(prompts: Any) -> list[str]:
-    """The prompts as a list of texts; class numbers may be given as numbers.
+def _named(prompts: Any) -> list[Prompt]:
+    """The prompts under the ids that the command line gives them; repeated texts are numbered. The
+    numbers of classes may be given as numbers.
 
     Raises:
-        TemperaError: they are something else, or there are none.
+        TemperaError: something is neither a text nor a number, or there is nothing.
     """
     single = isinstance(prompts, str | Integral)
-    unordered = isinstance(prompts, Mapping | Set | bytes)
-    texts = [prompts] if single else prompts
-    if unordered or not isinstance(texts, Iterable):
+    if isinstance(prompts, Mapping | Set | bytes) or not (single or isinstance(prompts, Iterable)):
         raise _no_prompt(prompts)
-    texts = list(texts)
-    for text in texts:
-        if isinstance(text, bool) or not isinstance(text, str | Integral) or not _is_utf8(text):
+    named, seen = [], Counter[str]()
+    for text in [prompts] if single else prompts:
+        if isinstance(text, bool) or not isinstance(text, str | Integral):
             raise _no_prompt(text)
-    if not texts:
+        (prompt,) = one_prompt(str(text))
+        again = seen[prompt.id]
+        seen[prompt.id] += 1
+        named.append(Prompt(f"{prompt.id}-{again}", prompt.text) if again else prompt)
+    if not named:
         raise TemperaError("there are no prompts: give at least one text")
-    return [str(text) for text in texts]
-
-
-def _is_utf8(text: Any) -> bool:
-    """Whether a text can be stored; lone surrogates cannot."""
-    return str(text).isascii() or str(text).encode(errors="ignore").decode() == str(text)
+    return named
 
 
 def _no_prompt(given: Any) -> TemperaError:
@@ -223,14 +218,3 @@ def _whole(seed: Any) -> int:
     if not isinstance(seed, bool) and isinstance(seed, Integral) and abs(int(seed)) < 2**63:
         return int(seed)
     raise TemperaError(f"seed={shortened(repr(seed))} is not possible: give a whole number")
-
-
-def _named(texts: Sequence[str]) -> list[Prompt]:
-    """Prompts under the ids that the command line gives them; repeated texts are numbered."""
-    prompts: list[Prompt] = []
-    seen: dict[str, int] = {}
-    for text in texts:
-        (prompt,) = one_prompt(text)
-        again = seen[prompt.id] = seen.get(prompt.id, -1) + 1
-        prompts.append(Prompt(f"{prompt.id}-{again}", prompt.text) if again else prompt)
-    return prompts

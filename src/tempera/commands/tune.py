@@ -1,15 +1,14 @@
 """`tempera-tune`: the fastest setting within a budget on this machine, for `method=auto`."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from tempera.commands import evaluate
 from tempera.config import build
@@ -40,7 +39,7 @@ from tempera.evaluation.tuning import (
 from tempera.metrics import table
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import Run, collect
-from tempera.reporting.tables import number
+from tempera.reporting.tables import cell, number, show
 from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
 
@@ -100,7 +99,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     del target, drafters
     for name, outcome in settings.tried.items():
         console.print(f"{name}: {outcome}", highlight=False, soft_wrap=True)
-    console.print(_predicted([one for one in predictions if budget.admits(one)]))
+    _show_predicted([one for one in predictions if budget.admits(one)])
     runs = _RealRuns(settings)
     outcomes = try_out(predictions, budget, cfg.runs, runs)
     best = fastest(outcomes, budget)
@@ -114,7 +113,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     options = best.options
     draft = settings.evaluation(options).drafter.path if has_own_draft(options) else None
     save_tuned(Path(str(cfg.result)), settings.stored(options), conditions(base), about, draft)
-    console.print(runs.table(outcomes))
+    runs.show(outcomes)
     use = shlex.join(settings.arguments(options))
     console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
     console.print(f"or method=auto, which reads {cfg.result}", highlight=False, soft_wrap=True)
@@ -302,8 +301,8 @@ class _RealRuns:
             "directory": row.directory,
         }
 
-    def table(self, outcomes: Sequence[Outcome]) -> Table:
-        """Predicted against measured, and quality against plain autoregression."""
+    def show(self, outcomes: Sequence[Outcome]) -> None:
+        """Print predicted against measured, and quality against plain autoregression."""
         rows = []
         for outcome in sorted(outcomes, key=lambda outcome: -outcome.speedup):
             one, row = self.predicted[outcome.options], self.rows[outcome.options]
@@ -313,24 +312,23 @@ class _RealRuns:
                 "KL per token": (one.kl_per_token, "kl_per_token", ".4f"),
             }
             cells = {
-                heading: f"{number(value, form)} → {_interval(row.metrics[key], form)}"
+                heading: f"{number(value, form)} → {cell(row.metrics[key], form)}"
                 for heading, (value, key, form) in compared.items()
             }
             quality = {
-                f"{metric.heading} − AR's": _interval(
-                    row.differences.get(metric.key), metric.format
-                )
+                f"{metric.heading} − AR's": cell(row.differences.get(metric.key, {}), metric.format)
                 for metric in table.METRICS
                 if metric.section == "quality"
                 and metric.in_report
                 and any(metric.key in row.differences for row in self.rows.values())
             }
             rows.append({"setting": " ".join(one.options)} | cells | quality)
-        return _table(f"predicted → measured, 95% intervals; {self.cfg.images} images", rows)
+        title = f"predicted → measured, 95% intervals; {self.cfg.images} images"
+        show(pd.DataFrame(rows), title)
 
 
-def _predicted(predictions: Sequence[Outcome]) -> Table:
-    """The fastest predictions within the budget."""
+def _show_predicted(predictions: Sequence[Outcome]) -> None:
+    """Print the fastest predictions within the budget."""
     rows = [
         {
             "setting": " ".join(one.options),
@@ -342,18 +340,4 @@ def _predicted(predictions: Sequence[Outcome]) -> Table:
         }
         for one in predictions[:LISTED]
     ]
-    return _table("fastest settings predicted within the budget", rows)
-
-
-def _table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
-    shown = Table(*rows[0], title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for row in rows:
-        shown.add_row(*row.values())
-    return shown
-
-
-def _interval(interval: Mapping[str, Any] | None, form: str) -> str:
-    if interval is None:
-        return "–"
-    value, low, high = (number(interval[key], form) for key in ("value", "low", "high"))
-    return f"{value}\n{low} … {high}"
+    show(pd.DataFrame(rows), "fastest settings predicted within the budget")

@@ -90,12 +90,11 @@ def build_target(cfg: DictConfig) -> Target:
     check_tokens(cfg)
     sampling = build_sampling(cfg)
     device = parse_device(cfg.device)
-    dtype = parse_dtype(cfg.dtype, device)
-    computed = arithmetic(dtype, device)
-    made = accepted(cfg.model.network, {"device": device, "dtype": computed})
+    dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
+    made = accepted(cfg.model.network, {"device": device, "dtype": dtype})
     network: nn.Module = instantiate(cfg.model.network, **made)
     identity = accepted(cfg.model.target, {"identity": identity_of(network)})
-    network = network.to(device, dtype).to(computed).eval().requires_grad_(False)
+    network = _frozen(network, cfg)
     conditioner = build_text_encoder(cfg).encode
     parts = {"network": network, "conditioner": conditioner, "sampling": sampling}
     target: Target = instantiate(cfg.model.target, **parts, **identity)
