@@ -29,7 +29,7 @@ from tempera.metrics import weights as weight_files
 from tempera.metrics.distances import frechet
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.quality import quality, reference_features, score_pictures
-from tempera.metrics.standard import USUAL, Adapter, StandardEvaluator, standard_evaluator
+from tempera.metrics.standard import USUAL, Adapter, StandardEvaluator
 from tempera.metrics.weights import WeightsFile
 from tempera.runtime.row_store import Store
 from tempera.runtime.tensor_files import fill
@@ -89,7 +89,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_pictures_to_numbers(file: Path, images: Path, tmp_path: Path) -> None:
-    evaluator = standard_evaluator(["own"], str(images), own=Brightness(str(file)))
+    evaluator = StandardEvaluator(["own"], str(images), own=Brightness(str(file)))
     evaluator.check("large")
     evaluator.fetch()
     assert evaluator.to_download() == 0
@@ -113,12 +113,12 @@ def test_pictures_to_numbers(file: Path, images: Path, tmp_path: Path) -> None:
 def test_names(file: Path, images: Path) -> None:
     """By network or by metric; the others' numbers are left out."""
     named = {"own": Brightness(str(file))}
-    one = standard_evaluator(["clip_score"], None, **named)
+    one = StandardEvaluator(["clip_score"], None, **named)
     (networks,) = one.load(CPU)
     assert networks.distances == {} and one.scores_clip
     assert re.fullmatch("own-[0-9a-f]{16}", networks.identity)
-    assert not standard_evaluator(["fid"], str(images), **named).scores_clip
-    both = standard_evaluator(["fid", "own"], str(images), **named)
+    assert not StandardEvaluator(["fid"], str(images), **named).scores_clip
+    both = StandardEvaluator(["fid", "own"], str(images), **named)
     assert [set(networks.distances) for networks in both.load(CPU)] == [{"fid"}]
     assert networks.identity == next(both.load(CPU)).identity
 
@@ -135,12 +135,12 @@ def test_names(file: Path, images: Path) -> None:
 )
 def test_what_cannot_be_measured(names: list[str], options: dict, words: str, file: Path) -> None:
     with pytest.raises(TemperaError, match=words):
-        standard_evaluator(names, **{"own": Brightness(str(file)), **options}).check("large")
+        StandardEvaluator(names, **{"own": Brightness(str(file)), **options}).check("large")
 
 
 def test_a_replaced_file_is_another_network(file: Path) -> None:
     """Of the same size at the same place: scores of the first are not those of the second."""
-    evaluator = standard_evaluator(["clip_score"], own=Brightness(str(file)))
+    evaluator = StandardEvaluator(["clip_score"], own=Brightness(str(file)))
     (first,) = evaluator.load(CPU)
     os.utime(file, ns=(1, 1))
     (second,) = evaluator.load(CPU)
@@ -150,7 +150,7 @@ def test_a_replaced_file_is_another_network(file: Path) -> None:
 def test_weights_of_another_model_are_refused_before_images_are_made(file: Path) -> None:
     save_file({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}, file)
     with pytest.raises(TemperaError, match="belongs to another model"):
-        standard_evaluator(["clip_score"], own=Brightness(str(file))).fetch()
+        StandardEvaluator(["clip_score"], own=Brightness(str(file))).fetch()
 
 
 def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
@@ -159,13 +159,13 @@ def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
     nowhere = {name: Brightness("no.pt") for name in USUAL if name != "clip"}
     for reference, words in ((None, "there are no real images"), (str(images), f"{NAME}, which")):
         own = Brightness(str(file))
-        evaluator = standard_evaluator(None, reference, clip=own, **nowhere)
+        evaluator = StandardEvaluator(None, reference, clip=own, **nowhere)
         evaluator.check("large")
         evaluator.fetch()
         assert capsys.readouterr().out.count(f"left out: {words}") == 1
         found = [networks.identity.partition("-")[0] for networks in evaluator.load(CPU)]
         assert found == ([] if reference is None else ["clip"])
-    none = standard_evaluator(None, **nowhere, clip=Brightness("no.pt"))
+    none = StandardEvaluator(None, **nowhere, clip=Brightness("no.pt"))
     none.check("large")
     assert list(none.load(CPU)) == [] and none.to_download() == 0
 
@@ -189,7 +189,7 @@ def test_files_of_the_hub(hub: Hub, file: Path, monkeypatch: pytest.MonkeyPatch)
     hub.add("some/brightness", {NAME: file})
 
     def evaluator(repository: str) -> StandardEvaluator:
-        return standard_evaluator(["clip_score"], own=Brightness(repository))
+        return StandardEvaluator(["clip_score"], own=Brightness(repository))
 
     with pytest.raises(TemperaError, match="some/nothing of the hub does not exist or"):
         evaluator("some/nothing").check("large")

@@ -112,20 +112,10 @@ def check_rows(preset: str, found: list[list[str]]) -> None:
     assert {*first.values()} <= filled
 
 
-@pytest.mark.parametrize(
-    ("paper", "option"),
-    [
-        ("abc", "paper"),
-        ({"deeper": 1}, "paper"),
-        ({}, "paper.table"),
-        ({"table": 1}, "paper.table"),
-    ],
-)
-def test_a_preset_names_a_table(paper: Any, option: str) -> None:
-    with pytest.raises(TemperaError) as problem:
-        paper_tables.check_preset(paper)
-    assert problem.value.option == option
-    paper_tables.check_preset({"table": "coolsd_table3"})
+def test_a_preset_names_a_table() -> None:
+    with pytest.raises(TemperaError, match="coolsd_table3") as problem:
+        find("coolsd_table")
+    assert problem.value.option == "paper.table"
 
 
 def test_every_table_has_its_preset() -> None:

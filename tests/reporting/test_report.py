@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from paths import CONF, ROOT
 from report_runs import RUNS, finished, made_up_runs
+from scipy.stats import ttest_rel
 
 from tempera.commands import report as report_command
 from tempera.config.compose import composed
@@ -103,27 +104,16 @@ def test_differences_are_paired_with_the_plain_run_of_the_same_draws() -> None:
     assert [*runs[2].differences] == ["clip_score"]
 
 
-def test_accepted_length_is_compared_as_tokens_per_round() -> None:
-    """Not as a mean over prompts of each one's ratio."""
+def test_accepted_lengths_are_compared_as_tokens_per_round_with_their_t_statistic() -> None:
+    """Not as a mean over prompts of each one's ratio; t as in Cool-SD, Appendix C.4."""
     both = [
         finished("fast", {"accepted_length": [4, 2]}, weights={"accepted_length": [1.0, 3.0]}),
-        finished("slow", {"accepted_length": [1, 1]}, weights={"accepted_length": [4.0, 4.0]}),
+        finished("slow", {"accepted_length": [1, 1.5]}, weights={"accepted_length": [4.0, 4.0]}),
     ]
     compare(both, "slow")
-    assert both[0].differences["accepted_length"]["value"] == pytest.approx(10 / 4 - 1)
-
-
-def test_the_t_statistic_of_accepted_lengths() -> None:
-    """Cool-SD, Appendix C.4."""
-    from scipy.stats import ttest_rel
-
-    ours, theirs = [2.0, 2.5, 3.0, 2.0, 2.8], [1.9, 2.5, 2.4, 2.1, 2.2]
-    both = [finished("coolsd", {"accepted_length": ours})]
-    both += [finished("lanternpp", {"accepted_length": theirs})]
-    compare(both, "lanternpp")
-    assert both[0].differences["accepted_length"]["t"] == pytest.approx(
-        ttest_rel(ours, theirs).statistic
-    )
+    found = both[0].differences["accepted_length"]
+    assert found["value"] == pytest.approx(10 / 4 - 1.25)
+    assert found["t"] == pytest.approx(ttest_rel([4, 2], [1, 1.5]).statistic)
 
 
 def test_a_baseline_of_the_nearest_accepted_length() -> None:

@@ -120,10 +120,10 @@ def _paper(cfg: DictConfig) -> Any:
     """The option `paper` as plain values; raises TemperaError if it is no table's."""
     if (node := cfg.get("paper")) is None:
         return None
-    from tempera.reporting.paper_tables import check_preset
+    from tempera.reporting.paper_results import find
 
     given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    check_preset(given)
+    find(given.get("table") if isinstance(given, Mapping) else given)
     return given
 
 

@@ -1,7 +1,7 @@
 """`metrics=real`: the networks that the field publishes, applied to pictures of any model."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Protocol
 
@@ -41,22 +41,29 @@ class Adapter(Protocol):
         """
 
 
-@dataclass(frozen=True)
 class StandardEvaluator(Evaluator):
     """Networks chosen by name, each loaded when its turn comes.
 
     Args:
-        networks: all networks that can be chosen, by name.
         names: names of networks, or keys of single metrics. None takes those of `USUAL` whose files
             and reference are available.
-        images: the reference.
+        reference, reference_size: place and size of a `Reference`.
         resamples: number of bootstrap resamples for each interval.
+        networks: all networks that can be chosen, by name.
     """
 
-    networks: Mapping[str, Adapter]
-    names: Sequence[str] | None = None
-    images: Reference = field(default_factory=Reference)
     resamples: int = 200
+
+    def __init__(
+        self,
+        names: list[str] | None = None,
+        reference: str | None = None,
+        reference_size: PositiveInt | None = None,
+        resamples: PositiveInt = 200,
+        **networks: Adapter,
+    ) -> None:
+        self.names, self.resamples, self.networks = names, resamples, networks
+        self.images = Reference(reference, reference_size)
 
     @property
     @override
@@ -157,22 +164,3 @@ class StandardEvaluator(Evaluator):
         raise TemperaError(
             f"there is no metric {name}: the names are {known}.", option="metrics.names"
         )
-
-
-def standard_evaluator(
-    names: list[str] | None = None,
-    reference: str | None = None,
-    reference_size: PositiveInt | None = None,
-    resamples: PositiveInt = 200,
-    **networks: Adapter,
-) -> StandardEvaluator:
-    """A `StandardEvaluator` from options.
-
-    Args:
-        names: see `StandardEvaluator`.
-        reference, reference_size: place and size of a `Reference`.
-        resamples: bootstrap resamples behind each interval.
-        networks: all networks that can be chosen, by name.
-    """
-    images = Reference(reference, reference_size)
-    return StandardEvaluator(networks, names, images, resamples)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
 from tempera.reporting.collect import Run
 from tempera.reporting.paper_results import find, group, ours, results, wanted
@@ -87,19 +86,6 @@ def _measured(runs: Sequence[Run]) -> pd.DataFrame:
             own |= {"proximity_others": np.nanmean(sizes[:, 1:])}
         rows.append(own)
     return pd.DataFrame(rows, dtype=float)
-
-
-def check_preset(paper: Any) -> None:
-    """Raise TemperaError unless an evaluation's option `paper` has the name of a table as `table`,
-    and nothing else.
-    """
-    if not isinstance(paper, Mapping) or not paper.keys() <= {"table"}:
-        raise TemperaError(
-            f"`paper={shortened(str(paper))}` is not possible; it names a table of a paper, as in "
-            "paper.table=coolsd_table3.",
-            option="paper",
-        )
-    find(paper.get("table"))
 
 
 def beside(runs: Sequence[Run]) -> list[Section]:
