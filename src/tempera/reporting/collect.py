@@ -79,15 +79,18 @@ class Run(BaseModel):
     @property
     def family(self) -> str:
         """The name without δ or the option that was found for an accepted length."""
-        return run_name(self.method, self.changes, None, self.matched and self.matched.option)
+        return run_name(self.method, self.changes, None, self._found)
 
     @property
     def name(self) -> str:
         """The family with its δ, or with the accepted length that it was matched to."""
         length = self.expected_length if self.matched else None
-        return run_name(
-            self.method, self.changes, self.delta, self.matched and self.matched.option, length
-        )
+        return run_name(self.method, self.changes, self.delta, self._found, length)
+
+    @property
+    def _found(self) -> str | None:
+        """The option that was found for an accepted length."""
+        return self.matched.option if self.matched else None
 
     def without(self, option: str) -> str:
         """The name without an option."""
