@@ -314,8 +314,8 @@ QUANTITIES = {
 
 
 def test_our_value_of_a_quantity() -> None:
-    metrics = {"logprob_per_token": -2.0, "clip_score": 0.31, "precision": 0.7,
-               "precision_vgg": 0.48, "recall": 0.5, "speedup_8": 1.5}  # fmt: skip
+    metrics = {"logprob_per_token": -2.0, "clip_score": 0.31, "precision": 0.7, "recall": 0.5,
+               "precision_vgg": 0.48, "acceptance_rate": 0.6, "speedup_8": 1.5}  # fmt: skip
     times = {"draft": 5, "target": 20, "verify": 9, "commit": 1}
     run = finished(
         "coolsd",
