@@ -12,6 +12,7 @@ from tempera.decoding.timing import Clock, timed
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.drafters.jacobi import scd
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -185,11 +186,10 @@ def test_prompts_and_streams_must_match_in_number():
 def test_the_tokens_are_pinned():
     """A change of these is a change of every image that anyone has made with a seed."""
     target, draft = tables()
-    tokens = [
-        emit(target, StaticTreeDrafter(draft, tree), Exact(), rows=2, seed=3).tokens.tolist()
-        for tree in (Tree.chain(3), SMALL)
-    ]
+    drafters = drafting(draft, Tree.chain(3)), drafting(draft, SMALL), scd(target, 3)
+    tokens = [emit(target, one, Exact(), rows=2, seed=3).tokens.tolist() for one in drafters]
     assert tokens == [
         [[3, 3, 1, 1, 3, 0], [2, 0, 0, 2, 1, 0]],
         [[3, 0, 1, 1, 0, 0], [0, 2, 2, 3, 3, 1]],
+        [[3, 2, 1, 1, 1, 2], [2, 2, 2, 2, 2, 3]],
     ]
