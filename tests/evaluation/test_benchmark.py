@@ -29,7 +29,6 @@ from tempera.evaluation.pipeline import Method
 from tempera.rules.standard import Exact
 from tempera.targets.conditioners import ClassLabels
 
-CPU = torch.device("cpu")
 MAR_SIZES = MARConfig((3, 4), 4, width=16, depth=1, heads=2, buffer=2, classes=5, head_width=16)
 
 
@@ -70,12 +69,8 @@ def test_every_part_is_measured_and_the_ratio_follows_from_the_rounds():
     model = target.network.model
     counted = (*model.layers.parameters(), *model.norm.parameters())
     expected = sum(p.numel() for p in (*counted, *target.network.lm_head.parameters()))
-    assert report.weights == 4 * expected
+    assert report.weights == 4 * expected and benchmark.bandwidth(target.device, 1) > 1e8
     assert json.loads(json.dumps(report.as_dict()))["columns"][1]["batch_size"] == 3
-
-
-def test_the_bandwidth_is_measured():
-    assert benchmark.bandwidth(CPU, repeats=1) > 1e8
 
 
 @pytest.mark.parametrize("prefill", [0.3, 0.0])
@@ -153,11 +148,6 @@ def test_impossible_benchmarks_raise_one_sentence():
     for option in ("batch_sizes=[1,0]", "batch_sizes=[]", "repeats=0", "bandwidth=0"):
         with pytest.raises(TemperaError, match=option.partition("=")[0]):
             instantiate(composed("bench", [option, "directory=x"]).plan)
-
-
-def test_quartiles_are_in_order():
-    spread = benchmark.Spread.of([3, 1, 2])
-    assert (spread.low, spread.median, spread.high) == (1.5, 2.0, 2.5)
 
 
 @pytest.mark.slow
