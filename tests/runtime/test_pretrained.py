@@ -138,11 +138,6 @@ def test_a_network_in_half_precision_keeps_its_identity(write: Any, tmp_path: Pa
 # What is refused
 
 
-@pytest.fixture
-def lumina(tmp_path: Path) -> tuple[Path, list[str]]:
-    return tmp_path, write_lumina(tmp_path)
-
-
 def test_sizes_of_no_network() -> None:
     for make in (lambda: nn.Linear(-1, 1), lambda: nn.Linear(1 // 0, 1)):
         with pytest.raises(TemperaError, match="no network has the sizes"):
@@ -228,13 +223,17 @@ def test_variants_that_would_load_with_other_logits_are_refused(
 
 
 @pytest.mark.slow
-def test_variants_of_chameleon(lumina: tuple[Path, list[str]]) -> None:
-    directory, options = lumina
-    config = directory / "config.json"
-    config.write_text(json.dumps({"swin_norm": True}))
-    assert "Chameleon with swin_norm" in refusal(options)
-    config.write_text(json.dumps({"model_parallel_size": HEADS * 2}))
-    assert "self_attn.k_norm.weight is made of 1 partitions, but" in refusal(options)
+def test_variants_of_chameleon(tmp_path: Path) -> None:
+    options = write_lumina(tmp_path)
+    for content, words in (
+        ({"swin_norm": True}, "Chameleon with swin_norm"),
+        (
+            {"model_parallel_size": HEADS * 2},
+            "self_attn.k_norm.weight is made of 1 partitions, but",
+        ),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        assert words in refusal(options)
 
 
 def test_partial_weights_say_what_is_missing(tmp_path: Path) -> None:
