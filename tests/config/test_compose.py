@@ -1,6 +1,5 @@
 """Options given in Python arrive as they would from the command line."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,19 +36,6 @@ from tempera.errors import TemperaError
 )
 def test_a_value_arrives_as_it_is(value: Any) -> None:
     assert composed("eval", [written("+note", value)]).note == value
-
-
-def test_paths_and_tuples() -> None:
-    assert composed("eval", [written("+note", Path("a b/c,d"))]).note == "a b/c,d"
-    assert composed("eval", [written("+note", (1, 2))]).note == [1, 2]
-
-
-def test_a_group_is_chosen() -> None:
-    assert composed("eval", [written("model", "shapes_mar"), written("method", "cspd")]).tokens == (
-        "continuous"
-    )
-    with pytest.raises(TemperaError, match="no model=shaps: did you mean shapes"):
-        composed("eval", [written("model", "shaps")])
 
 
 def test_a_running_hydra_application_goes_on() -> None:

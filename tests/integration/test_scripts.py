@@ -13,13 +13,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 from paths import ROOT
-from safetensors.torch import load_file
-from tiny_evaluation import network, tiny_options
+from tiny_evaluation import tiny_options
 from tiny_networks import tiny_eagle, tiny_target
-
-from tempera.drafters.eagle_network import EagleModel
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -101,7 +97,6 @@ def test_prompts_of_a_sweep_and_a_text_with_a_comma(run: Run, tiny: list[str]) -
 
 
 MISTAKES = {
-    "eval/run.py data=file": "data=file is not a prompt file",
     "eval/run.py data=file path=nowhere.txt": "there is no file nowhere.txt",
     "eval/run.py data=file path=broken.tsv": "broken.tsv:3 ",
     "eval/run.py prompt=": "the prompt must be one printable text",
@@ -109,16 +104,13 @@ MISTAKES = {
     "eval/run.py -m model=lumina method=ar,coolsd": "train_draft/main.py model=lumina",
     "eval/run.py metrics=real metrics.names=[fid]": "metrics.reference=DIR",
     "eval/run.py metrics=real metrics.names=[hps] metrics.hps.weights=no.pt": "no.pt",
-    "eval/run.py metrics=shapes model.name=large": "not of large",
     "eval/run.py tracking=wandb tracking.mode=on": "`tracking.mode=on`",
     "eval/run.py rule._target_=os.system": "os.system",
     "eval/run.py hydra.run.dir=/dev/null/run": "/dev/null/run",
     "eval/run.py --delta 2": "write delta=2",
     "eval/run.py --experimental-rerun=run.pickle": "reads a pickle",
-    "train_draft/main.py lr=-1": "lr=-1",
     "train_draft/main.py push_to_hub=mine": "not a repository",
     "train_draft/main.py push_to_hub=me/mine": "hf auth login",
-    "train_draft/main.py train_data=shards": "`train_data.path` has no value",
     "train_draft/main.py train_data=shards train_data.path=/absent": "no manifest.json",
     "train_draft/main.py batch_size=5 gradient_accumulation=2": "does not divide",
     f"train_draft/main.py seed={10**20}": "seed",
@@ -138,43 +130,12 @@ def test_mistakes_are_reported_in_one_sentence(line: str, run: Run, tmp_path: Pa
     assert left == []
 
 
-def truncated(draft: Path) -> None:
-    weights = draft / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-
-
-def pickled(draft: Path) -> None:
-    torch.save(load_file(draft / "model.safetensors"), draft / "new")
-    (draft / "new").replace(draft / "model.safetensors")
-
-
-def sick(draft: Path) -> None:
-    model = EagleModel.from_pretrained(draft)
-    torch.nn.init.constant_(model.fc.weight, float("nan"))
-    model.save_pretrained(draft)
-
-
-def foreign(draft: Path) -> None:
-    tiny_eagle(tiny_target()).save_pretrained(draft)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (truncated, ["model.safetensors", "cut off"]),
-        (pickled, ["model.safetensors", "convert it to safetensors"]),
-        (sick, ["NaN in fc"]),
-        (foreign, ["draft for this target"]),
-    ],
-)
-def test_a_damaged_draft_is_named(
-    damage: Callable[[Path], None], words: list[str], run: Run, tiny: list[str], tmp_path: Path
-) -> None:
-    EagleModel.of(network(), "tiny").save_pretrained(tmp_path / "mine")
-    damage(tmp_path / "mine")
+def test_a_draft_for_another_target_is_named(run: Run, tiny: list[str], tmp_path: Path) -> None:
+    tiny_eagle(tiny_target()).save_pretrained(tmp_path / "mine")
     given = [one for one in tiny if not one.startswith("drafter")]
-    refused(run("eval/run.py", *given, f"drafter.path={tmp_path / 'mine'}"), *words)
+    answer = run("eval/run.py", *given, f"drafter.path={tmp_path / 'mine'}")
+    refused(answer, "draft for this target")
     assert not list(tmp_path.rglob("metrics.json"))
 
 
