@@ -14,10 +14,12 @@ from window_laws import INITIALISATIONS, check_window, local_target
 
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.loop import decode
-from tempera.decoding.probabilities import Sampling, at, one_hot
+from tempera.decoding.probabilities import Sampling, at, normalise, one_hot, sample
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.jacobi import (
+    AdaptiveContinuation,
+    Guesses,
     jacobi,
     scd,
     sjd,
@@ -130,7 +132,8 @@ def neighbour(position, last, columns):
 
 
 @pytest.mark.parametrize(
-    ("window", "grid"), slow_rows_but([(1, (2, 6)), (3, (3, 4)), (5, (4, 3))], (3, (3, 4)))
+    ("window", "grid"),
+    slow_rows_but([(1, (2, 6)), (3, (3, 4)), (5, (4, 3))], (1, (2, 6)), (3, (3, 4))),
 )
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 def test_every_q_is_as_defined(initialisation, window, grid):
@@ -162,6 +165,18 @@ def test_every_q_is_as_defined(initialisation, window, grid):
             tokens |= {length + place: int(token) for place, token in emitted_here}
             known, length = length + window, length + count
     assert entered or not initialisation.endswith("repeat") or window == 1
+
+
+def test_a_guess_is_continued_and_replaced_by_draws_of_their_own():
+    """The first ones decide which guesses are kept, the others replace the rest."""
+    generator = torch.Generator().manual_seed(0)
+    q, old = torch.rand(2, 50, 4, 6, generator=generator).softmax(-1)
+    guesses = Guesses(torch.randint(6, (50, 4), generator=generator), old)
+    places, draws = torch.arange(4).expand(50, -1), torch.rand(50, 8, generator=generator)
+    found = AdaptiveContinuation().tokens(q, guesses, places, places, draws)
+    kept = draws[:, :4] < at(q, guesses.tokens) / at(old, guesses.tokens)
+    others = sample(normalise((q - old).clamp(min=0), otherwise=q), draws[:, 4:])
+    assert found.equal(torch.where(kept, guesses.tokens, others)) and not kept.all()
 
 
 @pytest.mark.parametrize("window", slow_but([2, 5, 12], 5))

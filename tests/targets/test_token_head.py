@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from tiny_networks import llamagen
+from tiny_networks import PROMPTS, VOCAB, llamagen, random_draft, text_target, tiny_target
 
-from tempera.decoding.probabilities import Sampling
+from tempera.decoding.probabilities import Sampling, one_hot
+from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.targets.token_head import TokenHead
 
@@ -22,3 +23,17 @@ def test_forced_positions_start_at_each_rows_length():
     assert torch.isfinite(log).all() and log.exp()[0, 7] == 0
     with pytest.raises(TemperaError, match="forced positions do not fit an image of 6 tokens"):
         TokenHead(llamagen(), Sampling(1.0), 6, forced=torch.zeros(3, dtype=torch.int64))
+
+
+def test_tokens_are_ids_of_the_network():
+    target = text_target(Sampling(1.0))
+    expected = target.network.embed_tokens(torch.tensor([[4 + 1]]))  # codes begin at id 4
+    assert torch.equal(target.head.embed(torch.tensor([[1]])), expected)
+
+
+def test_greedy_scores_have_the_distribution_at_temperature_1_beside_them():
+    target = tiny_target(Sampling(1.0, temperature=0, top_k=3))
+    target.begin(PROMPTS, 0)
+    scores = target.score(random_draft(Tree.empty(), 4, torch.Generator()))
+    assert (scores.soft > 0).sum(-1).eq(3).all()
+    assert torch.equal(scores.p, one_hot(scores.soft.argmax(-1), VOCAB))
