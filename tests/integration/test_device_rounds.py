@@ -20,6 +20,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.rules.codebook_neighbours import Neighbours
 
 EVERYWHERE = ("ar", "eagle tree", "eagle2", "sjd_pac")
 """Methods that run on every family: no draft, a static tree, a dynamic one, Jacobi's."""
@@ -100,6 +101,11 @@ def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[li
     return counts, len(copies.seen) - marked.marks[-1][1]
 
 
+def neighbours(codebook: Any, count: int) -> Neighbours:
+    near = (torch.arange(count)[:, None] + torch.arange(5)) % count
+    return Neighbours(near, "l2", "0")
+
+
 def independent(cfg: Any, target: Any) -> StaticTreeDrafter:
     """A second model of the family as the draft."""
     draft: Any = build_target(cfg)
@@ -120,7 +126,8 @@ def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path)
             cfg = composed(*method_options(method))
             alone = method == "independent"
             if "neighbours" in cfg:
-                cfg.neighbours = {"_target_": "near_codes.next_codes"}
+                near = {"_target_": f"{__name__}.neighbours", "count": target.vocab_size}
+                cfg.neighbours = near
             drafter = independent(sized, target) if alone else build_drafter(cfg, target)
             rule = build_rule(cfg)
             found[method] = rounds(target, drafter, rule, prompts)
