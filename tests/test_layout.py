@@ -21,7 +21,7 @@ CORE = (
     "rules",
     "targets",
 )
-BUDGETS = {"core": 5_840, "src/tempera": 16_040, "tests": 17_340}
+BUDGETS = {"core": 5_800, "src/tempera": 15_760, "tests": 15_340}
 """Most lines of code, without docstrings, comments and blank lines. A change that needs more takes
 something else away.
 """
