@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from tempera.decoding.replay import COLUMNS, REPLAYS
+from tempera.decoding.replay import REPLAYS
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
 from tempera.reporting.collect import Run, collect, find_runs
@@ -101,7 +101,7 @@ def write(path: Path, runs: Sequence[Run], number: int) -> Path:
 def _decode(run: Run, name: str) -> Decode | None:
     """A run's decode of a prompt; None if it was not kept."""
     directory = Path(run.directory)
-    replay = Store(directory / REPLAYS, COLUMNS).rows().get(name)
+    replay = Store(directory / REPLAYS).rows().get(name)
     if replay is None:
         return None
     picture = read_picture(picture_path(directory, name))

@@ -237,7 +237,7 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "passes saved": "{saved:.0%}",
         "speed-up here": "{here:.1f}",
         "on XL": "{xl:.1f}",
-        "if passes cost the same": "{cheap:.1f}",
+        "ideal": "{cheap:.1f}",
         "attributes ↑": "{attribute_accuracy:.3f}",
     },
     "quality": {

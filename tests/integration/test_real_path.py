@@ -305,7 +305,7 @@ def test_all_published_metrics_from_the_hub(
         "metrics.hps.weights=some/hps", f"+metrics.hps.model={name}",
         "metrics.image_reward.weights=some/image_reward",
         "metrics.image_reward.tokenizer=some/image_reward",
-        "data=file", "path=prompts.txt", "limit=null",
+        "data=file", "path=prompts.txt", "limit=null", "truncate=true",
     ]  # fmt: skip
     result = evaluated(options, "measured", ("method=ar",), "metrics=real", *chosen)
     found = result["metrics"]
