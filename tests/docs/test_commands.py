@@ -90,10 +90,10 @@ FEWER = {
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path) -> None:
-    """From top to bottom, with fewer seeds and images; it is kept without outputs."""
+    """From top to bottom, with fewer seeds and images; it is kept with small outputs."""
     matplotlib.use("agg")
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert cells and not any(cell.outputs for cell in cells)
+    assert any(cell.outputs for cell in cells) and path.stat().st_size < 250_000
     source = "\n".join(cell.source for cell in cells)
     for many, few in FEWER.items():
         source = source.replace(many, few)
