@@ -66,7 +66,7 @@ BENCH = ["eval/bench.py", "model=llamagen_xl_stage1", "weights=random", "dtype=f
 
 
 class Interval(NamedTuple):
-    """A value and its 95% interval; `:.2f` shows the value, and `:.2f±` all three."""
+    """A value and its 95% interval; `:.2f` shows the value, and `:.2f±` the interval beneath it."""
 
     value: float
     low: float
@@ -78,7 +78,7 @@ class Interval(NamedTuple):
             return "infinite"
         texts = [format(one, digits) for one in self]
         if both and self.low < self.high:
-            return "{} ({} … {})".format(*texts)
+            return "{}<br><small>{} … {}</small>".format(*texts)
         return texts[0]
 
 
