@@ -205,7 +205,7 @@ def test_a_preset_prints_the_papers_figures(
     """One command: every row of the table, then paper and ours side by side."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "240")
-    monkeypatch.setattr(figures, "acceptance_map", lambda path, *_: path.touch())
+    monkeypatch.setattr(figures, "acceptance", lambda path, *_: path.touch())
     tiny = [option.replace("drafter.path=", "model.draft=") for option in tiny_options(tmp_path)]
     options = ["limit=2", *(option for option in tiny if not option.startswith("limit="))]
     monkeypatch.setattr(sys, "argv", ["run.py", "-m", "experiment=coolsd_table3", *options])
@@ -242,7 +242,6 @@ def test_a_run_on_the_shipped_model(
     assert run.paper == {"table": preset}
     for name in quantities:
         assert paper_tables.quantity(name).of([run])[0] > 0, name
-    assert path.with_name("proximity_map.png").is_file() == (run.method == "lantern")
 
 
 def one(method: str, length: float, table: str = "coolsd_table1", **given: Any) -> Run:

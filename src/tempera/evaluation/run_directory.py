@@ -9,8 +9,7 @@ A run directory holds
     evaluated-…/        each picture's features and scores, by the evaluator's identity
     timings/            one timed pair per prompt, or per batch
 and, derived from these at the end, results.parquet and metrics.json; and from these two
-(`tempera.reporting.run_report`) grid.png, acceptance_map.png, report.html, accepted.png (if
-anything was drafted) and proximity_map.png (if the rule has proximity sets).
+(`tempera.reporting.run_report`) grid.png, acceptance.png and report.html.
 """
 
 import shutil

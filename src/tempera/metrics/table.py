@@ -35,8 +35,7 @@ class Metric:
             divergence from the target's distribution.
         in_report: whether report.md has a column for it; the console, results.csv and W&B show
             every metric.
-        in_pareto: its axis in the Pareto plots: `gain` for x; `quality` for y of pareto.png, `more`
-            for y of pareto_more.png.
+        in_pareto: its axis in the Pareto plots: `gain` for x, `quality` for y.
         paired: whether reports compare it with a baseline prompt by prompt.
         scores: columns of results.parquet whose mean over prompts is the metric, empty cells
             excluded; `key` by default.
@@ -54,7 +53,7 @@ class Metric:
     higher_is_better: bool | None = None
     section: Section = "quality"
     in_report: bool = False
-    in_pareto: Literal["gain", "quality", "more"] | None = None
+    in_pareto: Literal["gain", "quality"] | None = None
     paired: bool = False
     scores: tuple[str, ...] = ()
     per_token: bool = False

@@ -53,17 +53,20 @@ def headline(run: Run) -> list[str]:
     ]
     if efficiency > 0 and run.value("accepted_length") != 1:
         speedup = run.value("speedup")
-        lines.append(f"Here a round costs {1 / efficiency:.1f} AR rounds: {speedup:.1f}×.")
-        lines.append(f"Break-even {1 / efficiency:.1f} tokens.")
+        cost = f"{1 / efficiency:.1f}"
+        lines.append(f"A round takes as long here as {cost} AR rounds: {speedup:.1f}× the speed.")
+        lines.append(f"It breaks even at {cost} tokens per pass.")
     return lines
 
 
 def main_metrics(known: Sequence[table.Metric], run: Run) -> list[table.Metric]:
-    """The metrics that matter most: those on the axes of the Pareto plots first."""
-    axes = ("gain", "quality", "more", None)
+    """The metrics that matter most: those on the axes of the Pareto plots, then other ones of
+    quality.
+    """
+    axes = ("gain", "quality", None)
     kept = [one for one in known if one.in_report and (one.key != "fid" or run.images >= FOR_FID)]
-    first = sorted(kept, key=lambda metric: axes.index(metric.in_pareto))[:ROWS]
-    return [metric for metric in kept if metric in first]
+    first = sorted(kept, key=lambda one: (axes.index(one.in_pareto), one.section != "quality"))
+    return [metric for metric in kept if metric in first[:ROWS]]
 
 
 def _notes(run: Run, verbose: bool) -> list[str]:

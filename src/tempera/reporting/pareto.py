@@ -12,8 +12,6 @@ from tempera.metrics import table
 from tempera.metrics.table import Metric
 from tempera.reporting.collect import Run, results
 
-FILES: dict[str, Literal["quality", "more"]] = {"pareto": "quality", "pareto_more": "more"}
-"""Names of the files, and which metrics their y-axes show."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
 """Of Okabe and Ito, who chose them so that nobody takes one for another."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
@@ -26,26 +24,23 @@ POINT = ("name", "curve", "point", "order", "images", "plain")
 """What a point of the chart has beside its values."""
 
 
-def axes(kind: Literal["gain", "quality", "more"]) -> list[Metric]:
-    """The metrics for axes of this kind, in the report's order."""
+def axes(kind: Literal["gain", "quality"]) -> list[Metric]:
+    """The metrics for horizontal or vertical axes, in the report's order."""
     return [metric for metric in table.report_order() if metric.in_pareto == kind]
 
 
 def write(runs: Sequence[Run], output: Path) -> list[Path]:
-    """Draw pareto.png and pareto_more.png, one of each per model, and return their paths."""
+    """Draw pareto.png, one per model, and return the paths."""
     paths = []
     every = pd.concat([results(runs), curves(runs)], axis=1)
     for model, frame in every.groupby("model", sort=False, dropna=False):
         images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
         title = f"{model}, {images} images a run; bars are 95% intervals, bare numbers are δ"
-        for name, kind in FILES.items():
-            panels = [
-                alt.hconcat(*line) for gain in axes("gain") if (line := _line(frame, gain, kind))
-            ]
-            if panels:
-                ending = "" if every["model"].nunique() == 1 else f"_{model}"
-                paths.append(output / f"{name}{ending}.png")
-                alt.vconcat(*panels, title=title).save(paths[-1], scale_factor=2)
+        panels = [alt.hconcat(*line) for gain in axes("gain") if (line := _line(frame, gain))]
+        if panels:
+            ending = "" if every["model"].nunique() == 1 else f"_{model}"
+            paths.append(output / f"pareto{ending}.png")
+            alt.vconcat(*panels, title=title).save(paths[-1], scale_factor=2)
     return paths
 
 
@@ -77,10 +72,10 @@ def _alike(run: Run, other: Run, option: str) -> bool:
     return known and run.without(option) == other.without(option)
 
 
-def _line(frame: pd.DataFrame, gain: Metric, kind: Literal["quality", "more"]) -> list[Any]:
+def _line(frame: pd.DataFrame, gain: Metric) -> list[Any]:
     """One gain against all qualities that some run beside plain autoregression has with it."""
     names = list(frame.loc[~frame["plain"].astype(bool), "curve"].unique())
-    both = [(quality, points(frame, gain, quality)) for quality in axes(kind)]
+    both = [(quality, points(frame, gain, quality)) for quality in axes("quality")]
     return [
         chart(data, gain.heading, quality.heading, names)
         for quality, data in both

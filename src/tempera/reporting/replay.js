@@ -101,7 +101,7 @@
     else if (!run.plain && data.runs.length > 1)
       notes.push("No run here is plain autoregression with the same sampling and seed.");
     if (run.prompts.some((one) => one.replay))
-      notes.push("Open a picture to see its tokens and a replay of its decode.");
+      notes.push("Open a picture to see its tokens and how they were decoded, round by round.");
     else notes.push("This run kept no replays: run it again in another directory.");
     at("pictures-note").textContent = notes.join(" ");
     at("pictures").replaceChildren(

@@ -1,5 +1,4 @@
-"""Many runs side by side: results.csv, report.md, report.html, Pareto plots and a comparison of
-pictures.
+"""Many runs side by side: results.csv, report.md, report.html and Pareto plots.
 
 `write_report` depends only on the runs and the pictures they point to, so the same runs always give
 the same files.
@@ -7,26 +6,19 @@ the same files.
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
 
-from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.reporting import page, paper_tables, pareto, study
 from tempera.reporting.baseline import of_equal_length
 from tempera.reporting.collect import Run, results
 from tempera.reporting.console import FOR_FID
-from tempera.reporting.figures import grid
 from tempera.reporting.tables import Section, escaped, markdown, texts
 from tempera.runtime.files import replacing_all, write_text
-from tempera.runtime.image_files import Picture, picture_path, read_picture
-
-PICTURES = 8
-"""Prompts shown on comparison.png."""
 
 
 def write_report(
@@ -36,8 +28,8 @@ def write_report(
     damaged: Sequence[str] = (),
     baseline: str | None = None,
 ) -> list[Path]:
-    """Write results.csv, report.md, report.html, pareto*.png, comparison.png, all or none, and
-    return their paths.
+    """Write results.csv, report.md, report.html and pareto*.png, all or none, and return their
+    paths.
 
     Args:
         runs: compared with a baseline (`tempera.reporting.baseline.compare`).
@@ -54,9 +46,6 @@ def write_report(
     warnings = cautions(runs, unfinished, damaged)
     with replacing_all(output) as place:
         figures = pareto.write(runs, place)
-        _comparison(place / "comparison.png", runs)
-        if (place / "comparison.png").is_file():
-            figures.append(place / "comparison.png")
         text = frame.drop(columns="plain").to_csv(index=False, float_format="%.6g")
         write_text(place / "results.csv", text)
         text = report_markdown(runs, sections, output, figures, warnings)
@@ -87,7 +76,7 @@ def results_table(runs: Sequence[Run], few: bool = False) -> pd.DataFrame:
     shown = [
         metric
         for metric in table.report_order()
-        if metric.in_report and (not few or metric.in_pareto in ("gain", "quality"))
+        if metric.in_report and (not few or metric.in_pareto)
     ]
     named = pd.DataFrame({
         "run": [run.name for run in runs], "images": [str(run.images) for run in runs]
@@ -170,20 +159,3 @@ def cautions(
     if unfinished:
         found.append(f"Left out because unfinished: {', '.join(map(str, unfinished))}.")
     return [*found, *(f"Left out because damaged: {problem}" for problem in damaged)]
-
-
-def _comparison(path: Path, runs: Sequence[Run]) -> None:
-    """Draw each run's pictures of the first prompts that all have, a line a run; nothing if there
-    are none.
-    """
-    lines: dict[str, list[Picture]] = {}
-    for name, text in runs[0].texts.items():
-        if len(lines) < PICTURES:
-            with suppress(TemperaError):  # a damaged one is named by the page
-                lines[text] = [
-                    read_picture(picture_path(Path(run.directory), name)) for run in runs
-                ]
-    if lines:
-        pictures = [picture for line in zip(*lines.values(), strict=True) for picture in line]
-        captions = [f"{run.name}: {text}" for run in runs for text in lines]
-        grid(path, "The same prompts under every run", pictures, captions, len(lines))

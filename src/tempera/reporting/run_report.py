@@ -22,9 +22,7 @@ LOGGED = 64
 def write(
     directory: Path, result: Mapping[str, Any], tracker: Tracker, verbose: bool = False
 ) -> None:
-    """Write grid.png, acceptance_map.png, accepted.png and accepted_lengths.png (if anything was
-    drafted), proximity_map.png (if the rule has proximity sets) and report.html; print the results,
-    and log them.
+    """Write grid.png, acceptance.png and report.html; print the results, and log them.
 
     Args:
         directory: of a finished run.
@@ -52,12 +50,7 @@ def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
     title = " · ".join([run.name, *own, length, *speed])
     pictures = [read_picture(picture_path(directory, row["id"])) for row in rows]
     figures.grid(directory / "grid.png", title, pictures, [row["text"] for row in rows])
-    figures.acceptance_map(directory / "acceptance_map.png", title, result)
-    if sizes := run.proximity_by_place:
-        figures.proximity_map(directory / "proximity_map.png", title, sizes, run.grid)
-    if run.acceptance_by_depth:
-        figures.accepted(directory / "accepted.png", title, pictures, rows, run.grid)
-        figures.accepted_lengths(directory / "accepted_lengths.png", title, run.rounds_by_tokens)
+    figures.acceptance(directory / "acceptance.png", title, result)
 
 
 def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
@@ -69,13 +62,13 @@ def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
     }
     tracker.log({key: value for key, value in values.items() if value is not None})
     tracker.summary({**values, **spans, "images": run.images, **paper_values(run)})
-    for picture in ("grid", "acceptance_map"):
+    for picture in ("grid", "acceptance"):
         tracker.image(picture, directory / f"{picture}.png", run.name)
     tracker.html("report", directory / "report.html")
     columns = [key for key in ("id", "text", "accepted_length", "tau", "logprob") if key in rows[0]]
     shown = [[*(row[key] for key in columns), picture_path(directory, row["id"])] for row in rows]
     tracker.table("images", [*columns, "image"], shown)
-    files = ("metrics.json", "results.parquet", "report.html", "grid.png", "acceptance_map.png")
+    files = ("metrics.json", "results.parquet", "report.html", "grid.png", "acceptance.png")
     kept = [directory / file for file in files]
     tracker.artifact(f"{run.model}-{run.name}", "evaluation", kept)
     tracker.finish()
