@@ -46,10 +46,7 @@ class Brightness(Adapter):
 
     metrics = ("clip_score", "fid")
     distances = ("fid",)
-
-    @property
-    def files(self) -> tuple[WeightsFile, ...]:
-        return (WeightsFile(self.weights, NAME),)
+    name = NAME
 
     def load(self, device: torch.device) -> Networks:
         network, path = nn.Linear(1, 1), self.files[0].path()
@@ -145,12 +142,6 @@ def test_a_replaced_file_is_another_network(file: Path) -> None:
     os.utime(file, ns=(1, 1))
     (second,) = evaluator.load(CPU)
     assert first.identity != second.identity
-
-
-def test_weights_of_another_model_are_refused_before_images_are_made(file: Path) -> None:
-    save_file({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}, file)
-    with pytest.raises(TemperaError, match="belongs to another model"):
-        StandardEvaluator(["clip_score"], own=Brightness(str(file))).fetch()
 
 
 def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(

@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from tempera.metrics import image_reward
+from tempera.runtime.tensor_files import renamed
 from tempera.runtime.torchvision import import_open_clip
 
 EDGE, PATCH, WIDE, WORD, LAYERS = 16, 8, 128, 64, 2
@@ -22,52 +23,25 @@ CLIP = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "ring", "star")
 
 
+BACK = {
+    r"^head\.": "mlp.layers.", r"^text\.": "blip.text_encoder.",
+    r"^vision\.": "blip.visual_encoder.", r"embeddings\.class_embedding": "cls_token",
+    r"embeddings\.position_embedding$": "pos_embed", r"self_attn\.projection": "attn.proj",
+    r"embeddings\.patch_embedding": "patch_embed.proj", r"post_layernorm": "norm",
+    r"self_attn": "attn", r"layer_norm(\d)": r"norm\1", r"encoder\.layers": "blocks",
+}  # fmt: skip
+"""Parts of the names in `Reward`, and those in ImageReward.pt."""
+
+
 def image_reward_state() -> dict[str, Tensor]:
-    """Random tensors by the names and shapes of ImageReward.pt, made small."""
+    """Random tensors by the names in ImageReward.pt, of the sizes that are set."""
     torch.manual_seed(5)
-    made: dict[str, Tensor] = {}
-
-    def layer(name: str, into: int, out: int) -> None:
-        made[f"{name}.weight"] = torch.randn(out, into) / into**0.5
-        made[f"{name}.bias"] = torch.randn(out) * 0.1
-
-    def norm(name: str, width: int) -> None:
-        made[f"{name}.weight"] = 1 + 0.1 * torch.randn(width)
-        made[f"{name}.bias"] = 0.1 * torch.randn(width)
-
-    vision, text = "blip.visual_encoder", "blip.text_encoder"
-    made[f"{vision}.cls_token"] = torch.randn(1, 1, WIDE)
-    made[f"{vision}.pos_embed"] = torch.randn(1, 1 + (EDGE // PATCH) ** 2, WIDE)
-    made[f"{vision}.patch_embed.proj.weight"] = torch.randn(WIDE, 3, PATCH, PATCH) * 0.1
-    made[f"{vision}.patch_embed.proj.bias"] = torch.randn(WIDE)
-    for number in range(LAYERS):
-        block = f"{vision}.blocks.{number}"
-        norm(f"{block}.norm1", WIDE)
-        layer(f"{block}.attn.qkv", WIDE, 3 * WIDE)
-        layer(f"{block}.attn.proj", WIDE, WIDE)
-        norm(f"{block}.norm2", WIDE)
-        layer(f"{block}.mlp.fc1", WIDE, 2 * WIDE)
-        layer(f"{block}.mlp.fc2", 2 * WIDE, WIDE)
-    norm(f"{vision}.norm", WIDE)
-    made[f"{text}.embeddings.position_ids"] = torch.arange(40)[None]
-    made[f"{text}.embeddings.word_embeddings.weight"] = torch.randn(len(WORDS), WORD)
-    made[f"{text}.embeddings.position_embeddings.weight"] = torch.randn(40, WORD)
-    norm(f"{text}.embeddings.LayerNorm", WORD)
-    for number in range(LAYERS):
-        block = f"{text}.encoder.layer.{number}"
-        for kind, into in (("attention", WORD), ("crossattention", WIDE)):
-            layer(f"{block}.{kind}.self.query", WORD, WORD)
-            layer(f"{block}.{kind}.self.key", into, WORD)
-            layer(f"{block}.{kind}.self.value", into, WORD)
-            layer(f"{block}.{kind}.output.dense", WORD, WORD)
-            norm(f"{block}.{kind}.output.LayerNorm", WORD)
-        layer(f"{block}.intermediate.dense", WORD, 96)
-        layer(f"{block}.output.dense", 96, WORD)
-        norm(f"{block}.output.LayerNorm", WORD)
-    sizes = (WORD, 9, 7, 5, 3, 1)
-    for place, number in enumerate((0, 2, 4, 6, 7)):
-        layer(f"mlp.layers.{number}", sizes[place], sizes[place + 1])
-    return made
+    network = image_reward.Reward()
+    for name, weight in network.named_parameters():
+        norm = "norm" in name.lower() and name.endswith("weight")
+        scale = weight[0].numel() ** -0.5 if weight.dim() > 1 else 0.1
+        torch.nn.init.normal_(weight, float(norm), scale)
+    return renamed(network.state_dict(), BACK)
 
 
 def shrink_image_reward(patch: pytest.MonkeyPatch) -> None:

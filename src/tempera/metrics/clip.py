@@ -1,4 +1,4 @@
-"""CLIP score, computed by any model that open_clip knows."""
+"""CLIP score, computed by any model that open_clip knows, and HPSv2."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ from tempera.runtime.torchvision import import_open_clip
 
 Tokenizer = Callable[[list[str]], Tensor]
 Preprocess = Callable[[Any], Tensor]
-NAME = "open_clip_model.safetensors"
 
 
 class OpenClip(NamedTuple):
@@ -48,6 +47,7 @@ class ClipScore(Adapter):
     prefix: str = ""
 
     metrics = ("clip_score",)
+    name = "open_clip_model.safetensors"
 
     @property
     @override
@@ -57,12 +57,44 @@ class ClipScore(Adapter):
             return ()
         tag = import_open_clip().get_pretrained_cfg(self.model, self.weights or "")
         repository, _, name = tag.get("hf_hub", "").rpartition("/")
-        return (WeightsFile(repository or str(self.weights), name or NAME),)
+        return (WeightsFile(repository or str(self.weights), name or self.name),)
 
     @override
     def load(self, device: torch.device) -> Networks:
         network, preprocess, tokenizer = load_open_clip(self.model, self.weights)
         return Networks(scores=[clip_scorer(network, tokenizer, preprocess, device, self.prefix)])
+
+
+@dataclass(frozen=True)
+class HPS(Adapter):
+    """HPSv2.1 (Wu et al. 2023), a CLIP ViT-H-14 trained on human preferences: 100 × the cosine
+    between the embeddings of picture and prompt, as `hpsv2.evaluate` prints it. (`hpsv2.score`
+    returns the cosine itself, and uses v2.0 by default.) The longer side of a picture is resized,
+    and zeros fill the rest.
+
+    Args:
+        weights: HPS_v2.1_compressed.pt, its directory or a hub id; HPS_v2_compressed.pt gives v2.0.
+        model: open_clip's name of the architecture.
+    """
+
+    weights: str = "xswu/HPSv2"
+    model: str = "ViT-H-14"
+
+    metrics = ("hpsv2",)
+    name = "HPS_v2.1_compressed.pt"
+
+    @override
+    def load(self, device: torch.device) -> Networks:
+        network, _, tokenizer = load_open_clip(self.model, str(self.files[0].path()), "HPSv2")
+        preprocess = import_open_clip().image_transform(
+            network.visual.image_size, is_train=False, resize_mode="longest"
+        )
+        clip_score = clip_scorer(network, tokenizer, preprocess, device)
+
+        def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+            return {"hpsv2": 100 * clip_score(pictures, prompts)["clip_score"]}
+
+        return Networks(scores=[score])
 
 
 def load_open_clip(model: str, weights: str | None, what: str | None = None) -> OpenClip:

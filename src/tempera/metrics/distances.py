@@ -6,9 +6,8 @@ hold the reference set fixed. FID and recall depend on the number of images, so 
 with the same number.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -27,11 +26,15 @@ the distance between the two sets with its interval.
 """
 ROWS = 2048
 """Rows of a pairwise matrix that are held in memory at once."""
+NEIGHBOURS = 3
+"""k of precision and recall, as in the papers."""
+PARTS = 10
+"""Parts of the pictures for the inception score, as in its paper."""
 SUBSETS = 50
 """Most subsets drawn for the interval of recall."""
 
 
-def frechet(generated: Features, real: Features, resamples: int = 200, seed: int = 0) -> Interval:
+def frechet(generated: Features, real: Features, resamples: int = 200) -> Interval:
     """Fréchet distance of Gaussians fitted to the features (FID; Heusel et al. 2017): |μ−μ'|² +
     tr(Σ + Σ' − 2(ΣΣ')^½).
 
@@ -52,7 +55,7 @@ def frechet(generated: Features, real: Features, resamples: int = 200, seed: int
     # the derivative by each image's weight, up to a constant
     change = 2 * centred @ (average - centre) / n + lengths / (n - 1) - own
     pseudovalues = _pseudovalues(float(value), n * change)
-    replicates = bootstrap.counts(n, resamples, seed) @ pseudovalues / n
+    replicates = bootstrap.counts(n, resamples) @ pseudovalues / n
     interval = bootstrap.centred(float(value), replicates, n, (0, np.inf))
     return replace(interval, pseudovalues=pseudovalues)
 
@@ -82,7 +85,7 @@ def _root_trace(half: Tensor) -> tuple[Tensor, Tensor]:
     return sizes.sum(), (half @ vectors[:, present]).square() @ sizes[present].reciprocal()
 
 
-def kernel(generated: Features, real: Features, resamples: int = 200, seed: int = 0) -> Interval:
+def kernel(generated: Features, real: Features, resamples: int = 200) -> Interval:
     """Kernel distance (KID; Bińkowski et al. 2018): unbiased MMD² with k(x, y) = (x·y/D + 1)³ over
     all pairs.
 
@@ -91,7 +94,7 @@ def kernel(generated: Features, real: Features, resamples: int = 200, seed: int 
     x, y = _checked(generated, real)
     n, m = len(x), len(y)
     weights = torch.as_tensor(
-        np.concatenate([np.ones((1, n)), bootstrap.counts(n, resamples, seed)]), device=x.device
+        np.concatenate([np.ones((1, n)), bootstrap.counts(n, resamples)]), device=x.device
     )
     within = torch.zeros(len(weights), dtype=x.dtype, device=x.device)
     own, across = torch.empty(2, n, dtype=x.dtype, device=x.device)
@@ -117,22 +120,18 @@ def _cubic(left: Tensor, right: Tensor) -> Tensor:
     return (left @ right.T / left.shape[1] + 1).pow(3)
 
 
-def precision(
-    generated: Features, real: Features, resamples: int = 200, seed: int = 0, neighbours: int = 3
-) -> Interval:
+def precision(generated: Features, real: Features, resamples: int = 200) -> Interval:
     """Improved precision (Kynkäänniemi et al. 2019): the share of generated images within the
     manifold of the real ones. The manifold is the union of balls around the images' features; each
-    ball reaches to its centre's k-th nearest neighbour.
+    ball reaches to its centre's third nearest neighbour.
     """
-    x, y = _checked(generated, real, 2 * (neighbours + 1))
-    (inside,) = _inside(x, y, [torch.arange(len(y), device=y.device)], neighbours)
+    x, y = _checked(generated, real, 2 * (NEIGHBOURS + 1))
+    (inside,) = _inside(x, y, [torch.arange(len(y), device=y.device)])
     values = inside.double().cpu().numpy()
-    return replace(bootstrap.mean(values, resamples, seed), pseudovalues=values)
+    return replace(bootstrap.mean(values, resamples), pseudovalues=values)
 
 
-def recall(
-    generated: Features, real: Features, resamples: int = 200, seed: int = 0, neighbours: int = 3
-) -> Interval:
+def recall(generated: Features, real: Features, resamples: int = 200) -> Interval:
     """Improved recall (Kynkäänniemi et al. 2019): the share of real images within the manifold of
     the generated ones.
 
@@ -140,35 +139,34 @@ def recall(
     subsets without repeats (delete-d jackknife; Shao and Wu 1989), whose spread is scaled by
     √(b/(n−b)).
     """
-    x, y = _checked(generated, real, 2 * (neighbours + 1))
+    x, y = _checked(generated, real, 2 * (NEIGHBOURS + 1))
     n = len(x)
-    size = max(neighbours + 1, min(n // 2, 1000))
-    order = np.random.default_rng([seed, n])
+    size = max(NEIGHBOURS + 1, min(n // 2, 1000))
+    order = np.random.default_rng([0, n])
     drawn = [np.sort(order.permutation(n)[:size]) for _ in range(min(resamples, SUBSETS))]
     members = [torch.as_tensor(part, device=x.device) for part in [np.arange(n), *drawn]]
-    shares = _inside(y, x, members, neighbours).double().mean(1).cpu().numpy()
+    shares = _inside(y, x, members).double().mean(1).cpu().numpy()
     scaled = (shares[1:] - shares[1:].mean()) * np.sqrt(size / (n - size))
     return bootstrap.centred(float(shares[0]), scaled, n, (0, 1))
 
 
-def inception_score(logits: Features, resamples: int = 200, splits: int = 10) -> Interval:
+def inception_score(logits: Features, resamples: int = 200) -> Interval:
     """Inception score (Salimans et al. 2016), by torch-fidelity: exp of the mean KL divergence of
-    each picture's class distribution from the mean distribution, averaged over parts of the
-    shuffled pictures.
+    each picture's class distribution from the mean distribution, averaged over `PARTS` parts of
+    the shuffled pictures.
 
     The interval resamples all pictures as one part and is centred on the score.
 
     Args:
         logits: class logits, [n, classes].
         resamples: number of bootstrap resamples for the interval.
-        splits: number of parts; at most one per picture.
     """
     import_torchvision()  # torch-fidelity imports it
     from torch_fidelity.metric_isc import isc_features_to_metric
 
     classes = torch.as_tensor(logits).double()
     n = len(classes)
-    value = isc_features_to_metric(classes, min(splits, n))["inception_score_mean"]
+    value = isc_features_to_metric(classes, min(PARTS, n))["inception_score_mean"]
     logs = classes.log_softmax(1)
     shares, plain = logs.exp(), (logs.exp() * logs).sum(1)
     weights = torch.as_tensor(bootstrap.counts(n, resamples), device=classes.device) / n
@@ -177,40 +175,21 @@ def inception_score(logits: Features, resamples: int = 200, splits: int = 10) ->
     return bootstrap.centred(value, replicates, n, (1, np.inf))
 
 
-def feature_distances(neighbours: int = 3, width: int | None = None) -> dict[str, Distance]:
-    """FID, KID, precision and recall by metric key.
-
-    Args:
-        neighbours: k of precision and recall.
-        width: number of features that they use, the first ones; None uses all.
-    """
-
-    def of_first(distance: Distance) -> Distance:
-        return lambda generated, real, resamples: distance(
-            generated[:, :width], real[:, :width], resamples
-        )
-
-    every = {"fid": frechet, "kid": kernel, **manifold_distances(neighbours)}
-    return {key: of_first(distance) for key, distance in every.items()}
-
-
-def manifold_distances(neighbours: int = 3, suffix: str = "") -> dict[str, Distance]:
-    """Precision and recall by metric key; `suffix` ends the keys."""
-    return {
-        f"precision{suffix}": partial(precision, neighbours=neighbours),
-        f"recall{suffix}": partial(recall, neighbours=neighbours),
-    }
+DISTANCES: Mapping[str, Distance] = {
+    "fid": frechet, "kid": kernel, "precision": precision, "recall": recall
+}  # fmt: skip
+"""The distances between features, by metric key."""
 
 
 def _rows(count: int) -> Iterator[slice]:
     return (slice(first, first + ROWS) for first in range(0, count, ROWS))
 
 
-def _inside(points: Tensor, features: Tensor, subsets: Sequence[Tensor], neighbours: int) -> Tensor:
+def _inside(points: Tensor, features: Tensor, subsets: Sequence[Tensor]) -> Tensor:
     """Whether each point lies within the manifold of each subset of the features, bool
     [subsets, points]; subsets are given by indices.
     """
-    radii = [_radii(features[members], neighbours) for members in subsets]
+    radii = [_radii(features[members]) for members in subsets]
     found = []
     for rows in _rows(len(points)):
         apart = _apart(points[rows], features)
@@ -219,10 +198,10 @@ def _inside(points: Tensor, features: Tensor, subsets: Sequence[Tensor], neighbo
     return torch.cat(found, 1)
 
 
-def _radii(features: Tensor, neighbours: int) -> Tensor:
-    """Distance of every point [n, D] to its k-th neighbour, [n]."""
+def _radii(features: Tensor) -> Tensor:
+    """Distance of every point [n, D] to its third neighbour, [n]."""
     parts = (_apart(features[rows], features) for rows in _rows(len(features)))
-    return torch.cat([part.kthvalue(neighbours + 1, dim=1).values for part in parts])
+    return torch.cat([part.kthvalue(NEIGHBOURS + 1, dim=1).values for part in parts])
 
 
 def _apart(left: Tensor, right: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tempera.data.prompts import Prompt
 from tempera.metrics.bootstrap import Interval
-from tempera.metrics.distances import Distance, Features, feature_distances
+from tempera.metrics.distances import DISTANCES, Distance, Features
 
 Pictures = NDArray[np.uint8]
 BATCH = 64
@@ -45,7 +45,7 @@ class Networks:
 
     features: Callable[[Tensor], Tensor] | None = None
     scores: Sequence[Score] = ()
-    distances: Mapping[str, Distance] = field(default_factory=feature_distances)
+    distances: Mapping[str, Distance] = field(default_factory=lambda: DISTANCES)
     statistics: Mapping[str, Statistic] = field(default_factory=dict)
     identity: str = ""
 

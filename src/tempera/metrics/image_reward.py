@@ -3,7 +3,7 @@ picture, and five linear layers.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, not_of
 from tempera.runtime.pretrained import on_meta
-from tempera.runtime.tensor_files import fill, read_tensors
+from tempera.runtime.tensor_files import fill, read_tensors, renamed
 from tempera.runtime.torchvision import import_open_clip
 
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
@@ -26,28 +26,27 @@ MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
 TOKENS = 35
 """Tokens of a prompt; the rest is cut."""
 VISION = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
-          "num_attention_heads": 16, "image_size": 224, "patch_size": 16,
-          "layer_norm_eps": 1e-6}  # fmt: skip
-TEXT = {"vocab_size": 30524, "hidden_size": 768, "encoder_hidden_size": 1024,
-        "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-        "max_position_embeddings": 512, "is_decoder": True}  # fmt: skip
-"""BLIP's sizes, as transformers names them; a decoder has cross-attention."""
+          "num_attention_heads": 16, "image_size": 224, "layer_norm_eps": 1e-6}  # fmt: skip
+TEXT = {"hidden_size": 768, "encoder_hidden_size": 1024, "num_attention_heads": 12}
+"""BLIP's sizes, as transformers names them; the others are its defaults."""
 HEAD = (1024, 128, 64, 16, 1)
 """Widths of the linear layers."""
-RENAMED = (
-    (r"mlp\.layers\.", "head."),
-    (r"blip\.text_encoder\.", "text."),
-    (r"blip\.visual_encoder\.", "vision."),
-    (r"vision\.cls_token", "vision.embeddings.class_embedding"),
-    (r"vision\.pos_embed", "vision.embeddings.position_embedding"),
-    (r"vision\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
-    (r"vision\.norm\.", "vision.post_layernorm."),
-    (r"vision\.blocks\.(\d+)\.attn\.proj\.", r"vision.blocks.\1.self_attn.projection."),
-    (r"vision\.blocks\.(\d+)\.attn\.", r"vision.blocks.\1.self_attn."),
-    (r"vision\.blocks\.(\d+)\.norm(\d)\.", r"vision.blocks.\1.layer_norm\2."),
-    (r"vision\.blocks\.", "vision.encoder.layers."),
-)
+RENAMED = {
+    r"^mlp\.layers\.": "head.",
+    r"^blip\.text_encoder\.": "text.",
+    r"^blip\.visual_encoder\.": "vision.",
+    r"^vision\.cls_token": "vision.embeddings.class_embedding",
+    r"^vision\.pos_embed": "vision.embeddings.position_embedding",
+    r"^vision\.patch_embed\.proj\.": "vision.embeddings.patch_embedding.",
+    r"^vision\.norm\.": "vision.post_layernorm.",
+    r"^vision\.blocks\.(\d+)\.attn\.proj\.": r"vision.blocks.\1.self_attn.projection.",
+    r"^vision\.blocks\.(\d+)\.attn\.": r"vision.blocks.\1.self_attn.",
+    r"^vision\.blocks\.(\d+)\.norm(\d)\.": r"vision.blocks.\1.layer_norm\2.",
+    r"^vision\.blocks\.": "vision.encoder.layers.",
+}
 """Beginnings of the names in ImageReward.pt, and those of `Reward`."""
+OWN = r"(vision|head|text(?!\.pooler|.*position_ids$))\."
+"""Beginnings of the names that `Reward` has."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,12 @@ class ImageReward(Adapter):
     tokenizer: str = "google-bert/bert-base-uncased"
 
     metrics = ("image_reward",)
+    name = "ImageReward.pt"
 
     @property
     @override
     def files(self) -> tuple[WeightsFile, ...]:
-        return (
-            WeightsFile(self.weights, "ImageReward.pt"),
-            WeightsFile(self.tokenizer, "tokenizer.json"),
-        )
+        return (*super().files, WeightsFile(self.tokenizer, "tokenizer.json"))
 
     @override
     def load(self, device: torch.device) -> Networks:
@@ -79,10 +76,11 @@ class ImageReward(Adapter):
         path = self.files[0].path()
         network = on_meta(Reward)
         try:
-            fill(network, renamed(read_tensors(path)), path)
+            state = renamed(read_tensors(path), RENAMED)
+            fill(network, {name: one for name, one in state.items() if re.match(OWN, name)}, path)
         except TemperaError as problem:
             raise not_of(path, "ImageReward", str(problem)) from None
-        places = torch.arange(TEXT["max_position_embeddings"])  # in no file
+        places = torch.arange(network.text.config.max_position_embeddings)  # in no file
         network.text.embeddings.position_ids = places[None]
         network = network.float().eval().requires_grad_(False).to(device)
         tokenizer = PreTrainedTokenizerFast(
@@ -132,14 +130,3 @@ class Reward(nn.Module):
         )
         reward: Tensor = self.head(found.last_hidden_state[:, 0])[:, 0]
         return (reward - MEAN) / DEVIATION
-
-
-def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of ImageReward.pt under the names of `Reward`."""
-    own = {}
-    for name, tensor in state.items():
-        for pattern, replacement in RENAMED:
-            name = re.sub(rf"^{pattern}", replacement, name)
-        if re.match(r"(vision|head|text(?!\.pooler|.*position_ids$))\.", name):
-            own[name] = tensor
-    return own

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from pydantic import PositiveInt
@@ -24,14 +24,19 @@ class Adapter(Protocol):
     Attributes:
         metrics: keys of the table of metrics.
         distances: the metrics among them that need reference pictures.
+        weights: where its file of weights is: a `WeightsFile.place`.
+        name: the name of that file.
     """
 
     metrics: tuple[str, ...]
     distances: tuple[str, ...] = ()
+    weights: Any
+    name: str
 
     @property
     def files(self) -> Sequence[WeightsFile]:
         """The files that the network reads, as far as their names are known."""
+        return (WeightsFile(self.weights, self.name),)
 
     def load(self, device: torch.device) -> Networks:
         """The networks that measure pictures, on the device; downloads what is missing.

@@ -13,8 +13,8 @@ from typing_extensions import override
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.metrics.clip import clip_scorer
-from tempera.metrics.distances import feature_distances
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score
+from tempera.metrics.reference import LEAST
 from tempera.runtime.files import sha256_file
 from tempera.shapes import classifier as classifiers
 from tempera.shapes import clip as clips
@@ -39,13 +39,11 @@ class ShapesEvaluator(Evaluator):
         reference_count: number of real scenes.
         reference_seed: seed of the real scenes, other than those of the training scenes and of the
             prompts.
-        neighbours: k of precision and recall.
         resamples: bootstrap resamples behind each interval.
     """
 
     reference_count: int = 1000
     reference_seed: int = 2
-    neighbours: PositiveInt = 3
     resamples: PositiveInt = 1000
 
     @property
@@ -70,10 +68,9 @@ class ShapesEvaluator(Evaluator):
                 "metrics=real or none",
                 option="metrics",
             )
-        if self.reference_count < 2 * (self.neighbours + 1):
+        if self.reference_count < LEAST:
             raise TemperaError(
-                f"reference_count={self.reference_count} is too small: give at least "
-                f"{2 * (self.neighbours + 1)}."
+                f"reference_count={self.reference_count} is too small: give at least {LEAST}."
             )
 
     @override
@@ -86,7 +83,6 @@ class ShapesEvaluator(Evaluator):
         yield Networks(
             features=lambda pictures: classifier.features(_signed(pictures, device)),
             scores=[clip_scorer(*clips.load_clip(), device), attribute_scorer(classifier, device)],
-            distances=feature_distances(self.neighbours),
         )
 
     @override
