@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tempera.metrics import bootstrap
 from tempera.metrics.acceptance import acceptance
 
 ROWS: list[dict[str, Any]] = [
@@ -16,14 +14,6 @@ ROWS: list[dict[str, Any]] = [
      "tested": [2, 5], "logprob": -8.0, "logprob_squares": 24.0, "target_passes": 3.0,
      "residual_trials": 4.0, "residual_failures": 0.0, "tv": float("nan"), "top1": float("nan")},
 ]  # fmt: skip
-
-
-def rows(**changed: Any) -> list[dict[str, Any]]:
-    return [{**row, **changed} for row in ROWS]
-
-
-def only(*names: str) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in names} for row in ROWS]
 
 
 def test_metrics_are_ratios_and_means_over_prompts() -> None:
@@ -45,29 +35,20 @@ def test_metrics_are_ratios_and_means_over_prompts() -> None:
 
 
 def test_what_was_not_recorded_is_left_out() -> None:
-    plain = [
-        row | {"accepted": [], "tested": [], "residual_trials": 0.0}
-        for row in only("tokens", "rounds", "seconds")
-    ]
-    assert set(acceptance(plain)) == {"accepted_length", "tau", "throughput", "residual_trials"}
-    decoded = acceptance(only("tokens", "rounds", "seconds", "accepted", "tested", "logprob"))
-    assert "logprob_deviation" not in decoded and "logprob_per_token" in decoded
-    kept = acceptance(rows(accepted=[4, 5], tested=[4, 5]))
+    plain = [{name: row[name] for name in ("tokens", "rounds", "seconds")} for row in ROWS]
+    found = acceptance([{**row, "accepted": [], "tested": []} for row in plain])
+    assert set(found) == {"accepted_length", "tau", "throughput"}
+    kept = acceptance([{**row, "accepted": [4, 5], "tested": [4, 5]} for row in ROWS])
     assert kept["acceptance_rate"].value == 1 and "trials_per_rejection" not in kept
 
 
-def test_the_interval_of_a_deviation_resamples_prompts() -> None:
-    drawn = bootstrap.counts(2, 1000)
-    tokens, sums, squares = drawn @ [8, 8], drawn @ [-16, -8], drawn @ [40, 24]
-    low, high = np.quantile(np.sqrt(squares / tokens - (sums / tokens) ** 2), [0.025, 0.975])
-    found = acceptance(ROWS)["logprob_deviation"]
-    assert (found.low, found.high, found.n) == (pytest.approx(low), pytest.approx(high), 2)
-    flat = rows(logprob=-8.0, logprob_squares=7.9)  # rounding: less than the square of the mean
+def test_rounding_makes_no_deviation_imaginary() -> None:
+    flat = [{**row, "logprob": -8.0, "logprob_squares": 7.9} for row in ROWS]
     assert acceptance(flat)["logprob_deviation"].value == 0
 
 
 @pytest.mark.parametrize("missing", [None, float("nan")])
-@pytest.mark.parametrize("name", ["tv", "target_passes", "logprob"])
+@pytest.mark.parametrize("name", ["tv", "logprob"])
 def test_a_metric_stays_if_the_first_prompt_has_none(name: str, missing: float | None) -> None:
     key = "logprob_per_token" if name == "logprob" else name
     lacking = [{**ROWS[0], name: missing}, {**ROWS[1], name: -4.0}]

@@ -7,40 +7,26 @@ from tempera.metrics import bootstrap
 
 
 def test_the_interval_of_a_mean() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.normal(5, 2, 400)
+    values = np.random.default_rng(0).normal(5, 2, 400)
     interval = bootstrap.mean(values)
     assert interval.value == pytest.approx(values.mean())
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
     assert bootstrap.counts(7, 5).sum(1).tolist() == [7.0] * 5
 
 
-def test_an_interval_is_the_middle_95_percent_of_the_replicates() -> None:
-    interval = bootstrap.percentile(3.0, np.arange(1001.0), 7)
-    assert interval.low == pytest.approx(25) and interval.high == pytest.approx(975)
-    assert interval.as_dict() == {"value": 3.0, "low": interval.low, "high": interval.high, "n": 7}
-
-
 def test_a_ratio_is_that_of_each_resamples_sums() -> None:
     above, below = np.array([1.0, 5.0, 2.0, 9.0]), np.array([2.0, 3.0, 0.0, 4.0])
     keep = [0, 1, 3]
     drawn = bootstrap.counts(3, 200)
-    expected = (drawn @ above[keep]) / (drawn @ below[keep])
+    expected = np.quantile((drawn @ above[keep]) / (drawn @ below[keep]), [0.025, 0.975])
     found = bootstrap.ratio(above, below, 200)
-    assert found == bootstrap.percentile(15 / 9, expected, 3)
-    none = bootstrap.ratio(above[2:3], below[2:3])
-    assert np.isnan([none.value, none.low, none.high]).all() and none.n == 0
+    assert [found.value, found.low, found.high, found.n] == pytest.approx([15 / 9, *expected, 3])
+    assert bootstrap.ratio(above[2:3], below[2:3]).n == 0
 
 
 def test_a_median_resamples_every_value() -> None:
-    values = np.array([1.0, 2.0, 4.0])
-    found = bootstrap.median(values)
+    found = bootstrap.median(np.array([1.0, 2.0, 4.0]))
     assert (found.value, found.low, found.high, found.n) == (2.0, 1.0, 4.0, 3)
-    even = bootstrap.median(np.arange(12.0))
-    drawn = np.random.default_rng([0, 12]).integers(0, 12, (1000, 12))
-    assert (even.low, even.high) == tuple(np.quantile(np.median(drawn, 1), [0.025, 0.975]))
-    none = bootstrap.median(values[:0])
-    assert np.isnan([none.value, none.low, none.high]).all() and none.n == 0
 
 
 def test_a_centred_interval_holds_its_estimate_and_keeps_its_bounds() -> None:
@@ -50,5 +36,4 @@ def test_a_centred_interval_holds_its_estimate_and_keeps_its_bounds() -> None:
     held = bootstrap.centred(0.0, replicates, 9, (-100.0, 200.0))
     assert (held.low, held.high) == (-100.0, 200.0)
     skewed = np.array([0.0] * 999 + [1e6])
-    assert bootstrap.centred(5.0, skewed, 9).high == 5.0
-    assert bootstrap.centred(5.0, -skewed, 9).low == 5.0
+    assert bootstrap.centred(5.0, skewed, 9).high == bootstrap.centred(5.0, -skewed, 9).low == 5.0

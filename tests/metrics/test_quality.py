@@ -7,15 +7,12 @@ import pytest
 import torch
 
 from tempera.data.prompts import Prompt
-from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
-from tempera.metrics.distances import Features
 from tempera.metrics.evaluators import Networks, Pictures
 from tempera.metrics.quality import quality, score_pictures
 from tempera.runtime.row_store import Store
 
 PROMPTS = [Prompt(str(place), "") for place in range(5)]
-REAL = np.zeros((20, 1))
 
 
 def means(pictures: torch.Tensor) -> torch.Tensor:
@@ -41,36 +38,17 @@ def test_missing_pictures_are_scored_once_in_batches(tmp_path: Path) -> None:
     }
 
 
-def noting(resamples: list[int]) -> Networks:
-    """Networks whose distance and statistic note the number of resamples."""
-
-    def statistic(generated: Features, count: int) -> Interval:
-        resamples.append(count)
-        return Interval(1.0, 0.0, 2.0, len(generated))
-
-    return Networks(
-        means,
-        distances={"fid": lambda generated, real, count: statistic(generated, count)},
-        statistics={"inception_score": statistic},
-    )
-
-
 @pytest.mark.parametrize(("count", "known"), [(15, False), (16, True)])
 def test_sets_of_16_pictures_have_distances(count: int, known: bool) -> None:
+    one = Interval(1.0, 0.0, 2.0, 16)
+    networks = Networks(
+        means, distances={"fid": lambda *_: one}, statistics={"inception_score": lambda *_: one}
+    )
     rows = [{"features": [float(place)], "clip_score": 0.5} for place in range(count)]
-    found = quality(rows, noting([]), REAL, 30)
+    found = quality(rows, networks, np.zeros((20, 1)), 30)
     assert ("fid" in found) == ("inception_score" in found) == known
     assert found["clip_score"].n == count
     lacking = [*rows, {"clip_score": 0.5, "features": None}]
-    assert "fid" not in quality(lacking, noting([]), REAL, 30)
-    alone = quality(rows, noting([]), None, 30)
+    assert "fid" not in quality(lacking, networks, np.zeros((20, 1)), 30)
+    alone = quality(rows, networks, None, 30)
     assert "fid" not in alone and ("inception_score" in alone) == known
-
-
-@pytest.mark.parametrize(("asked", "used"), [(30, 30), (1000, 200)])
-def test_distances_take_at_most_200_resamples(asked: int, used: int) -> None:
-    counts: list[int] = []
-    rows = [{"features": [float(place)], "clip_score": float(place)} for place in range(16)]
-    found = quality(rows, noting(counts), REAL, asked)
-    assert counts == [used, used]
-    assert found["clip_score"] == bootstrap.mean(np.arange(16.0), asked)

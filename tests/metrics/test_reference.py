@@ -1,6 +1,5 @@
 """Real images: opened before anything is generated, then cropped and resized."""
 
-import io
 import os
 import zipfile
 from pathlib import Path
@@ -50,12 +49,6 @@ def test_central_squares_in_the_pictures_own_size(images: Path) -> None:
     assert batch[-1].min() == batch[-1].max() == 128
 
 
-def cut_off(path: Path) -> None:
-    made = io.BytesIO()
-    Image.effect_noise((64, 64), 50).save(made, "JPEG")
-    path.write_bytes(made.getvalue()[: len(made.getvalue()) // 2])
-
-
 def test_a_batch_of_adms(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "batch.npz", PICTURES, np.arange(60))
     reference = Reference(str(tmp_path / "batch.npz"))
@@ -65,13 +58,6 @@ def test_a_batch_of_adms(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate(batches), PICTURES.transpose(0, 3, 1, 2))
 
 
-def damaged(path: Path) -> None:
-    np.savez_compressed(path, PICTURES)
-    whole = bytearray(path.read_bytes())
-    whole[len(whole) // 2] ^= 255
-    path.write_bytes(whole)
-
-
 def oversized(path: Path) -> None:
     """A header that says more than any memory holds."""
     with zipfile.ZipFile(path, "w") as archive, archive.open("arr_0.npy", "w") as file:
@@ -79,31 +65,19 @@ def oversized(path: Path) -> None:
         np.lib.format.write_array_header_1_0(file, shape)
 
 
-UNREAD = "cannot be read as an image"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("z.png", b"junk", UNREAD),
-        ("z.png", b"", UNREAD),
-        ("z.jpg", cut_off, UNREAD),
-        ("z.png", os.mkfifo, UNREAD),
-        ("z.png", Path.mkdir, UNREAD),
-        ("z.png", lambda path: path.symlink_to("nowhere"), UNREAD),
-        ("z.PNG", lambda path: Image.new("1", (9_500, 9_500)).save(path), UNREAD),
+        ("z.PNG", b"junk", "cannot be read as an image"),
+        ("z.png", os.mkfifo, "cannot be read as an image"),
         ("a.npz", {"other": PICTURES}, "holds no pictures .*arr_0"),
         ("a.npz", {"arr_0": PICTURES[:15]}, "holds 15 images"),
         ("a.npz", {"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
         ("a.npz", {"arr_0": PICTURES[..., 0]}, r"arr_0 is uint8 \[60, 8, 8\], not uint8"),
-        ("a.npz", {"arr_0": PICTURES[..., [0, 0, 0, 0]]}, r"uint8 \[60, 8, 8, 4\], not"),
-        ("a.npz", {"arr_0": PICTURES[:, :0]}, "holds no pictures"),
         ("a.npz", {"arr_0": np.array([{}])}, "holds no pictures"),
         ("a.npz", b"junk", "holds no pictures"),
-        ("a.npz", damaged, "holds no pictures"),
         ("a.npz", oversized, "holds no pictures"),
         ("a.npz", os.mkfifo, "is a pipe or a device"),
-        ("a.npz", Path.mkdir, "is a directory"),
         ("a.npz", str, "there is no file"),
     ],
 )

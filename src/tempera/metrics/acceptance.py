@@ -46,19 +46,12 @@ def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         metrics["logprob_per_token"] = bootstrap.ratio(sums, lengths)
         if "logprob_squares" in column:
             squares = column["logprob_squares"][known]
-            metrics["logprob_deviation"] = _deviation(sums, squares, lengths)
+
+            def deviation(drawn: Array) -> Array:
+                """Over all tokens, from each prompt's sum and sum of squares."""
+                total = drawn @ lengths
+                variance = drawn @ squares / total - (drawn @ sums / total) ** 2
+                return np.asarray(np.sqrt(np.maximum(variance, 0)))
+
+            metrics["logprob_deviation"] = bootstrap.resampled(deviation, len(lengths))
     return metrics
-
-
-def _deviation(sums: Array, squares: Array, tokens: Array) -> Interval:
-    """Standard deviation over all tokens, from each prompt's sum and sum of squares."""
-
-    def deviation(drawn: Array) -> Array:
-        drawn_tokens = drawn @ tokens
-        with np.errstate(invalid="ignore"):  # greedy relaxed rules keep tokens of probability 0
-            variance = drawn @ squares / drawn_tokens - (drawn @ sums / drawn_tokens) ** 2
-        return np.sqrt(np.maximum(variance, 0))
-
-    n = len(tokens)
-    drawn = bootstrap.counts(n, 1000)
-    return bootstrap.percentile(float(deviation(np.ones(n))), deviation(drawn), n)

@@ -4,6 +4,7 @@ A resample is a row of counts: how often each of n prompts was drawn. The same s
 resamples, so intervals are reproducible.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +34,10 @@ class Interval:
         return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
 
 
+NONE = Interval(np.nan, np.nan, np.nan, 0)
+"""The interval of nothing."""
+
+
 def counts(n: int, resamples: int, seed: int = 0) -> Array:
     """How often each of n units appears in each resample, [resamples, n]; rows sum to n."""
     return (
@@ -42,35 +47,39 @@ def counts(n: int, resamples: int, seed: int = 0) -> Array:
     )
 
 
-def mean(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
+def resampled(statistic: Callable[[Array], Array], n: int, resamples: int = 1000) -> Interval:
+    """A statistic of n units with its percentile interval.
+
+    Args:
+        statistic: its values under counts of the units, [resamples, n] → [resamples].
+        n: number of units.
+        resamples: number of bootstrap resamples.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):  # infinite units give NaN, as intended
+        return percentile(statistic(np.ones((1, n))).item(), statistic(counts(n, resamples)), n)
+
+
+def mean(values: Array, resamples: int = 1000) -> Interval:
     """Mean with a percentile interval."""
-    return ratio(values, np.ones(len(values)), resamples, seed)
+    return ratio(values, np.ones(len(values)), resamples)
 
 
-def ratio(numerators: Array, denominators: Array, resamples: int = 1000, seed: int = 0) -> Interval:
+def ratio(numerators: Array, denominators: Array, resamples: int = 1000) -> Interval:
     """Σ numerators ÷ Σ denominators with a percentile interval. Units whose denominator is 0 are
     left out.
     """
     keep = np.asarray(denominators) > 0
-    above = np.asarray(numerators, np.float64)[keep]
-    below = np.asarray(denominators, np.float64)[keep]
+    above, below = (np.asarray(one, np.float64)[keep] for one in (numerators, denominators))
     if not len(above):
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
-    drawn = counts(len(above), resamples, seed)
-    with np.errstate(invalid="ignore"):  # an infinite unit makes the interval NaN, as intended
-        replicates = (drawn @ above) / (drawn @ below)
-        return percentile(float(above.sum() / below.sum()), replicates, len(above))
+        return NONE
+    return resampled(lambda drawn: (drawn @ above) / (drawn @ below), len(above), resamples)
 
 
-def median(values: Array, resamples: int = 1000, seed: int = 0) -> Interval:
-    """Median with a percentile interval."""
-    values = np.asarray(values, np.float64)
-    if not len(values):
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
-    index = np.random.default_rng([seed, len(values)]).integers(
-        0, len(values), (resamples, len(values))
-    )
-    return percentile(float(np.median(values)), np.median(values[index], axis=1), len(values))
+def median(values: Array, resamples: int = 1000) -> Interval:
+    """Median of some values with a percentile interval."""
+    n = len(values)
+    index = np.random.default_rng([0, n]).integers(0, n, (resamples, n))
+    return percentile(float(np.median(values)), np.median(values[index], axis=1), n)
 
 
 def percentile(value: float, replicates: Array, n: int) -> Interval:

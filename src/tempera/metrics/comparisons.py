@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from tempera.metrics import bootstrap
@@ -32,15 +31,6 @@ class Weighted:
         """Whether no unit is infinite."""
         return bool(np.isfinite(self.numerators).all())
 
-    def only(self, keep: NDArray[np.bool_]) -> "Weighted":
-        """The metric of the units to keep; the others count as missing."""
-        return Weighted(*(np.where(keep, one, 0.0) for one in (self.numerators, self.denominators)))
-
-    @property
-    def mean(self) -> float:
-        """The metric over all units."""
-        return _means(np.ones(len(self.numerators)), [self]).item()
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -63,7 +53,16 @@ class Comparison:
         return self.corrected < 1 - LEVEL
 
 
-def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[Comparison]:
+def difference(left: Weighted, right: Weighted) -> Interval:
+    """Left minus right over the same units, which are resampled together."""
+
+    def apart(drawn: Array) -> Array:
+        return np.asarray(_means(drawn, [left]) - _means(drawn, [right]))[:, 0]
+
+    return bootstrap.resampled(apart, len(left.numerators))
+
+
+def compare_all(pairs: list[tuple[Weighted, Weighted]]) -> list[Comparison]:
     """Left minus right of every pair, all over the same n units, which are resampled together.
 
     p is twice the smaller share of resampled differences on one side of 0, where the observed
@@ -71,24 +70,30 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
     number of resamples grows with the number of pairs.
 
     Args:
-        pairs: metrics of two runs over the same units. Units that one of the two lacks are left out
-            of the pair.
-        seed: of the resamples.
-
-    Raises:
-        ValueError: a unit is infinite, so there is no difference.
+        pairs: finite metrics of two runs over the same units. Units that one of the two lacks are
+            left out of the pair.
     """
-    if not all(side.finite for pair in pairs for side in pair):
-        raise ValueError("infinite values have no differences")
     if not pairs:
         return []
-    resamples = max(2000, math.ceil(2 * TAIL * len(pairs) / (1 - LEVEL)))
     both = [(left.denominators > 0) & (right.denominators > 0) for left, right in pairs]
     sides = [
-        [pair[side].only(keep) for pair, keep in zip(pairs, both, strict=True)] for side in (0, 1)
+        [
+            Weighted(pair[side].numerators * keep, pair[side].denominators * keep)
+            for pair, keep in zip(pairs, both, strict=True)
+        ]
+        for side in (0, 1)
     ]
-    values = _differences(np.ones(len(both[0])), sides)
-    drawn = _replicates(sides, resamples, seed)
+
+    def apart(drawn: Array) -> Array:
+        return _means(drawn, sides[0]) - _means(drawn, sides[1])
+
+    n, resamples = len(both[0]), max(2000, math.ceil(2 * TAIL * len(pairs) / (1 - LEVEL)))
+    drawn = np.concatenate(
+        [
+            apart(bootstrap.counts(n, min(CHUNK, resamples - first), first)).astype(np.float32)
+            for first in range(0, resamples, CHUNK)
+        ]
+    )
     outside = (1 - LEVEL) / len(pairs) / 2
     lows, highs = np.quantile(drawn, [outside, 1 - outside], axis=0)
     tails = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
@@ -98,24 +103,9 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]], seed: int = 0) -> list[C
             Interval(float(value), float(low), float(high), int(known.sum())), float(p), float(held)
         )
         for value, low, high, known, p, held in zip(
-            values, lows, highs, both, raw, holm(raw), strict=True
+            apart(np.ones(n)), lows, highs, both, raw, holm(raw), strict=True
         )
     ]
-
-
-def _replicates(sides: list[list[Weighted]], resamples: int, seed: int) -> Array:
-    """Differences of all pairs in every resample, [resamples, pairs]."""
-    n = len(sides[0][0].numerators)
-    parts = [
-        _differences(bootstrap.counts(n, min(CHUNK, resamples - first), seed + first), sides)
-        for first in range(0, resamples, CHUNK)
-    ]
-    return np.concatenate(parts, dtype=np.float32, casting="same_kind")
-
-
-def _differences(drawn: Array, sides: list[list[Weighted]]) -> Array:
-    """Left minus right under counts [..., n], [..., pairs]."""
-    return _means(drawn, sides[0]) - _means(drawn, sides[1])
 
 
 def holm(p: Array) -> Array:
@@ -137,24 +127,20 @@ def spearman(left: Array, right: Array) -> Array:
         return np.asarray((left * right).sum(-1) / np.sqrt((left**2).sum(-1) * (right**2).sum(-1)))
 
 
-def rank_correlation(
-    left: list[Weighted], right: list[Weighted], resamples: int = 1000, seed: int = 0
-) -> Interval:
+def rank_correlation(left: list[Weighted], right: list[Weighted]) -> Interval:
     """Spearman's correlation of two metrics over runs, with a 95% percentile interval of resampled
     units; the runs are fixed.
 
     Args:
         left, right: a metric of each run, over the same units.
-        resamples: number of bootstrap resamples.
-        seed: of the resamples.
     """
     n = len(left[0].numerators)
-    drawn = bootstrap.counts(n, resamples, seed)
+    drawn = bootstrap.counts(n, 1000)
     value = spearman(*(_means(np.ones(n), runs) for runs in (left, right)))
     found = spearman(*(_means(drawn, runs) for runs in (left, right)))
     found = found[np.isfinite(found)]
     if not np.isfinite(value) or not len(found):
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
+        return bootstrap.NONE
     return bootstrap.percentile(float(value), found, n)
 
 

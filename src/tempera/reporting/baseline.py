@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from tempera.errors import TemperaError
-from tempera.metrics import bootstrap, table
-from tempera.metrics.bootstrap import Array, Interval
+from tempera.metrics import table
+from tempera.metrics.comparisons import difference
 from tempera.reporting.collect import Run, Values
 
 CONTEXT = ("model", "guidance", "temperature", "top_k", "top_p", "seed", "dtype")
@@ -77,28 +76,10 @@ def _differences(run: Run, other: Run) -> dict[str, Values]:
     same = set(run.values.index) == set(other.values.index)
     result: dict[str, Values] = {}
     for key in run.values.columns.intersection(other.values.columns):
-        sides = [
-            (one.values.loc[shared, key], one.weights.loc[shared, key]) for one in (run, other)
-        ]
-        differences = (sides[0][0] - sides[1][0]).dropna()
-        if len(differences) and (same or not table.find(key).of_set):
-            pairs = [pd.concat(side, axis=1).loc[differences.index].to_numpy() for side in sides]
+        gaps = (run.values.loc[shared, key] - other.values.loc[shared, key]).dropna()
+        if len(gaps) and (same or not table.find(key).of_set):
+            sides = [one.weighted(key, gaps.index) for one in (run, other)]
             with np.errstate(invalid="ignore", divide="ignore"):  # of few, equal, infinite values
-                t = float(np.divide(differences.mean(), differences.sem()))
-            result[key] = {**_difference(*pairs).as_dict(), "t": t}
+                t = float(np.divide(gaps.mean(), gaps.sem()))
+            result[key] = {**difference(*sides).as_dict(), "t": t}
     return result
-
-
-def _difference(left: Array, right: Array, resamples: int = 1000) -> Interval:
-    """The difference of two weighted means over the same prompts, which are resampled together.
-
-    Args:
-        left, right: [n, 2], values and weights in columns.
-        resamples: number of bootstrap resamples.
-    """
-    n = len(left)
-    drawn = np.vstack([np.ones(n), bootstrap.counts(n, resamples)])
-    with np.errstate(invalid="ignore"):  # log-probabilities may be -inf
-        means = [drawn @ side.prod(1) / (drawn @ side[:, 1]) for side in (left, right)]
-        differences = means[0] - means[1]
-        return bootstrap.percentile(float(differences[0]), differences[1:], n)

@@ -12,6 +12,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
+from tempera.metrics.comparisons import Weighted
 from tempera.reporting.run_names import is_plain, run_name
 from tempera.runtime.files import read_json, regular_file
 from tempera.runtime.installation import command
@@ -110,6 +111,13 @@ class Run(BaseModel):
         """A metric; NaN if it is unknown."""
         found = self.metrics.get(metric, {}).get("value")
         return float("nan") if found is None else float(found)
+
+    def weighted(self, metric: str, prompts: Sequence[str], sign: float = 1.0) -> Weighted:
+        """A metric by prompt, times a sign; prompts without it have no weight."""
+        values, weights = (one[metric].reindex(prompts) for one in (self.values, self.weights))
+        known = values.notna()
+        above = (sign * values * weights).where(known, 0.0)
+        return Weighted(above.to_numpy(float), weights.where(known, 0.0).to_numpy(float))
 
 
 def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tempera.metrics import table
-from tempera.metrics.comparisons import Comparison, Weighted, compare_all, rank_correlation
+from tempera.metrics.comparisons import Comparison, compare_all, rank_correlation
 from tempera.reporting.baseline import CONTEXT
 from tempera.reporting.collect import Run
 from tempera.reporting.tables import Section, cell, number
@@ -124,11 +124,11 @@ def _correlations(arms: Sequence[Run]) -> list[Section]:
         for divergence, sign in DIVERGENCES.items():
             if len(chosen) < 3 or not all(divergence in arm.values for arm in chosen):
                 continue
-            left = [_weighted(arm, divergence, prompts, sign) for arm in chosen]
+            left = [arm.weighted(divergence, prompts, sign) for arm in chosen]
             line = {"divergence, length": f"{table.find(divergence).title}, {title}"}
             for loss in losses:
                 falls = -1.0 if loss.higher_is_better else 1.0
-                right = [_weighted(arm, loss.key, prompts, falls) for arm in chosen]
+                right = [arm.weighted(loss.key, prompts, falls) for arm in chosen]
                 line[f"loss of {loss.title}"] = cell(
                     rank_correlation(left, right).as_dict(), "+.2f"
                 )
@@ -158,7 +158,7 @@ def _compared(
         for metric in metrics
         for place, pair in enumerate(pairs)
         if _comparable(metric, pair)
-        for left, right in [[_weighted(arm, metric.key, prompts) for arm in pair]]
+        for left, right in [[arm.weighted(metric.key, prompts) for arm in pair]]
         if left.finite and right.finite
     }
     found = dict(zip(weighted, compare_all(list(weighted.values())), strict=True))
@@ -180,14 +180,6 @@ def _compared(
 def _prompts(arms: Sequence[Run]) -> list[str]:
     """The prompts of all arms."""
     return list(dict.fromkeys(prompt for arm in arms for prompt in arm.values.index))
-
-
-def _weighted(arm: Run, metric: str, prompts: Sequence[str], sign: float = 1.0) -> Weighted:
-    """A metric by prompt; prompts without it have no weight."""
-    values, weights = (one[metric].reindex(prompts) for one in (arm.values, arm.weights))
-    known = values.notna()
-    above = (sign * values * weights).where(known, 0.0)
-    return Weighted(above.to_numpy(float), weights.where(known, 0.0).to_numpy(float))
 
 
 def _comparable(metric: table.Metric, arms: Sequence[Run]) -> bool:
