@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from tempera.decoding.interfaces import Draft
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
@@ -18,7 +17,6 @@ from tempera.evaluation.round_laws import (
     LawRecorder,
     RoundLaws,
     TestedRule,
-    compressed,
     decoded,
 )
 from tempera.exactness.tables import TableDraft, TableTarget
@@ -139,18 +137,3 @@ def test_a_batch_lasts_as_long_as_its_longest_image() -> None:
     drawn = torch.multinomial(law.rounds[0], 16 * 2001, replacement=True).view(2001, 16)
     assert law.median_rounds(16) == pytest.approx(1 + float(drawn.amax(1).median()), abs=0.7)
     assert law.median_rounds(16) > law.median_rounds(1)
-
-
-@pytest.mark.parametrize("rule", [Exact(), Relaxed((2.0, 0.5)), Priced(0.8), BlockVerification()])
-def test_a_smaller_vocabulary_changes_no_outcome(rule: Any) -> None:
-    torch.manual_seed(0)
-    target, rows = TableTarget(24, 2, Sampling(guidance=1.0, top_k=4)), 64
-    p = target.table[torch.randint(24, (rows, 4))]
-    q = torch.softmax(1.5 * torch.randn(rows, 3, 24), -1)
-    q[:8] = p[:8, :3]
-    tokens = torch.multinomial(q.flatten(0, 1), 1).view(rows, 3)
-    draft = Draft(tokens, q, Tree.chain(3))
-    small = compressed(draft, p)
-    assert small[1].shape == (rows, 4, 5)
-    tested = TestedRule(rule, False)
-    torch.testing.assert_close(tested.outcome(*small), tested.outcome(draft, p), atol=1e-5, rtol=0)

@@ -16,7 +16,6 @@ of Eqs. 7 and 8 and of the KL bound, per round and for every schedule. The appro
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachab
 from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
 from tempera.rules.standard import Exact
-from tempera.runtime.files import replacing
+from tempera.runtime.files import replacing, writable_directory
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import weights_hash
 
@@ -176,16 +175,14 @@ def record(
 
 
 def check_place(path: Path) -> None:
-    """Raise TemperaError unless statistics can be written to a file: it replaces no other file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() and os.access(path.parent, os.W_OK):
-        return
+    """Raise TemperaError if statistics cannot be written to a file, or it is another one."""
+    writable_directory(path.parent)
     try:
-        load_statistics(path)
+        if path.exists():
+            load_statistics(path)
     except TemperaError:
         raise TemperaError(
-            f"statistics={path} cannot be written, or is another file: give a new name",
-            option="statistics",
+            f"statistics={path} is another file: give a new name", option="statistics"
         ) from None
 
 

@@ -141,22 +141,25 @@ class Pipeline:
         *,
         diagnostics: bool = False,
         clock: Clock | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int], object] | None = None,
         drafts: DraftLog | None = None,
     ) -> Output:
         """Decode one image per prompt, by `method` or else by the pipeline's own.
 
         Args:
             diagnostics, clock: see `DecodingMethod.decode`.
-            progress: called after each round with (rounds so far, tokens so far over all rows).
+            progress: called after each round with the number of its tokens, over all rows.
             drafts: records what every round drafted, if tokens have ids.
         """
+        written = 0
 
         def observe(images: Any, *round: Any) -> None:
+            nonlocal written
             if drafts is not None and round:
                 drafts.add(images, *round)
             if progress is not None:
-                progress(images.rounds, images.written)
+                progress(images.written - written)
+            written = images.written
 
         streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
         return (method or self.method).decode(

@@ -80,26 +80,6 @@ class TestedRule:
         return found
 
 
-def compressed(draft: Draft, p: Tensor) -> tuple[Draft, Tensor]:
-    """A chain and the target's distributions with a smaller vocabulary, for tests that compare
-    single tokens: those that the target can draw, by rank, and one for all others.
-
-    A token that the target cannot draw is never kept, so only the mass of q on all of them matters.
-    """
-    above = p[:, :-1]
-    width = int((above > 0).sum(-1).max())
-    if width + 1 >= p.shape[-1]:
-        return draft, p
-    law, ids = above.topk(width, -1)
-    known = draft.q.gather(-1, ids)
-    other = (1 - known.sum(-1, keepdim=True)).clamp(min=0)
-    same = ids == draft.tokens.unsqueeze(-1)
-    tokens = torch.where(same.any(-1), same.float().argmax(-1), width)
-    law = torch.nn.functional.pad(law, (0, 1))
-    q = torch.cat([known, other.masked_fill((tokens == width).unsqueeze(-1) & (other <= 0), 1)], -1)
-    return Draft(tokens, q, draft.tree), torch.cat([law, law[:, -1:]], 1)
-
-
 class LawRecorder(Recorder):
     """Wraps a drafter of chains and tests its drafts under several rules; for `KeepNothing`."""
 
@@ -109,8 +89,7 @@ class LawRecorder(Recorder):
 
     def note(self, draft: Draft, p: Tensor, emitted: Tensor) -> list[Tensor]:
         """The outcome of the draft under each rule."""
-        small = compressed(draft, p)
-        return [rule.outcome(*small) for rule in self.rules]
+        return [rule.outcome(draft, p) for rule in self.rules]
 
     def outcomes(self) -> dict[TestedRule, Tensor]:
         """For each rule, what it found at the T tokens of B images: float64 [B, T, 3, 1 + L], on

@@ -95,16 +95,15 @@ def evaluate(
             scores.setdefault(prompt, {})[name] = value
     table.include(given or {})
     metrics = acceptance(rows) | metrics | intervals_of(given or {})
-    intervals = {name: one.as_dict() for name, one in metrics.items()}
     if timings:
-        intervals |= latency.speed(timings, len(rows[0]["tokens"]))
-    intervals |= latency.batch_speedups(larger)
+        metrics |= latency.speed(timings, len(rows[0]["tokens"]))
+    metrics |= latency.batch_speedups(larger)
     result = {
         "name": plan.name,
         "settings": dict(plan.settings),
         "images": len(rows),
         "grid": list(pipeline.target.grid),
-        "metrics": {name: _plain(interval) for name, interval in intervals.items()},
+        "metrics": {name: _plain(interval.as_dict()) for name, interval in metrics.items()},
         **_profiles(rows),
         "time": _plain(latency.breakdown(timings)) if timings else {},
         "about": dict(plan.about),
@@ -120,31 +119,20 @@ def _generated(
     """Generate the missing images and return all records, in the prompts' order."""
     store = Store(plan.directory / "records", record_columns(pipeline.target))
     share = prompts[processes.rank :: processes.count]
-    mine = todo(store, share, plan.batch_size)
-    missing = len(store.missing([prompt.id for prompt in prompts]))
-    processes.wait()  # all processes have listed what is missing before one writes
-    shares = processes.gather(sum(map(len, mine)))
-    step = missing / max(shares[0], 1)  # assumes all processes are equally far
-    done, rounds = float(len(prompts) - missing), 0.0
-    length = pipeline.target.length
-    total = {"total": len(prompts) * length, "initial": int(done) * length}
+    waiting = sum(map(len, todo(store, share, plan.batch_size)))
+    length, first = pipeline.target.length, {prompt.id for prompt in prompts[: plan.replays]}
     with tqdm(
-        desc="generating", unit="token", unit_scale=True, disable=not processes.is_main, **total
+        desc="generating",
+        total=len(share) * length,
+        initial=(len(share) - waiting) * length,
+        unit="token",
+        unit_scale=True,
+        disable=not processes.is_main,
     ) as bar:
 
-        def progress(images: int, tokens: int, more: int) -> None:
-            nonlocal done, rounds
-            done, rounds = done + images * step, rounds + more * step
-            bar.update(tokens * step)
-            seen = bar.n - total["initial"]
-            mean = f", accepted length {seen / rounds:.2f}" if rounds else ""
-            bar.set_postfix_str(f"{done:.0f}/{len(prompts)} images{mean}", refresh=False)
-
-        first = {prompt.id for prompt in prompts[: plan.replays]}
-
         def decode(size: int) -> None:
-            left = todo(store, share, size)
-            generate(pipeline, left, plan.directory, store, plan.diagnostics, progress, first)
+            left, seen = todo(store, share, size), bar.update
+            generate(pipeline, left, plan.directory, store, plan.diagnostics, seen, first)
 
         size = min(plan.batch_size, max(1, len(share)))
         find_executable_batch_size(decode, size)() if plan.shrinks else decode(plan.batch_size)
