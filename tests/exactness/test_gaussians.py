@@ -4,7 +4,6 @@ law, the bias of the others is the documented one, faults are seen.
 
 import math
 import runpy
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,18 +12,11 @@ from paths import ROOT
 from scipy import stats
 from torch import Tensor
 
-from tempera.continuous.diffusion import Denoiser, Kernel
+from tempera.continuous.diffusion import Kernel
 from tempera.continuous.loop import ContinuousTrace, Parallel, Speculative
 from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.residual_sampler import reject_until
-from tempera.continuous.rules import (
-    ContinuousVerdict,
-    CSpD,
-    CSpDReferenceCode,
-    DensityRule,
-    PathCoupling,
-    Proposal,
-)
+from tempera.continuous.rules import CSpD, CSpDReferenceCode, DensityRule, PathCoupling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import RESAMPLED
 from tempera.exactness.gaussians import Linear, Toy, ToyHead, Wavy, check, compare
@@ -120,13 +112,10 @@ def test_the_biases_in_the_docs() -> None:
         assert name != "cspd_exact" or all("exact" in cell for cell in cells)
 
 
-@dataclass(frozen=True)
 class Stale(PathCoupling):
     """Evaluates every drafted path under the condition of the first."""
 
-    def verify(
-        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
-    ) -> ContinuousVerdict:
+    def verify(self, proposal: Any, denoiser: Any, conditions: Tensor, noise: Any) -> Any:
         return super().verify(proposal, denoiser, conditions[:, :1].expand_as(conditions), noise)
 
 

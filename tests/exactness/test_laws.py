@@ -39,8 +39,8 @@ SAMPLINGS = {
 }
 
 
-def dynamic(draft):
-    return DynamicTreeDrafter(draft, draft.vocab_size, branches=2, depth=3, nodes=6)
+def dynamic(branches=2, depth=3, nodes=6):
+    return lambda draft: DynamicTreeDrafter(draft, draft.vocab_size, branches, depth, nodes)
 
 
 EXACT = {
@@ -70,8 +70,11 @@ EXACT = {
     "forced, chain": (Exact(), CHAIN, {"forced": FORCED}),
     "forced, tree": (Exact(), SMALL, {"forced": FORCED}),
     "forced, block": (BlockVerification(), CHAIN, {"forced": FORCED}),
-    "a tree per row": (Exact(), dynamic, {}),
-    "a tree per row, all": (Exact(), dynamic, {"sampling": SAMPLINGS["all"]}),
+    "a tree per row": (Exact(), dynamic(), {}),
+    "a tree per row, greedy": (Exact(), dynamic(), {"sampling": SAMPLINGS["greedy"]}),
+    "a tree per row, forced": (Exact(), dynamic(), {"forced": FORCED}),
+    "a tree per row, strict": (Relaxed((0.7, 0.35, 0.1)), dynamic(), {}),
+    "a tree per row, all": (Exact(), dynamic(3, 4, 4), {"sampling": SAMPLINGS["all"]}),
     "strict": (Relaxed((0.7, 0.35, 0.1)), CHAIN, {}),
     "strict, tree": (Relaxed((0.7, 0.35, 0.1)), SMALL, {}),
     "block": (BlockVerification(), CHAIN, {}),
@@ -82,12 +85,13 @@ WINDOWS = {
     "jacobi": (lambda target: jacobi(target, 2), Match()),
     "sjd": (lambda target: sjd(target, 2, "horizontal_repeat"), Exact()),
     "sjd, block": (lambda target: sjd(target, 3), BlockVerification()),
+    "sjd, match": (lambda target: sjd(target, 3), Match()),
+    "sjd, no refinement": (lambda target: sjd(target, 2, "vertical_sample", False), Exact()),
+    "fixed draws": (lambda target: jacobi(target, 3), Exact()),
     "scd": (lambda target: scd(target, 2, "vertical_repeat"), Exact()),
     "scd, maximal": (lambda target: scd(target, 2, coupling="maximal"), Exact()),
-    "sjd_pac": (
-        lambda target: sjd_pac(target, 3, branches=2, levels=1),
-        Exact(),
-    ),
+    "scd, match": (lambda target: scd(target, 3), Match()),
+    "sjd_pac": (lambda target: sjd_pac(target, 3, branches=2, levels=1), Exact()),
 }
 BIASED = {
     **{
@@ -121,7 +125,7 @@ def defined(rule, tree):
 
     def law(target, draft):
         p, q = target.conditionals(), draft.conditionals()
-        return theory.tree_law(p, q, rule, tree, target.length)
+        return theory.decoded_law(p, q, rule, tree, target.length)
 
     return law
 

@@ -13,13 +13,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import uniforms
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
-from tempera.exactness.tables import (
-    LawComparison,
-    TableTarget,
-    check,
-    compare,
-    emitted_law,
-)
+from tempera.exactness.tables import LawComparison, TableTarget, check, compare, emitted_law
 from tempera.rules.standard import Exact
 
 

@@ -45,15 +45,11 @@ class Visit:
         return self.kept + self.rejected.unsqueeze(-1) * self.residual
 
 
-def visits(
-    p: Tables, q: Tables, rule: Rule, length: int, start: Tensor | None = None, prefix: int = 0
-) -> Iterator[Visit]:
-    """The L visits of a round, top down. `start` [V^prefix] weighs the prefixes it starts from; the
-    empty one by default.
-    """
-    reach = torch.ones(1, dtype=p[0].dtype) if start is None else start
+def visits(p: Tables, q: Tables, rule: Rule, length: int) -> Iterator[Visit]:
+    """The L visits of a round from the empty prefix, top down."""
+    reach = torch.ones(1, dtype=p[0].dtype)
     for depth in range(1, length + 1):
-        here_p, here_q = p[prefix + depth - 1], q[prefix + depth - 1]
+        here_p, here_q = p[depth - 1], q[depth - 1]
         depths = torch.full(here_p.shape[:1], depth)
         f = torch.where(here_p >= 1, 1.0, rule.accept(here_p, here_q, depths))
         kept = here_q * f
@@ -157,31 +153,7 @@ def one_round_law(p: Tables, q: Tables, rule: Rule, length: int) -> Tensor:
     return (law.unsqueeze(-1) * p[length]).flatten()
 
 
-def decoded_law(p: Tables, q: Tables, rule: Rule, length: int, tokens: int) -> Tensor:
-    """The law of an image of `tokens` tokens decoded round by round with chains of L drafts, from
-    the loop's own definition. [V^tokens].
-
-    Drafts past the end of the image are dropped.
-    """
-    begins = _starts(p[0], tokens)
-    for t in range(tokens):
-        inside = min(length, tokens - t)
-        accepted = begins[t]
-        for offset, visit in enumerate(
-            visits(p, q, rule, inside, start=begins[t], prefix=t), start=t + 1
-        ):
-            begins[offset] += (
-                (visit.reach * visit.rejected).unsqueeze(-1) * visit.residual
-            ).flatten()
-            accepted = (visit.reach.unsqueeze(-1) * visit.kept).flatten()
-        if t + inside == tokens:
-            begins[tokens] += accepted
-        else:
-            begins[t + inside + 1] += (accepted.unsqueeze(-1) * p[t + inside]).flatten()
-    return begins[tokens]
-
-
-def tree_law(p: Tables, q: Tables, rule: Rule, tree: Tree, tokens: int) -> Tensor:
+def decoded_law(p: Tables, q: Tables, rule: Rule, tree: Tree, tokens: int) -> Tensor:
     """The law of an image of `tokens` tokens decoded round by round with a static tree whose
     siblings are drawn without replacement: one draw, one test and one residual after the other
     (SJD-PAC, Theorem 2, for any rule). [V^tokens].
@@ -189,7 +161,9 @@ def tree_law(p: Tables, q: Tables, rule: Rule, tree: Tree, tokens: int) -> Tenso
     Drafts past the end of the image are dropped. If fewer tokens than siblings have mass, the last
     one is repeated.
     """
-    begins = _starts(p[0], tokens)
+    # the probability that a round begins after each prefix of 0 … `tokens` tokens
+    begins = [p[0].new_zeros(p[0].shape[-1] ** t) for t in range(tokens + 1)]
+    begins[0][0] = 1
     children = [[child for child in family if child >= 0] for family in tree.children.tolist()]
 
     def walk(node: int, length: int, depth: int, weight: Tensor) -> None:
@@ -234,10 +208,3 @@ def sequence_law(p: Tables, tokens: int) -> Tensor:
     return law
 
 
-def _starts(first: Tensor, tokens: int) -> Tables:
-    """The probability that a round begins after each prefix of 0 … `tokens` tokens, [V^t] each, as
-    long as only the first round has begun; `first` is a distribution, [1, V].
-    """
-    begins = [first.new_zeros(first.shape[-1] ** t) for t in range(tokens + 1)]
-    begins[0][0] = 1
-    return begins
