@@ -35,7 +35,7 @@ def test_every_example_shows_what_it_tells() -> None:
     pictures = tempera.generate(list(prompts), method="coolsd", seed=0).images
     pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
     images = pixels.permute(0, 3, 1, 2) / 127.5 - 1
-    right = correct(load_classifier().attributes(images), list(prompts.values()))
+    right = correct(load_classifier()(images), list(prompts.values()))
     wrong = {
         name: [text for text, hit in zip(prompts, hits.tolist(), strict=True) if hit == 0]
         for name, hits in right.items()

@@ -72,7 +72,7 @@ def test_the_evaluator_of_shapes(shapes: ShapesEvaluator, tmp_path: Path) -> Non
     assert scores["3"]["shape1"] is None
     assert scores["0"]["shape1"] in (0.0, 1.0)
     signed = torch.from_numpy(pictures).float() / 127.5 - 1
-    guess = classifiers.load_classifier().attributes(signed)["background"].argmax(-1)
+    guess = classifiers.load_classifier()(signed)["background"].argmax(-1)
     for place, prompt in enumerate(prompts):
         if "background" in prompt.text:
             seen = list(classifiers.BACKGROUNDS)[int(guess[place])]

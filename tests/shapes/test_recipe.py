@@ -5,9 +5,10 @@ that is stopped ends with the same weights.
 import math
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,20 +133,6 @@ def test_the_mar_generates_through_the_configuration(method: str, output: Path) 
     assert len(rows[0]["depth"]) == 4
 
 
-def stop_at_the_first_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, train: Callable[[], object]
-) -> None:
-    save = stage.save_state
-
-    def save_and_stop(*arguments: object) -> None:
-        save(*arguments)  # type: ignore[arg-type]
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(stage, "save_state", save_and_stop)
-        train()
-
-
 def test_an_interrupted_stage_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,24 +156,29 @@ def test_an_interrupted_stage_ends_with_the_same_weights(
             ema=0.9,
         )  # fmt: skip
 
+    save = stage.save_state
+
+    def save_and_stop(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
     whole = train("whole")
-    stop_at_the_first_checkpoint(monkeypatch, lambda: train("cut"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stage, "save_state", save_and_stop)
+        train("cut")
     again = train("cut").state_dict()
     assert all(torch.equal(value, again[name]) for name, value in whole.state_dict().items())
 
 
 def test_a_moving_average_follows_fast_at_first_then_by_its_decay() -> None:
     network = torch.nn.Linear(1, 1, bias=False)
-    average, seen = moving_average(network, 0.5), []
+    average, expected = moving_average(network, 0.5), 0.0
     for step in range(12):
         network.weight.data.fill_(float(step))
         average.update_parameters(network)
-        seen.append(average.module.weight.item())
-    expected = 0.0
-    for step in range(1, 12):
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * step
-    assert seen[0] == 0 and seen[-1] == pytest.approx(expected)
+        assert average.module.weight.item() == pytest.approx(expected)
 
 
 def test_words_stand_at_the_end_and_padding_does_not_change_features() -> None:

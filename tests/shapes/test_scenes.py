@@ -39,10 +39,7 @@ def test_every_image_of_both_streams_comes_once_and_in_its_share(share: float) -
     assert images.codes[:, 0].tolist() == [int(key.split("-")[1]) for key in images.keys]
 
 
-def test_an_image_depends_on_its_number_alone() -> None:
+def test_an_image_depends_on_its_number_alone_and_the_target_s_own_are_held_out() -> None:
     stream = mixed(0.5)
     assert stream.train([7]).keys == [stream.train(list(range(8))).keys[7]]
-
-
-def test_the_target_s_own_images_are_held_out() -> None:
-    assert mixed(0.5).holdout([3]).keys == ["own--3"]
+    assert stream.holdout([3]).keys == ["own--3"]

@@ -4,17 +4,8 @@ import numpy as np
 import pytest
 from shapes_recipe.scenes import object_masks
 
-from tempera.errors import TemperaError
-from tempera.shapes.world import (
-    BACKGROUNDS,
-    COLOURS,
-    RELATIONS,
-    Scene,
-    Thing,
-    World,
-    parse_caption,
-    render,
-)
+from tempera.shapes import world
+from tempera.shapes.world import BACKGROUNDS, COLOURS, Scene, Thing, World, parse_caption, render
 
 
 def test_a_sample_is_a_function_of_seed_and_index() -> None:
@@ -30,63 +21,45 @@ def test_captions_read_back_as_the_scene_they_tell() -> None:
         assert told is not None and told.caption == sample.caption
         assert [t.shape for t in told.things] == [t.shape for t in sample.scene.things]
         assert told.relation == sample.scene.relation
-        assert told.background in (None, sample.scene.background)
+        assert told.background in ("", sample.scene.background)
 
 
 def test_free_text_is_outside_the_grammar() -> None:
     assert parse_caption("a photograph of an astronaut riding a horse") is None
     told = parse_caption("A large green star left of a small white ring.")
-    assert told is not None and told.things == (
-        Thing("star", "green", "large"),
-        Thing("ring", "white", "small"),
-    )
+    assert told is not None
+    assert told.things == (Thing("star", "green", "large"), Thing("ring", "white", "small"))
 
 
 def test_relations_hold_and_things_stay_inside_and_apart() -> None:
     scenes = [World(1).scene(index) for index in range(400)]
-    assert {scene.relation for scene in scenes} == {None, *RELATIONS}
+    assert {scene.relation for scene in scenes} == {"", *world.RELATIONS}
     assert np.mean([len(scene.things) == 2 for scene in scenes]) == pytest.approx(1 / 3, abs=0.06)
     for scene in scenes:
         for thing in scene.things:
-            assert thing.radius is not None and thing.x is not None and thing.y is not None
             assert all(thing.radius <= at <= 48 - thing.radius for at in (thing.x, thing.y))
             assert thing.x % 4 == thing.y % 4 == 0
         if scene.relation:
             first, second = scene.things
-            dx, dy = second.x - first.x, second.y - first.y  # type: ignore[operator]
+            dx, dy = second.x - first.x, second.y - first.y
             main, across = (dy, dx) if scene.relation == "above" else (dx, dy)
             assert main >= abs(across)
-            assert main >= first.radius + second.radius  # type: ignore[operator]
+            assert main >= first.radius + second.radius
     assert all(len(World(1, pairs=0).scene(index).things) == 1 for index in range(20))
 
 
 def test_pictures_show_the_colours_they_name() -> None:
     thing = Thing("circle", "blue", "large", 24.0, 24.0)
-    image = render(Scene((thing,), None, "pink", "plain", seed=5))
+    image = render(Scene((thing,), "", "pink", "plain", seed=5))
     assert image.shape == (48, 48, 3) and image.dtype == np.float32
     assert image.min() >= 0 and image.max() <= 1
     assert np.abs(image[19:29, 19:29].mean((0, 1)) - COLOURS["blue"]).max() < 0.12
     assert np.abs(image[:8, :8].mean((0, 1)) - BACKGROUNDS["pink"]).max() < 0.3
 
 
-def test_the_object_mask_covers_the_shape() -> None:
-    thing = Thing("square", "red", "large", 24.0, 24.0)
-    (mask,) = object_masks(Scene((thing,), None, "gray", "plain", seed=1))
-    assert mask[24, 24] and not mask[2, 2]
-    assert 0.15 < mask.mean() < 0.25
-
-
-def test_an_incomplete_scene_cannot_be_generated() -> None:
-    told = parse_caption("a red star")
-    assert told is not None
-    with pytest.raises(TemperaError, match="fully specified"):
-        render(told)
-
-
 def test_a_shape_is_the_same_wherever_it_stands() -> None:
     """Up to the background and the light: centres are on the tokens' lattice."""
-    masks = [
-        object_masks(Scene((Thing("star", "red", "small", x, x),), None, "gray", "plain"))[0]
-        for x in (12, 16)
-    ]
-    assert np.array_equal(masks[0][4:20, 4:20], masks[1][8:24, 8:24])
+    stars = (Thing("star", "red", "small", x, x) for x in (12, 16))
+    (first,), (second,) = (object_masks(Scene((one,))) for one in stars)
+    assert first[12, 12] and not first[2, 2]
+    assert np.array_equal(first[4:20, 4:20], second[8:24, 8:24])

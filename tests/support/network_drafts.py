@@ -1,5 +1,6 @@
 """Drafters with tiny networks, one of each kind, that the same tests hold for."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tiny_networks import (
     TREE,
     VOCAB,
     captions,
-    lively,
+    llamagen,
     tiny_eagle,
     tiny_parallel,
     tiny_target,
@@ -23,8 +24,8 @@ from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.runtime.network_directory import write_network
-from tempera.shapes.networks import TextEncoder, target_config
-from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
+from tempera.shapes.networks import TextEncoder
+from tempera.targets.llamagen import LlamaGen
 from tempera.targets.transformer import TransformerTarget
 
 CHAIN = Tree.chain(4)
@@ -38,6 +39,12 @@ def small_captions(prompts: list[str]) -> Any:
     return features[:, 1:, :4] * keep[:, 1:, None], keep[:, 1:]
 
 
+def small_network(vocab: int = VOCAB, grid: tuple[int, int] = GRID, seed: int = 0) -> LlamaGen:
+    sizes = {"vocab_size": vocab, "grid": grid, "prefix_length": 4, "caption_dim": 4}
+    sizes |= {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 1}
+    return llamagen(seed, num_hidden_layers=2, **sizes)
+
+
 def small_model(
     sampling: Sampling | None = None,
     seed: int = 3,
@@ -47,16 +54,14 @@ def small_model(
     **options: Any,
 ) -> TransformerTarget:
     """A model of another size with another prefix."""
-    config = LlamaGenConfig(vocab, 8, 12, 2, 1, grid, prefix_length=4, caption_dim=4)
-    network = lively(LlamaGen(config), seed).to(dtype)
+    network = small_network(vocab, grid, seed).to(dtype)
     return tiny_target(sampling, network=network, conditioner=small_captions, **options)
 
 
 def write_smaller(place: Path, vocab: int = VOCAB, grid: tuple[int, int] = GRID) -> None:
     """A smaller model for `load_smaller`."""
-    network = lively(LlamaGen(LlamaGenConfig(vocab, 8, 12, 2, 1, grid, 4, caption_dim=4)))
-    encoder = TextEncoder(4, 4, 1, 1)
-    write_network(place, network.state_dict(), target_config(network))
+    network, encoder = small_network(vocab, grid), TextEncoder(4, 4, 1, 1)
+    write_network(place, network.state_dict(), asdict(network.config))
     write_network(place / "text_encoder", encoder.state_dict(), encoder.config)
 
 

@@ -110,7 +110,7 @@ def train_classifier(
             F.cross_entropy(
                 scores.float(), torch.tensor([t[name] for t in truth]), ignore_index=UNTOLD
             )
-            for name, scores in model.attributes(images).items()
+            for name, scores in model(images).items()
         ]
         return torch.stack(losses).sum()
 
@@ -124,7 +124,7 @@ def measure_classifier(model: Classifier, world: World, count: int) -> dict[str,
     parts = []
     for first in range(0, count, 256):
         samples = world.batch(first, min(256, count - first))
-        logits = model.attributes(pictures(samples))
+        logits = model(pictures(samples))
         parts.append(correct(logits, [sample.scene for sample in samples]))
     hits = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return {name: right.nanmean().item() for name, right in hits.items() if right.isfinite().any()}

@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.kl import read_kl
 from tempera.runtime.files import read_json
 from tempera.runtime.network_directory import CONFIG, WEIGHTS
-from tempera.shapes.networks import load_tokenizer, target_config
+from tempera.shapes.networks import load_tokenizer
 from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training.trainer import DRAFT
 
@@ -149,7 +149,7 @@ def _train_target(
 ) -> Metrics:
     vq = load_tokenizer(output / "tokenizer")
     model, metrics = target.train_target(settings, vq, run, config)
-    write_half(output / name, model.network, target_config(model.network))
+    write_half(output / name, model.network, asdict(model.network.config))
     write_half(output / text, model.text, model.text.config)
     return metrics
 

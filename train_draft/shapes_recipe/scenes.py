@@ -59,5 +59,4 @@ def single_shapes(
 
 def _fits(scene: Scene, lattice: int, size: str | None) -> bool:
     first, *others = scene.things
-    assert first.x is not None and first.y is not None
     return not others and first.x % lattice == first.y % lattice == 0 and size in (None, first.size)

@@ -34,16 +34,12 @@ def labels(scene: Scene) -> dict[str, int]:
     """Class index of every attribute of a scene (or of a parsed caption); `UNTOLD` where it is
     unknown.
     """
-    told: dict[str, str | None] = {
-        "relation": scene.relation or "none",
-        "background": scene.background,
-        "pattern": scene.pattern,
-    }
-    for i in (1, 2):
-        thing = scene.things[i - 1] if i <= len(scene.things) else None
-        told |= {f"{part}{i}": getattr(thing, part, None) for part in ("shape", "colour", "size")}
+    told = {"background": scene.background, "pattern": scene.pattern}
+    told["relation"] = scene.relation or "none"
+    for i, thing in enumerate(scene.things, 1):
+        told |= {f"shape{i}": thing.shape, f"colour{i}": thing.colour, f"size{i}": thing.size}
     return {
-        name: classes.index(value) if (value := told[name]) is not None else UNTOLD
+        name: classes.index(told[name]) if told.get(name) else UNTOLD
         for name, classes in ATTRIBUTES.items()
     }
 
@@ -80,16 +76,12 @@ class Classifier(nn.Module):
         out: Tensor = self.trunk(images)
         return out
 
-    def attributes(self, images: Tensor) -> dict[str, Tensor]:
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Images [B, 3, 48, 48] in [−1, 1] → logits [B, classes] of every attribute in
         `ATTRIBUTES`.
         """
         features = self.features(images)
         return {name: head(features) for name, head in self.heads.items()}
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """See `attributes`."""
-        return self.attributes(images)
 
 
 def correct(logits: dict[str, Tensor], scenes: list[Scene]) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ NETWORKS = (
     SHIPPED / "classifier" / "model.safetensors",
     SHIPPED / "clip" / "open_clip_model.safetensors",
 )
-_ANY_SCENE = Scene((Thing("circle", "red", None),), None, None, None)
+_ANY_SCENE = Scene((Thing("circle", "red"),))
 """Stands in for captions of other worlds, whose scores are masked."""
 
 
@@ -74,10 +74,6 @@ class ShapesEvaluator(Evaluator):
             )
 
     @override
-    def fetch(self) -> None:
-        pass
-
-    @override
     def load(self, device: torch.device) -> Iterator[Networks]:
         classifier = classifiers.load_classifier().to(device)
         yield Networks(
@@ -102,7 +98,7 @@ def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
     def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         scenes = [parse_caption(prompt.text) for prompt in prompts]
         foreign = torch.tensor([scene is None for scene in scenes])
-        logits = classifier.attributes(_signed(pictures, device))
+        logits = classifier(_signed(pictures, device))
         found = correct(logits, [scene or _ANY_SCENE for scene in scenes])
         return {name: one.cpu().masked_fill(foreign, torch.nan) for name, one in found.items()}
 

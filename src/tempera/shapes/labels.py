@@ -5,14 +5,10 @@ from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.shapes.world import COLOURS, SHAPES, parse_caption
+from tempera.shapes.world import COLOURS, SHAPES, Thing, parse_caption
 from tempera.targets.conditioners import ClassLabels
 
-CLASSES = tuple(
-    f"{'an' if colour == 'orange' else 'a'} {colour} {shape}"
-    for shape in SHAPES
-    for colour in COLOURS
-)
+CLASSES = tuple(Thing(shape, colour).phrase() for shape in SHAPES for colour in COLOURS)
 """Captions by class number: shape by shape, every colour."""
 
 
@@ -21,8 +17,7 @@ def class_of(caption: str) -> int | None:
     scene = parse_caption(caption)
     if scene is None or len(scene.things) != 1:
         return None
-    thing = scene.things[0]
-    return SHAPES.index(thing.shape) * len(COLOURS) + list(COLOURS).index(thing.colour)
+    return CLASSES.index(Thing(scene.things[0].shape, scene.things[0].colour).phrase())
 
 
 class ShapeLabels(ClassLabels):

@@ -2,7 +2,6 @@
 package.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +108,6 @@ def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
 def load_tokenizer(directory: str | Path = SHIPPED / "tokenizer") -> VQModel:
     """The shipped image tokenizer, frozen."""
     return read_vq(directory)
-
-
-def target_config(network: LlamaGen) -> dict[str, Any]:
-    """What the target's config.json holds."""
-    return asdict(network.config)
 
 
 def load_smaller(directory: str | Path = SHIPPED / "independent") -> SmallerModel:

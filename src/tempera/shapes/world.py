@@ -5,14 +5,13 @@ plain, striped or checkered background, under a lighting gradient and a natural-
 texture. Scene `i` of a world is a pure function of `(world seed, i)`.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tempera.errors import TemperaError
 
 Image = NDArray[np.float32]
 
@@ -51,22 +50,22 @@ WORDS = (*CONNECTIVES, *SIZES, *COLOURS, *SHAPES, *PATTERNS, *BACKGROUNDS)
 
 @dataclass(frozen=True)
 class Thing:
-    """One shape. In parsed captions `size` may be unknown (`None`), and its place is."""
+    """One shape. In parsed captions `size` may be unknown (empty), and its place is (NaN)."""
 
     shape: str
     colour: str
-    size: str | None
-    x: float | None = None
-    y: float | None = None
+    size: str = ""
+    x: float = math.nan
+    y: float = math.nan
 
     @property
-    def radius(self) -> int | None:
+    def radius(self) -> int:
         """In pixels."""
-        return SIZES[self.size] if self.size else None
+        return SIZES[self.size]
 
     def phrase(self) -> str:
         """'a small red ring', 'an orange star'."""
-        article = "an" if self.size is None and self.colour == "orange" else "a"
+        article = "an" if not self.size and self.colour == "orange" else "a"
         return " ".join(word for word in (article, self.size, self.colour, self.shape) if word)
 
 
@@ -76,15 +75,15 @@ class Scene:
 
     Attributes:
         things: one or two shapes; with a relation the first is above or left of the second.
-        relation: `None` for a single shape.
-        background, pattern: `None` where a caption does not say.
+        relation: empty for a single shape.
+        background, pattern: empty where a caption does not say.
         seed: drives texture and lighting of `render`.
     """
 
     things: tuple[Thing, ...]
-    relation: str | None
-    background: str | None
-    pattern: str | None
+    relation: str = ""
+    background: str = ""
+    pattern: str = ""
     seed: int = 0
 
     @property
@@ -94,7 +93,7 @@ class Scene:
         if self.relation:
             text += f" {self.relation} {self.things[1].phrase()}"
         if self.background:
-            article = "an" if self.pattern is None and self.background == "olive" else "a"
+            article = "an" if not self.pattern and self.background == "olive" else "a"
             text += f" on {article} " + " ".join(
                 word for word in (self.pattern, self.background, "background") if word
             )
@@ -128,7 +127,7 @@ def parse_caption(text: str) -> Scene | None:
     match = _CAPTION.match(" ".join(text.lower().strip(" .").split()))
     if match is None:
         return None
-    found = match.groupdict()
+    found = match.groupdict("")
     things = [
         Thing(found[f"shape{i}"], found[f"colour{i}"], found[f"size{i}"])
         for i in (1, 2)
@@ -159,9 +158,9 @@ class World:
         scene = _draw_scene(rng, self.pairs)
         told = scene
         if rng.random() < self.terse:
-            told = replace(told, background=None, pattern=None)
+            told = replace(told, background="", pattern="")
         if rng.random() < self.terse:
-            told = replace(told, things=tuple(replace(one, size=None) for one in told.things))
+            told = replace(told, things=tuple(replace(one, size="") for one in told.things))
         return Sample(scene, told.caption, render(scene))
 
     def batch(self, first: int, count: int) -> list[Sample]:
@@ -177,7 +176,7 @@ def one_of(
 
 
 def _draw_scene(rng: np.random.Generator, pairs: float) -> Scene:
-    relation = one_of(RELATIONS, rng) if rng.random() < pairs else None
+    relation = one_of(RELATIONS, rng) if rng.random() < pairs else ""
     if relation:
         things = _place_pair([_draw_kind(rng), _draw_kind(rng)], relation, rng)
     else:
@@ -201,8 +200,7 @@ def _draw_kind(rng: np.random.Generator) -> Thing:
 
 def _reach(kind: Thing) -> int:
     """The radius, rounded up to the lattice."""
-    assert kind.size is not None
-    return -(-SIZES[kind.size] // LATTICE) * LATTICE
+    return -(-kind.radius // LATTICE) * LATTICE
 
 
 def _between(low: int, high: int, rng: np.random.Generator) -> int:
@@ -225,12 +223,6 @@ _Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMA
 
 def render(scene: Scene) -> Image:
     """Generate a fully specified scene: float32 [48, 48, 3] in [0, 1]."""
-    known = (scene.background, scene.pattern, *(thing.x for thing in scene.things))
-    if scene.background is None or scene.pattern is None or None in known:
-        raise TemperaError(
-            "only a fully specified scene can be generated: background, pattern and every "
-            "position must be known."
-        )
     rng = np.random.default_rng(scene.seed)
     image = _background(scene.background, scene.pattern, rng)
     for thing in scene.things:
@@ -282,7 +274,6 @@ def _texture(rng: np.random.Generator) -> Image:
 
 def distance(thing: Thing) -> Image:
     """Signed distance in pixels to the thing's outline, negative inside."""
-    assert thing.x is not None and thing.y is not None and thing.radius is not None
     x, y, radius = _X - thing.x, _Y - thing.y, thing.radius
     if thing.shape == "circle":
         return np.asarray(np.hypot(x, y) - 0.95 * radius)
