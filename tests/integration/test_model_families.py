@@ -13,7 +13,7 @@ import pytest
 import reference_transformer as reference
 import torch
 from accelerate.state import AcceleratorState
-from cases import slow_but, slow_rows_but
+from cases import slow_but
 from network_drafts import write_smaller
 from omegaconf import open_dict
 from PIL import Image
@@ -31,11 +31,11 @@ from tiny_targets import (
     llamagen_state,
     method_options,
     official_state,
-    script,
     vq_option,
 )
 from torch.nn.functional import gelu
 
+from tempera.commands.scripts import prepare, train
 from tempera.config import build
 from tempera.config.build import (
     build_drafter,
@@ -52,8 +52,9 @@ from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
-from tempera.targets.shared_vocabulary import about_as_many, prompted_target
+from tempera.targets.shared_vocabulary import about_as_many
 from tempera.targets.token_head import FORBIDDEN
+from tempera.targets.transformer import TransformerTarget
 from tempera.training.teacher_forcing import teach
 
 
@@ -117,7 +118,7 @@ def test_logits_and_guidance_equal_another_computation(name: str, targets: dict[
     """
     loaded, prompts = targets[name], list(FAMILIES[name].prompts)
     network = deepcopy(loaded.network).double()
-    target = prompted_target(network, loaded.conditioner.encode, loaded.sampling)
+    target = TransformerTarget(network, loaded.conditioner.encode, loaded.sampling)
     format_prompt, null, ids, (theta, interleaved) = PROMPTED[name]
     names, _, kv, *_ = STATES[name]
     state = official_state(*STATES[name])
@@ -245,14 +246,14 @@ GENERATED = [
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    slow_rows_but(dict.fromkeys(GENERATED), ("llamagen_text", "eagle tree")),
+    slow_but(dict.fromkeys(GENERATED), ("llamagen_text", "eagle tree")),
 )
 def test_every_method_generates(
     name: str, method: str, targets: dict[str, Any], generate: Callable[..., torch.Tensor]
 ) -> None:
     target, tokens = targets[name], generate(name, method)
     assert tokens.shape == (2, target.length) and len(tokens.unique()) > 3
-    spec = getattr(target.network, "spec", None)
+    spec = target.network.spec
     if spec is not None and spec.line_end is not None:
         grid = tokens.view(2, *target.grid)
         assert (grid[..., -1] == target.vocab_size - 1).all()
@@ -310,9 +311,7 @@ def test_a_model_of_a_shared_vocabulary_drafts_for_another(
     name: str, options: dict[str, list[str]], targets: dict[str, Any]
 ) -> None:
     """Named in a YAML file of one's own; here it is the target, so every draft is accepted."""
-    made_by = "tempera.targets.shared_vocabulary.prompted_target"
     parts = "network:${model.network},text_encoder:${model.text_encoder}"
-    parts += f",target:{{_target_:{made_by},_partial_:true}}"
     smaller = f"+model.independent={{_target_:tempera.drafters.independent.SmallerModel,{parts}}}"
     cfg = composed(*options[name], smaller, "method=independent", "depth=3")
     target, prompts = targets[name], list(FAMILIES[name].prompts)
@@ -359,7 +358,7 @@ def drawn(
         source = ["source=coco", f"source.path={file}", "encoder=target", "batch_size=12"]
         place = ["device=cpu", f"directory={directory / 'codes'}"]
         AcceleratorState._reset_state(True)
-        made = script("prepare")(composed(*options[name], *source, *place, config="prepare"))
+        made = prepare(composed(*options[name], *source, *place, config="prepare"))
         assert made == {"count": 12, "broken": 0}
         AcceleratorState._reset_state(True)
         return directory
@@ -386,7 +385,7 @@ def test_a_draft_is_trained_and_drafts(
 ) -> None:
     data = ["train_data=shards", f"train_data.path={drawn[name] / 'codes'}"]
     data += [*QUICK, *PRECISIONS[precision], f"directory={tmp_path}"]
-    metrics = script("main")(composed(*options[name], *data, config="train_draft"))
+    metrics = train(composed(*options[name], *data, config="train_draft"))
     assert metrics["finished"] and metrics["steps"] == 2 and metrics["best"]["accepted_length"] >= 1
     method = ["method=eagle", f"drafter.path={tmp_path / 'draft'}", "depth=2", "device=cpu"]
     cfg = composed(*options[name], *method, PRECISIONS[precision][0])

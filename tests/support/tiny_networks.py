@@ -13,8 +13,7 @@ from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
-from tempera.targets.prompt_state import conditioned
-from tempera.targets.shared_vocabulary import PADDING, load_network, prompted_target
+from tempera.targets.shared_vocabulary import PADDING, load_network
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -40,27 +39,19 @@ def lively(module: nn.Module, seed: int = 0) -> Any:
     return module.eval()
 
 
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+
+
 def llamagen(seed: int = 0, **changes: Any) -> LlamaGen:
-    sizes = {
-        "grid": GRID,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-    } | changes
-    return lively(
-        LlamaGen(LlamaGenConfig(VOCAB, prefix_length=PREFIX, caption_dim=WIDTH, **sizes)), seed
-    )
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "grid": GRID, "num_hidden_layers": 3, **SIZES}
+    sizes |= {"prefix_length": PREFIX, "caption_dim": WIDTH, **changes}
+    return lively(LlamaGen(LlamaGenConfig(**sizes)), seed)
 
 
 def captions(prompts: list[str]) -> tuple[Tensor, Tensor]:
     """As many real condition tokens as the prompt has letters."""
-    features = torch.stack(
-        [
-            torch.randn(PREFIX, WIDTH, generator=torch.Generator().manual_seed(len(prompt)))
-            for prompt in prompts
-        ]
-    )
+    seeded = (torch.Generator().manual_seed(len(prompt)) for prompt in prompts)
+    features = torch.stack([torch.randn(PREFIX, WIDTH, generator=one) for one in seeded])
     keep = torch.stack([torch.arange(PREFIX) >= PREFIX - len(prompt) for prompt in prompts])
     return features * keep[..., None], keep
 
@@ -71,9 +62,8 @@ def tiny_target(
     conditioner: Any = captions,
     **options: Any,
 ) -> TransformerTarget:
-    return TransformerTarget(
-        network or llamagen(), conditioner, sampling or Sampling(3.0), **options
-    )
+    network, sampling = network or llamagen(), sampling or Sampling(3.0)
+    return TransformerTarget(network, conditioner, sampling, **options)
 
 
 def text_ids(prompts: list[str]) -> tuple[Tensor, Tensor]:
@@ -95,11 +85,11 @@ def text_target(
 ) -> TransformerTarget:
     """A language model of 20 ids, of which the codes are those from 4 on. Emu3 has grouped keys."""
     spec = ModelSpec(lines, columns, codes, 4, ("{text}", 3), (2, 3), 64, line_end=line_end)
-    common = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "rope_theta": 10000.0}
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    common = {**SIZES, "vocab_size": 20, "num_hidden_layers": 2, "rope_theta": 10000.0}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
     network = load_network(family, spec, "random", [], "", common | heads | special | sizes)
-    return prompted_target(lively(network), text_ids, sampling)
+    return tiny_target(sampling, lively(network), text_ids)
 
 
 def tiny_eagle(
@@ -110,13 +100,8 @@ def tiny_eagle(
 
 
 def tiny_parallel(target: TransformerTarget, seed: int = 1, **sizes: Any) -> ParallelModel:
-    model = ParallelModel.of(
-        target.network,
-        "tiny",
-        target.vocab_size,
-        target.identity,
-        **{"rank": 4, "length": 4, **sizes},
-    )
+    sizes = {"rank": 4, "length": 4, **sizes}
+    model = ParallelModel.of(target.network, "tiny", target.vocab_size, target.identity, **sizes)
     generator = torch.Generator().manual_seed(seed)
     for vector in (model.mask_embed, model.mask_hidden):
         nn.init.normal_(vector, generator=generator)
@@ -162,18 +147,12 @@ def random_rounds(
         yield draft, images
         scores = target.score(draft)
         verdict = random_verdict(draft, generator, target.vocab_size)
-        emitted = torch.tensor(
-            [
-                min(int(verdict.accepted[row]) + 1, target.length - len(images[row]))
-                for row in range(len(prompts))
-            ]
-        )
+        left = target.length - torch.tensor([len(image) for image in images])
+        emitted = torch.minimum(verdict.accepted + 1, left)
         target.commit(draft, verdict, emitted)
         drafter.observe(draft, verdict, scores, emitted)
-        images = [
-            torch.cat([image, verdict.tokens[row, : emitted[row]]])
-            for row, image in enumerate(images)
-        ]
+        new = (tokens[:count] for tokens, count in zip(verdict.tokens, emitted, strict=True))
+        images = [torch.cat(parts) for parts in zip(images, new, strict=True)]
 
 
 def check_q(draft: Draft, row: int, law: Callable[[list[int]], Tensor], longest: int) -> None:
@@ -187,9 +166,9 @@ def check_q(draft: Draft, row: int, law: Callable[[list[int]], Tensor], longest:
         if len(above) > longest:
             continue
         q = law(tokens[above].tolist())
-        for elder in [other[-1] for other in paths[1:] if other[:-1] == above and other[-1] < node]:
-            q = q.index_fill(0, tokens[elder], 0.0)
-            q = q / q.sum()
+        elders = [other[-1] for other in paths[1:] if other[:-1] == above and other[-1] < node]
+        q = q.index_fill(0, tokens[elders], 0.0)
+        q = q / q.sum()
         torch.testing.assert_close(draft.q[row, node], q, atol=2e-5, rtol=1e-3)
 
 
@@ -215,18 +194,15 @@ def full_hidden(
     tokens = nn.utils.rnn.pad_sequence(images, batch_first=True)
     halves = []
     for drop in (False, True)[: target.sampling.rows]:
-        prefix, seen = conditioned(
-            target.network, condition, keep, torch.full((len(prompts),), drop)
-        )
+        dropped = torch.full((len(prompts),), drop)
+        prefix, seen = target.network.embed_prefix(condition, keep, dropped)
         embeds = torch.cat([prefix, plain_embed(target, tokens)], 1)
-        mask = causal_mask(seen, embeds.shape[1], embeds.dtype)
-        positions = torch.arange(embeds.shape[1]).expand(len(prompts), -1)
+        places = {
+            "attention_mask": causal_mask(seen, embeds.shape[1], embeds.dtype),
+            "position_ids": torch.arange(embeds.shape[1]).expand(len(prompts), -1),
+        }
         states = target.network.model(
-            inputs_embeds=embeds,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=False,
-            output_hidden_states=True,
+            inputs_embeds=embeds, use_cache=False, output_hidden_states=True, **places
         )
         inputs = [states.hidden_states[layer] for layer in features]
         halves.append(torch.cat([states.last_hidden_state, *inputs], -1))
@@ -250,7 +226,7 @@ def draft_inputs(
     hidden = full_hidden(target, [prompt], [image], draft.features)[0]
     for drop, states in zip((False, True), hidden, strict=False):
         condition = target.conditioner([prompt])
-        prefix, keep = conditioned(target.network, *condition, torch.tensor([drop]))
+        prefix, keep = target.network.embed_prefix(*condition, torch.tensor([drop]))
         embeds = torch.cat([prefix, plain_embed(target, tokens)], 1)
         yield embeds, shifted(states[None], keep)[:, :-1], keep
 

@@ -16,6 +16,7 @@ from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.targets import compiled
+from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
 CHAIN = Tree.chain(2)
@@ -28,11 +29,10 @@ DRAFTS = {
 
 def decoded(model: str, compile: bool, batches: list[list[str]], device: str = "cpu"):
     """Decode with a tiny model: images, and each round's distributions of target and draft."""
-    forced = torch.full((20,), -1)
-    forced[9] = 4
     network = llamagen(num_hidden_layers=1).to(device)
+    network.spec = ModelSpec(4, 4, 10, 0, ("{text}",), (), 99, line_end=10)
     sampling = Sampling(3.0, temperature=2.0, top_k=7)
-    target = TransformerTarget(network, captions, sampling, forced=forced, granularity=4)
+    target = TransformerTarget(network, captions, sampling, granularity=4)
     if compile:
         target.pack()
         target.compile()

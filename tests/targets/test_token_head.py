@@ -1,19 +1,18 @@
 """Embedding, head and sampling by themselves."""
 
-import pytest
 import torch
 from tiny_networks import PROMPTS, VOCAB, llamagen, random_draft, text_target, tiny_target
 
 from tempera.decoding.probabilities import Sampling, one_hot
 from tempera.decoding.trees import Tree
-from tempera.errors import TemperaError
+from tempera.targets.token_format import ModelSpec
 from tempera.targets.token_head import TokenHead
 
 
 def test_forced_positions_start_at_each_rows_length():
-    forced = torch.full((6,), -1)
-    forced[[2, 5]] = 7
-    head = TokenHead(llamagen(), Sampling(1.0), 6, forced=forced)
+    network = llamagen()
+    network.spec = ModelSpec(2, 2, 7, 0, ("{text}",), (), 99, line_end=10)
+    head = TokenHead(network, Sampling(1.0), 6)
     p = head.distribution(torch.randn(2, 3, 16), torch.tensor([0, 4]), torch.arange(3))
     certain = p[..., 7] == 1
     # positions 0, 1, 2 and 4, 5, 5: past the image the last position counts
@@ -21,8 +20,6 @@ def test_forced_positions_start_at_each_rows_length():
     assert (p[..., 7][~certain] == 0).all(), "it is drawn nowhere else"
     log = head.lm_logits(torch.randn(1, 16)).log_softmax(-1)
     assert torch.isfinite(log).all() and log.exp()[0, 7] == 0
-    with pytest.raises(TemperaError, match="forced positions do not fit an image of 6 tokens"):
-        TokenHead(llamagen(), Sampling(1.0), 6, forced=torch.zeros(3, dtype=torch.int64))
 
 
 def test_tokens_are_ids_of_the_network():

@@ -130,7 +130,7 @@ class TargetModel(nn.Module):
         the attributes' logits that are read at it, [B, length, classes].
         """
         features, keep = self.text(words)
-        prefix = self.network.embed_prefix(features, drop)
+        prefix, _ = self.network.embed_prefix(features, keep, drop)
         inputs = torch.cat([prefix, self.network.embed_tokens(codes[:, :-1])], 1)
         first = self.network.config.prefix_length - 1
         output = self.network.model(

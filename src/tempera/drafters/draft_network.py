@@ -31,7 +31,7 @@ from tempera.runtime.processor import arithmetic
 from tempera.targets import attention
 from tempera.targets.cache import KVCache
 from tempera.targets.forward import check_layers
-from tempera.targets.network import TargetNetwork, decoder_layer
+from tempera.targets.network import TargetNetwork, family_module
 from tempera.targets.packed_linear import PackedLinear, pack
 from tempera.targets.transformer import TransformerTarget
 
@@ -280,7 +280,8 @@ class DraftNetwork(nn.Module, ABC):
 
     def make_layers(self, count: int) -> tuple[list[nn.Module], nn.Module]:
         """New decoder layers of the target's class, and their rotary embedding."""
-        made = [decoder_layer(self.config.family, self.config.network) for _ in range(count)]
+        make = family_module(self.config.family).decoder_layer
+        made = [make(self.config.network) for _ in range(count)]
         return [layer for layer, _ in made], made[0][1]
 
     def initialise_linears(self) -> None:

@@ -4,7 +4,6 @@
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, V vocabulary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,12 +102,10 @@ class SmallerModel:
     Attributes:
         network: its network.
         text_encoder: the module whose `encode` is its conditioner.
-        target: makes a target of network, conditioner and sampling.
     """
 
     network: Any
     text_encoder: Any
-    target: Callable[..., TransformerTarget] = TransformerTarget
 
 
 def build_independent(
@@ -140,9 +137,7 @@ def build_independent(
         part.to(device, wanted).to(arithmetic(wanted, device))
         for part in (smaller.network, smaller.text_encoder)
     )
-    draft = smaller.target(
-        network=network, conditioner=text_encoder.encode, sampling=target.sampling
-    )
+    draft = TransformerTarget(network, text_encoder.encode, target.sampling)
     if target.session.packed:
         draft.pack()
     if target.compiled:

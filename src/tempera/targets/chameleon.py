@@ -11,12 +11,11 @@ repositories.
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
 from tempera.targets.llamagen import from_meta
-from tempera.targets.network import DecoderLayer
 from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
 from tempera.targets.token_format import ModelSpec, patches
 
@@ -131,6 +130,6 @@ class _Layer(ChameleonDecoderLayer):  # type: ignore[misc]
         return out
 
 
-def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+def decoder_layer(config: Mapping[str, Any]) -> tuple[nn.Module, nn.Module]:
     """A decoder layer and rotary embedding for the fields of a `ChameleonConfig`."""
     return single_layer(ChameleonConfig, _Layer, config)

@@ -9,10 +9,9 @@ Ids are from the Emu3 repository (BAAI). Special tokens start at 151643 (`<|endo
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tempera.runtime.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
-from tempera.targets.network import DecoderLayer
 from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
 from tempera.targets.token_format import ModelSpec, patches
 
@@ -68,6 +67,6 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> Mapping[
     return state
 
 
-def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+def decoder_layer(config: Mapping[str, Any]) -> tuple[nn.Module, nn.Module]:
     """A decoder layer and rotary embedding for the fields of an `Emu3TextConfig`."""
     return single_layer(Emu3TextConfig, Emu3DecoderLayer, config)

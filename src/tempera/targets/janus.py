@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
 from tempera.runtime.tensor_files import renamed
-from tempera.targets.network import DecoderLayer
 from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
 from tempera.targets.token_format import ModelSpec, patches
 
@@ -72,7 +71,7 @@ class Janus(SharedVocabularyLM):
         return out
 
 
-def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+def decoder_layer(config: Mapping[str, Any]) -> tuple[nn.Module, nn.Module]:
     """A decoder layer and rotary embedding for the fields of a `LlamaConfig`."""
     return single_layer(LlamaConfig, LlamaDecoderLayer, config)
 

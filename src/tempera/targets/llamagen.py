@@ -19,7 +19,6 @@ from tempera.errors import TemperaError
 from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.runtime.tensor_files import renamed
-from tempera.targets.network import DecoderLayer
 from tempera.targets.token_format import patches
 
 
@@ -120,7 +119,7 @@ class LlamaGen(nn.Module):
     weights are not tied to the token embedding. Implements `network.TargetNetwork`.
     """
 
-    family = "llamagen"
+    family, spec = "llamagen", None
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
@@ -145,32 +144,27 @@ class LlamaGen(nn.Module):
         out: Tensor = self.model.embed_tokens(tokens)
         return out
 
-    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        """Embed the condition.
+    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+        """Embed the condition; null-conditioned rows have the prompt's padding.
 
         Args:
             condition: caption features [R, T, D], or class labels int64 [R].
+            keep: False on padding, bool [R, T]; T = 1 for a class label.
             drop: rows that are null-conditioned, bool [R].
 
         Returns:
-            [R, T, H]; T = 1 for a class label.
+            [R, T, H], and `keep`.
         """
         if self.config.num_classes is not None:
             labels = torch.where(drop, self.config.num_classes, condition)
-            labelled: Tensor = self.class_embedding(labels)[:, None]
-            return labelled
+            return self.class_embedding(labels)[:, None], keep
         features = torch.where(
             drop[:, None, None], self.null_caption.to(condition.dtype), condition
         )
-        out: Tensor = self.caption_projection(features.to(self.model.embed_tokens.weight.dtype))
-        return out
-
-    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
-        """The prompt's padding, bool [R, T], for null-conditioned rows too."""
-        return keep
+        return self.caption_projection(features.to(self.model.embed_tokens.weight.dtype)), keep
 
 
-def decoder_layer(config: Mapping[str, Any]) -> DecoderLayer:
+def decoder_layer(config: Mapping[str, Any]) -> tuple[nn.Module, nn.Module]:
     """A decoder layer and rotary embedding for the fields of a `LlamaGenConfig`."""
     sizes = LlamaGenConfig(**{**config, "grid": tuple(config["grid"])})
     return LlamaDecoderLayer(sizes.llama(layers=1), layer_idx=0), GridRotary(sizes)

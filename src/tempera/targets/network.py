@@ -4,15 +4,12 @@ Shapes: R rows, T condition tokens, S sequence, H hidden size.
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tempera.errors import TemperaError
-
-DecoderLayer = tuple[nn.Module, nn.Module]
-"""A decoder layer with Hugging Face's call signature, and its rotary embedding."""
+from tempera.targets.token_format import ModelSpec
 
 
 class TargetNetwork(Protocol):
@@ -26,32 +23,29 @@ class TargetNetwork(Protocol):
     """From hidden states to logits; a linear layer until the target is packed."""
     family: str
     """Name of the module in `tempera.targets` whose `decoder_layer(config)` builds its layers."""
+    spec: ModelSpec | None
+    """The format of its sequences, if it has other tokens than the codes of an image. If None,
+    `config.grid` is the grid of an image.
+    """
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Embed ids of the network's vocabulary, int64 [...] -> [..., H]."""
 
-    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        """Embed the condition tokens, -> [R, T, H].
+    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+        """Embed the condition tokens.
 
         Args:
             condition: output of the family's `Conditioner`, [R, ...].
+            keep: False on the prompts' padding, bool [R, T].
             drop: null-conditioned rows, bool [R].
-        """
 
-    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
-        """Which condition tokens are not padding, bool [R, T].
-
-        Args:
-            condition, drop: as in `embed_prefix`.
-            keep: the same for the prompts, bool [R, T]; the null condition may be padded
-                differently.
+        Returns:
+            embeddings [R, T, H] in the network's dtype, and keep, bool [R, T], where the null
+            condition may be padded differently.
         """
 
     def eval(self) -> Self:
         """See `torch.nn.Module.eval`."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """See `torch.nn.Module.modules`."""
 
 
 def family_module(family: str) -> Any:
@@ -69,17 +63,3 @@ def family_module(family: str) -> Any:
             f"there is no draft for networks of the family {family!r}: tempera.targets needs "
             "a module of that name with a function decoder_layer(config)."
         ) from problem
-
-
-def decoder_layer(family: str, config: Mapping[str, Any]) -> DecoderLayer:
-    """A new decoder layer for a draft.
-
-    Args:
-        family: `TargetNetwork.family`; that module's `decoder_layer(config)` builds the layer.
-        config: the network's configuration, as `network_identity.config_dict` gives it.
-
-    Raises:
-        TemperaError: the family is unknown.
-    """
-    layer: DecoderLayer = family_module(family).decoder_layer(config)
-    return layer

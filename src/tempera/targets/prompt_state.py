@@ -10,8 +10,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tempera.targets.network import TargetNetwork
-
 Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
 """Prompts -> the network's condition [B, ...], and keep, bool [B, T]: False on padding, which is on
 the left.
@@ -43,26 +41,6 @@ class PromptConditioner:
             yield
         finally:
             self._encoded = None
-
-
-def conditioned(
-    network: TargetNetwork, condition: Tensor, keep: Tensor, drop: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Embed the condition of every row.
-
-    Args:
-        network: the network.
-        condition: argument of its `embed_prefix`, [R, ...].
-        keep: False on the prompts' padding, bool [R, T].
-        drop: null-conditioned rows, bool [R].
-
-    Returns:
-        embeddings [R, T, H] in the network's dtype, and keep, bool [R, T]; null-conditioned rows
-        may be padded differently from their prompt.
-    """
-    dtype = network.model.embed_tokens.weight.dtype
-    embeds = network.embed_prefix(condition, drop).to(dtype)
-    return embeds, network.keep_prefix(condition, keep, drop)
 
 
 class PromptState:

@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import PreTrainedTokenizerFast
 from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
-from tempera.targets.network import DecoderLayer, family_module
-from tempera.targets.prompt_state import Conditioner
+from tempera.targets.network import family_module
 from tempera.targets.rotary import Rotary
 from tempera.targets.token_format import ModelSpec
-from tempera.targets.transformer import TransformerTarget
 
 Tokenize = Callable[[str], list[int]]
 """Text -> token ids."""
@@ -63,24 +60,19 @@ class SharedVocabularyLM(nn.Module):
         out: Tensor = self.model.embed_tokens(tokens)
         return out
 
-    def embed_prefix(self, condition: Tensor, drop: Tensor) -> Tensor:
-        """Embed the condition, → [R, T, H].
+    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+        """Embed the prompt or the null prompt of each row.
 
         Args:
             condition: ids of the prompt and of the null prompt, int64 [R, 2, T].
+            keep: not read: the null prompt has its own padding.
             drop: null-conditioned rows, bool [R].
+
+        Returns:
+            [R, T, H], and which tokens are not padding, bool [R, T].
         """
-        out: Tensor = self.model.embed_tokens(_chosen(condition, drop).clamp(min=0))
-        return out
-
-    def keep_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> Tensor:
-        """Which condition tokens are not padding of the batch, bool [R, T]."""
-        return _chosen(condition, drop) != PADDING
-
-
-def _chosen(condition: Tensor, drop: Tensor) -> Tensor:
-    """The prompt or the null prompt of each row, int64 [R, T]."""
-    return torch.where(drop[:, None], condition[:, 1], condition[:, 0])
+        ids = torch.where(drop[:, None], condition[:, 1], condition[:, 0])
+        return self.model.embed_tokens(ids.clamp(min=0)), ids != PADDING
 
 
 class PromptEncoder(nn.Module):
@@ -241,24 +233,6 @@ def load_network(
     return network
 
 
-def prompted_target(
-    network: Any, conditioner: Conditioner, sampling: Sampling, identity: str | None = None
-) -> TransformerTarget:
-    """A target whose tokens are the codes of the image tokenizer and the format's end-of-line
-    token. For the arguments see `TransformerTarget`.
-    """
-    spec: ModelSpec = network.spec
-    return TransformerTarget(
-        network,
-        conditioner,
-        sampling,
-        grid=spec.grid,
-        token_ids=spec.token_ids,
-        forced=spec.forced,
-        identity=identity,
-    )
-
-
 def stated_sizes(files: PretrainedFiles, kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a Hugging Face configuration: the sizes that `config.json` beside the weights
     states, else those given.
@@ -275,7 +249,9 @@ def stated_sizes(files: PretrainedFiles, kind: str, sizes: Mapping[str, Any]) ->
     return {**stated, "rope_parameters": rope, "attn_implementation": "sdpa"}
 
 
-def single_layer(make_config: Any, make_layer: Any, config: Mapping[str, Any]) -> DecoderLayer:
+def single_layer(
+    make_config: Any, make_layer: Any, config: Mapping[str, Any]
+) -> tuple[nn.Module, nn.Module]:
     """A decoder layer and rotary embedding for the fields of a Hugging Face configuration."""
     sizes = make_config(**{**config, "num_hidden_layers": 1})
     sizes._attn_implementation = "sdpa"

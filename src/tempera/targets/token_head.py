@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.probabilities import Sampling
-from tempera.errors import TemperaError
 from tempera.targets.compiled import StepFunction
 from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import PackedLinear
@@ -29,33 +28,18 @@ class TokenHead:
         network: the network that has the embedding and the head.
         sampling: guidance, temperature, top-k and top-p; may be replaced between images.
         length: tokens of an image.
-        token_ids: the network's id of each target token, int64 [V]; needed if the network's
-            vocabulary contains other tokens too.
-        forced: the forced token of each position, such as the end of a line, int64 [length]; −1
-            where the position is free. A token that is forced somewhere is drawn nowhere else.
 
     Attributes:
         linear: the head over the V tokens.
-
-    Raises:
-        TemperaError: `forced` does not have one entry per token.
+        forced: the forced token of each position, such as the end of a line, int64 [length], −1
+            where the position is free; None if none is forced. A token that is forced somewhere is
+            drawn nowhere else.
     """
 
-    def __init__(
-        self,
-        network: TargetNetwork,
-        sampling: Sampling,
-        length: int,
-        token_ids: Tensor | None = None,
-        forced: Tensor | None = None,
-    ) -> None:
-        if forced is not None and forced.shape != (length,):
-            raise TemperaError(
-                f"{tuple(forced.shape)} forced positions do not fit an image of {length} tokens: "
-                "give one entry per token."
-            )
-        weight, bias = network.lm_head.weight, network.lm_head.bias
-        self._ids = None if token_ids is None else token_ids.to(weight.device)
+    def __init__(self, network: TargetNetwork, sampling: Sampling, length: int) -> None:
+        weight, bias, spec = network.lm_head.weight, network.lm_head.bias, network.spec
+        ids, forced = (None, None) if spec is None else (spec.token_ids, spec.forced)
+        self._ids = None if ids is None else ids.to(weight.device)
         if self._ids is not None:
             weight, bias = weight[self._ids], None if bias is None else bias[self._ids]
         if forced is not None:

@@ -20,7 +20,7 @@ from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.forward import Session
 from tempera.targets.network import TargetNetwork
-from tempera.targets.prompt_state import Conditioner, PromptConditioner, PromptState, conditioned
+from tempera.targets.prompt_state import Conditioner, PromptConditioner, PromptState
 from tempera.targets.token_head import TokenHead
 
 
@@ -31,8 +31,6 @@ class TransformerTarget:
         network: the transformer.
         conditioner: turns prompts into the network's condition.
         sampling: guidance, temperature, top-k and top-p.
-        grid: rows and columns of the image-token grid; by default the network's.
-        token_ids, forced: see `token_head.TokenHead`.
         identity: names the weights; by default a hash of them.
         granularity: see `forward.Session`.
 
@@ -49,18 +47,15 @@ class TransformerTarget:
         conditioner: Conditioner,
         sampling: Sampling,
         *,
-        grid: tuple[int, int] | None = None,
-        token_ids: Tensor | None = None,
-        forced: Tensor | None = None,
         identity: str | None = None,
         granularity: int | None = None,
     ) -> None:
         self.network = network
-        self.grid: tuple[int, int] = tuple(network.config.grid if grid is None else grid)
+        self.grid: tuple[int, int] = tuple((network.spec or network.config).grid)
         self.length = self.grid[0] * self.grid[1]
         self.conditioner = PromptConditioner(conditioner)
         self.session = Session(network, granularity)
-        self.head = TokenHead(network, sampling, self.length, token_ids, forced)
+        self.head = TokenHead(network, sampling, self.length)
         self.vocab_size = self.head.vocab_size
         self.device, self.dtype = self.session.device, self.session.dtype
         decoder, head = network.model, self.head.linear
@@ -137,7 +132,7 @@ class TransformerTarget:
         copies = self.sampling.rows
         drop = torch.arange(copies * len(prompts), device=self.device) >= len(prompts)
         condition = condition.repeat(copies, *[1] * (condition.dim() - 1))
-        prefix = conditioned(self.network, condition, keep.repeat(copies, 1), drop)
+        prefix = self.network.embed_prefix(condition, keep.repeat(copies, 1), drop)
         prompt = PromptState(*prefix, copies, self.length)
         self.session.begin(prompt, nodes)
         # the first root is not a token; `score` replaces the embedding of the zeros

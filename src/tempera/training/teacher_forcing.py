@@ -12,7 +12,6 @@ from torch import Tensor
 from tempera.decoding.random_streams import key
 from tempera.drafters.eagle_network import shifted
 from tempera.targets.masks import causal_mask
-from tempera.targets.prompt_state import conditioned
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -113,7 +112,7 @@ def teach(
     """
     codes, drop = codes.to(target.device), drop.to(target.device)
     condition, keep = (part.to(target.device) for part in target.conditioner(captions))
-    prefix, keep = conditioned(target.network, condition, keep, drop)
+    prefix, keep = target.network.embed_prefix(condition, keep, drop)
     embeds = torch.cat([prefix, target.head.embed(codes[:, :-1])[: len(codes)]], 1)
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
     positions = torch.arange(embeds.shape[1], device=target.device).expand(len(codes), -1)
