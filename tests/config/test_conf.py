@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import slow_but, slow_rows_but
+from cases import slow_but
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -92,7 +92,7 @@ def test_no_group_is_forgotten() -> None:
     assert {group for _, group, _ in CHOICES} == set(GROUPS)
 
 
-@pytest.mark.parametrize(("config", "group", "choice"), slow_rows_but(CHOICES, *FIRST.values()))
+@pytest.mark.parametrize(("config", "group", "choice"), slow_but(CHOICES, *FIRST.values()))
 def test_every_choice_composes_and_fits_its_target(config: str, group: str, choice: str) -> None:
     if (group, choice) in PLUGINS:
         pytest.importorskip(PLUGINS[group, choice])

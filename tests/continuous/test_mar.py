@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import slow_rows_but
+from cases import slow_but
 from paths import SUPPORT
 from tiny_evaluation import Blocks
 from tiny_targets import ldm_name
@@ -17,15 +17,7 @@ from torch import Tensor, nn
 
 from tempera.continuous import diffusion, loop, residual_sampler
 from tempera.continuous.diffusion import DiffusionSampling
-from tempera.continuous.loop import (
-    Context,
-    ContinuousTrace,
-    Decoding,
-    Parallel,
-    Speculative,
-    counts,
-    draft_alone,
-)
+from tempera.continuous.loop import Context, Decoding, Parallel, Speculative, counts, draft_alone
 from tempera.continuous.mar import MAR, SIZES, MARConfig, load_mar
 from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.rules import (
@@ -110,25 +102,10 @@ def test_kl16_loads_from_latent_diffusion_s_layout(tmp_path: Path) -> None:
     state = {ldm_name(name, 2): tensor for name, tensor in made.state_dict().items()}
     torch.save({"model": state}, tmp_path / "kl16.ckpt")
     loaded = load_kl(str(tmp_path), ["kl16.ckpt"], "owner/name", TINY_KL)
-    images = torch.rand(1, 3, 8, 8) * 2 - 1
-    assert torch.equal(loaded.encode(images), made.encode(images))
-    official = {ldm_name(name, 5) for name in on_meta(lambda: KLModel(KLConfig())).state_dict()}
-    assert {
-        "encoder.down.4.attn.1.proj_out.bias",
-        "encoder.down.0.downsample.conv.weight",
-        "decoder.up.4.attn.2.k.weight",
-        "decoder.mid.attn_1.norm.weight",
-        "quant_conv.weight",
-        "decoder.up.0.block.2.conv2.bias",
-    } < official
-    assert not official & {"decoder.up.3.attn.0.q.weight", "decoder.up.0.upsample.conv.weight"}
-
-
-def test_tokens_of_an_image_and_back() -> None:
-    made = KLModel(TINY_KL)
-    tokens = made.encode(torch.zeros(2, 3, 8, 16), torch.zeros(2, 4, 4, 8))
-    assert tokens.shape == (2, 4, 8, 4) and made.decode_codes(tokens).shape == (2, 3, 8, 16)
-    assert torch.allclose(tokens, made.encode(torch.zeros(2, 3, 8, 16)))
+    images = torch.rand(1, 3, 8, 16) * 2 - 1
+    tokens = loaded.encode(images)
+    assert tokens.shape == (1, 4, 8, 4) and torch.equal(tokens, made.encode(images))
+    assert torch.equal(loaded.decode_codes(tokens), made.decode_codes(tokens))
     with pytest.raises(TemperaError, match="9×8 pixels"):
         made.encode(torch.zeros(1, 3, 9, 8))
 
@@ -214,7 +191,7 @@ def test_the_cosine_schedule(length: int, steps: int, first: list[int]) -> None:
     assert min(taken) >= 1
 
 
-@pytest.mark.parametrize("steps", [None, 1, 3, 12])
+@pytest.mark.parametrize("steps", [None, 1, 3])
 def test_parallel_prediction(steps: int | None) -> None:
     output = decoded(Parallel(steps), target())
     assert output.tokens.shape == (3, 12, 4) and output.tokens.isfinite().all()
@@ -233,7 +210,7 @@ RULES: list[tuple[DensityRule, DiffusionSampling]] = [
 
 @pytest.mark.parametrize(("rule", "sampling"), RULES)
 @pytest.mark.parametrize(
-    ("prefill", "steps"), slow_rows_but([(0.0, None), (0.15, None), (0.15, 5)], (0.15, None))
+    ("prefill", "steps"), slow_but([(0.0, None), (0.15, None), (0.15, 5)], (0.15, None))
 )
 def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     rule: DensityRule, sampling: DiffusionSampling, prefill: float, steps: int | None
@@ -241,8 +218,7 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     made = target(sampling=sampling)
     method = speculative(made, rule, 3, prefill, steps=steps)
     output, alone = decoded(method, made), decoded(method, made, ["b"])
-    trace = output.trace
-    assert isinstance(trace, ContinuousTrace)
+    trace: Any = output.trace
     assert output.tokens.isfinite().all() and (output.tokens != 0).all() and (trace.place > 0).all()
     assert trace.tested.shape == (3, method.depth(12)) and (trace.tested >= trace.accepted).all()
     assert torch.allclose(alone.tokens[0], output.tokens[1], rtol=1e-3, atol=1e-2)
@@ -302,10 +278,6 @@ def test_a_continuous_draft_equal_to_the_target_is_always_accepted(rule: Density
 # NaN
 
 
-EVERY_RULE = pytest.mark.parametrize("rule", [CSpD(), CSpDReferenceCode(), PathCoupling(64)])
-WHO = pytest.mark.parametrize("who", ["target", "draft"])
-
-
 def sick(made: MARTarget) -> MARTarget:
     made.network.head.final_layer.linear.bias.data[0] = torch.nan
     return made
@@ -320,16 +292,22 @@ def test_nan_of_one_network_alone_is_its_own() -> None:
             decoded(method, made)
 
 
-@WHO
-@EVERY_RULE
-def test_nan_ends_a_round_and_names_the_network(rule: DensityRule, who: str) -> None:
+@pytest.mark.parametrize("rule", [CSpD(), CSpDReferenceCode(), PathCoupling(64)])
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_nan_ends_a_round_names_the_network_and_leaves_nothing(rule: DensityRule, who: str) -> None:
     """Not the whole image, whose tokens the target would replace one by one."""
     made, drawn = target(), list[int]()
     method = speculative(made, rule)
-    sick(made if who == "target" else method.drafter)  # type: ignore[arg-type]
+    fresh = decoded(method, made).tokens
+    broken: Any = made if who == "target" else method.drafter
+    bias = broken.network.head.final_layer.linear.bias.data
+    sound = bias.clone()
+    sick(broken)
     with pytest.raises(TemperaError, match=f"^the {who} gave NaN .* prompt 'a'"):
         decoded(method, made, observe=lambda images: drawn.append(images.written))
     assert len(drawn) < 4
+    bias.copy_(sound)
+    assert torch.equal(decoded(method, made).tokens, fresh)
 
 
 def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> None:
@@ -347,31 +325,7 @@ def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> Non
         images.read()
 
 
-@EVERY_RULE
-@WHO
-def test_a_batch_that_failed_leaves_nothing_to_the_next(
-    rule: DensityRule, who: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NaN from the middle of an image on, then sound networks again."""
-    made = target()
-    method = speculative(made, rule)
-    fresh = decoded(method, made)
-    broken: Any = made if who == "target" else method.drafter
-
-    def fails_later(context: Context, places: Tensor, after: Tensor) -> Tensor:
-        found = MARTarget.conditions(broken, context, places, after)
-        return found * torch.nan if context.reach > 4 else found
-
-    with monkeypatch.context() as patch, pytest.raises(TemperaError, match=f"the {who} gave NaN"):
-        patch.setattr(broken, "conditions", fails_later)
-        decoded(method, made, seed=1)
-    again = decoded(method, made)
-    assert torch.equal(again.tokens, fresh.tokens)
-    for name, column in fresh.trace.columns().items():
-        assert torch.equal(again.trace.columns()[name], column), name
-
-
-@WHO
+@pytest.mark.parametrize("who", ["target", "draft"])
 def test_nan_ends_the_search_for_a_path(who: str) -> None:
     sound, broken = gaussians.Linear(3, 1), gaussians.Linear(3, 1)
     broken.shift = broken.shift * torch.nan
@@ -403,10 +357,5 @@ def test_other_bad_input() -> None:
         speculative(made, object())  # type: ignore[arg-type]
     with pytest.raises(TemperaError, match="steps=13 is more than the 12 tokens"):
         decoded(Parallel(13), made)
-    for model, prompt, message in (
-        (made, "5", "is not a class; give a number from 0 to 4"),
-        (made, "a dog", "is not a class; give a number from 0 to 4"),
-        (fewer, "4", "class 4 is not one of the network's 4"),
-    ):
-        with pytest.raises(TemperaError, match=message):
-            model.begin([prompt])
+    with pytest.raises(TemperaError, match="class 4 is not one of the network's 4"):
+        fewer.begin(["4"])

@@ -3,6 +3,7 @@ import torch
 from host_reads import HostReads
 from near_codes import near_rules
 from random_drafts import SMALL, Spy
+from table_models import check_rows
 
 from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.loop import Images, decode
@@ -69,43 +70,19 @@ def test_one_host_read_per_round(name, sampling, monkeypatch):
     seen.clear()
     for diagnostics in (False, True):
         streams = RandomStreams(0, names)
+        watch = {"diagnostics": diagnostics, "observe": lambda *seen: rounds.append(seen)}
         with HostReads() as reads:
-            decode(
-                target,
-                drafter,
-                rule,
-                streams,
-                names,
-                diagnostics=diagnostics,
-                observe=lambda images, *_: rounds.append(images.rounds),
-            )
+            decode(target, drafter, rule, streams, names, **watch)
         assert len(rounds) >= 2
         assert reads.count == {"tolist": len(rounds)}
         assert seen == []
         rounds.clear()
 
 
-def test_the_counter_of_host_reads_works():
-    with HostReads() as reads:
-        x = torch.ones(3)
-        _ = x[x > 0], bool(x.sum() > 0), x.sum().item(), x.nonzero()
-    assert sum(reads.count.values()) >= 4
-
-
 @pytest.mark.parametrize("tree", [None, Tree.chain(4), SMALL], ids=["ar", "chain", "tree"])
 def test_an_image_does_not_depend_on_its_batch(tree):
     target, draft = tables()
-    drafter, rule, names = drafting(draft, tree), RELAXED, [f"prompt {i}" for i in range(6)]
-    together = decode(target, drafter, rule, RandomStreams(5, names), names, diagnostics=True)
-    backwards = decode(target, drafter, rule, RandomStreams(5, names[::-1]), names[::-1])
-    assert backwards.tokens.flip(0).equal(together.tokens)
-    for row, name in enumerate(names):
-        alone = decode(target, drafter, rule, RandomStreams(5, [name]), [name], diagnostics=True)
-        assert alone.tokens[0].equal(together.tokens[row])
-        for field in ("place", "origin", "logprob", "bound", "kl"):
-            torch.testing.assert_close(
-                getattr(alone.trace, field)[0], getattr(together.trace, field)[row]
-            )
+    check_rows(target, drafting(draft, tree), RELAXED)
 
 
 def test_rows_finish_independently_and_tokens_past_the_image_are_dropped():
@@ -135,17 +112,15 @@ def test_a_perfect_draft_is_always_accepted():
 
 def test_observers_see_every_round_and_clocks_its_parts():
     target, draft = tables()
-    message, clock, names = [], Clock(), ["a", "b"]
-    drafter = StaticTreeDrafter(draft, Tree.chain(2))
-    decode(
-        *timed(target, drafter, clock),
-        Exact(),
-        RandomStreams(0, names),
-        names,
-        observe=lambda images, *_: message.append((images.rounds, images.written)),
-    )
-    assert [rounds for rounds, _ in message] == list(range(1, len(message) + 1))
-    assert message[-1][1] == 12
+    seen, clock, names = [], Clock(), ["a", "b"]
+
+    def observe(images, *_):
+        seen.append((images.rounds, images.written))
+
+    parts = timed(target, drafting(draft, Tree.chain(2)), clock)
+    decode(*parts, Exact(), RandomStreams(0, names), names, observe=observe)
+    assert [rounds for rounds, _ in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1][1] == 12
     assert set(clock.seconds) == {"draft", "target", "verify", "commit"}
 
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 from importlib import resources
 
@@ -44,15 +45,11 @@ def test_named_trees_are_the_public_ones(name, nodes, children):
     tree = Tree.named(name)
     assert (tree.nodes, tree.max_depth, tree.max_children) == (nodes, 5, children)
     ranks = {child: rank for row in tree.children.tolist() for rank, child in enumerate(row)}
-    paths = [
-        [ranks[node] for node in reversed(lineage(tree.parents.tolist(), node))]
-        for node in range(nodes)
-    ]
-    published = json.loads(resources.files("tempera.decoding").joinpath("trees.json").read_text())[
-        name
-    ]
-    assert sorted(paths) == sorted(published)
-    assert Tree.from_paths(published[::-1]).parents.equal(tree.parents)
+    lines = (lineage(tree.parents.tolist(), node) for node in range(nodes))
+    paths = [[ranks[node] for node in reversed(line)] for line in lines]
+    published = json.loads(resources.files("tempera.decoding").joinpath("trees.json").read_text())
+    assert sorted(paths) == sorted(published[name])
+    assert Tree.from_paths(published[name][::-1]).parents.equal(tree.parents)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -63,12 +60,8 @@ def test_tables_agree_with_the_parents(seed):
         line = lineage(parents, node)
         assert tree.depths[node] == len(line)
         assert tree.ancestors[node].nonzero().flatten().tolist() == sorted(line)
-        earlier = [
-            n
-            for n in range(tree.nodes)
-            for member in line
-            if parents[n] == parents[member] and n < member
-        ]
+        pairs = itertools.product(range(tree.nodes), line)
+        earlier = [n for n, one in pairs if parents[n] == parents[one] and n < one]
         assert (tree.path_score[node] == 1).nonzero().flatten().tolist() == sorted(line)
         assert (tree.path_score[node] < -tree.nodes).nonzero().flatten().tolist() == sorted(earlier)
     for parent in range(-1, tree.nodes):

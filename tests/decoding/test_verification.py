@@ -1,6 +1,6 @@
 import pytest
 import torch
-from random_drafts import SMALL, random_draft
+from random_drafts import ROWS, SMALL, random_draft
 
 from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.probabilities import one_hot, sample
@@ -65,20 +65,11 @@ def test_testing_all_nodes_in_parallel_equals_the_walk(tree, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_row_may_have_its_own_tree(rule):
-    parents = torch.tensor(
-        [
-            [-1, -1, 0, 0, 1],
-            [-1, 0, 1, 2, 3],
-            [-1, -1, -1, -1, -1],
-            [-1, -1, -1, 1, 3],
-            [-1, 0, 0, 0, 3],
-        ]
-    ).repeat(12, 1)
-    same_as_defined(*random_draft(60, Tree.from_parents(parents)), rule)
+    parents = torch.tensor(ROWS).repeat(12, 1)
     chains = Tree.from_parents(torch.arange(5).repeat(60, 1) - 1)
-    same_as_defined(*random_draft(60, chains), rule)
     loose = Tree(parents, 5, 5)  # bounds: nothing is read from the device
-    same_as_defined(*random_draft(60, loose), rule)
+    for tree in (Tree.from_parents(parents), chains, loose):
+        same_as_defined(*random_draft(60, tree), rule)
 
 
 @pytest.mark.parametrize("tree", [Tree.chain(4), SMALL])

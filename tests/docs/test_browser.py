@@ -62,14 +62,14 @@ def page(browser: Any, report: Path, request: pytest.FixtureRequest) -> Iterator
     problems: list[str] = []
     opened = browser.new_page(**getattr(request, "param", {}))
     opened.set_default_timeout(PATIENCE)
+
+    def requested(asked: Any) -> None:
+        if not asked.url.startswith(("file:", "data:")):
+            problems.append(asked.url)
+
     opened.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
     opened.on("pageerror", lambda problem: problems.append(str(problem)))
-    opened.on(
-        "request",
-        lambda asked: (
-            None if asked.url.startswith(("file:", "data:")) else problems.append(asked.url)
-        ),
-    )
+    opened.on("request", requested)
     opened.goto(report.as_uri())
     opened.wait_for_selector("html[data-ready]")
     yield opened
@@ -139,12 +139,10 @@ def test_the_replay_reaches_the_finished_picture(page: Any) -> None:
     assert slider.input_value() == "64"
 
 
-@pytest.mark.parametrize(
-    "page",
-    [{"viewport": {"width": 360, "height": 740}, "color_scheme": "dark"}],
-    indirect=True,
-    ids=["dark phone"],
-)
+PHONE = {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark"}
+
+
+@pytest.mark.parametrize("page", [PHONE], indirect=True, ids=["dark phone"])
 def test_it_fits_a_phone_in_the_dark(page: Any) -> None:
     fits = "document.scrollingElement.scrollWidth <= innerWidth"
     assert page.evaluate(fits)

@@ -77,9 +77,7 @@ def test_it_touches_at_most_3_existing_files(page: Path) -> None:
 
 
 @with_its_files
-def test_its_code_and_commands_run(
-    page: Path, overlay: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_code_and_commands_run(page: Path, overlay: Path, monkeypatch: Any) -> None:
     module = types.ModuleType(f"walk_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(overlay)

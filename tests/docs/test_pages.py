@@ -5,14 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from markdown_pages import (
-    PAGES,
-    blocks,
-    name_of,
-    outside_fences,
-    shown_commands,
-    text_of,
-)
+from markdown_pages import PAGES, blocks, name_of, outside_fences, shown_commands, text_of
 from paths import ROOT
 
 from tempera.config.compose import composed
@@ -44,26 +37,19 @@ def test_files_behind_links_exist(name: str) -> None:
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
 
 
-def new_files(page: Path) -> set[str]:
-    return set(re.findall(r"(?m)^\| `([^`]+)` \| new", text_of(page)))
-
-
 @each_page
 def test_the_files_it_names_exist(page: Path) -> None:
     roots = "src|tests|conf|eval|train_draft|notebooks|docs"
     named = re.findall(rf"`((?:{roots})/[\w/.]*)`", text_of(page))
     missing = {name for name in named if not (ROOT / name).exists()}
-    assert missing <= new_files(page)
+    assert missing <= set(re.findall(r"(?m)^\| `([^`]+)` \| new", text_of(page)))
 
 
 @each_page
 def test_prose_and_code_are_at_most_100_columns_wide(page: Path) -> None:
-    code = [line for language in ("python", "yaml", "sh", "text") for line in
-            "\n".join(blocks(page, language)).splitlines()]  # fmt: skip
-    prose = [
-        line for _, line in outside_fences(page) if (page == README or not line.startswith("|"))
-    ]
-    assert [line for line in [*prose, *code] if len(line) > 100] == []
+    code = "".join(blocks(page, "(?:python|yaml|sh|text)"))
+    prose = [line for line in outside_fences(page) if page == README or not line.startswith("|")]
+    assert [line for line in [*prose, *code.splitlines()] if len(line) > 100] == []
 
 
 def test_two_set_up_commands_and_ci_runs_them() -> None:
@@ -71,14 +57,8 @@ def test_two_set_up_commands_and_ci_runs_them() -> None:
         "pip install -c constraints.txt -e . && python eval/run.py method=coolsd delta=2",
         'pip install -c constraints.txt -e ".[dev]" && pytest',
     ]
-    assert r"grep -E '^    pip install -c constraints\.txt -e ' README.md" in (
-        ROOT / ".ci" / "run"
-    ).read_text(encoding="utf-8")
-
-
-def listed(page: Path) -> list[str]:
-    """First column of its tables, where that is one name."""
-    return re.findall(r"(?m)^\| `(\w+)` \|", text_of(page))
+    reads = r"grep -E '^    pip install -c constraints\.txt -e ' README.md"
+    assert reads in text_of(ROOT / ".ci" / "run")
 
 
 def test_readme_names_the_methods() -> None:
@@ -148,7 +128,8 @@ def test_every_preset_of_a_paper_is_listed() -> None:
 def test_the_groups_of_conf_are_listed() -> None:
     for page, group in (("training_data", "source"), ("training", "train_data")):
         choices = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
-        assert choices <= set(listed(ROOT / "docs" / f"{page}.md"))
+        text = text_of(ROOT / "docs" / f"{page}.md")
+        assert choices <= set(re.findall(r"(?m)^\| `(\w+)` \|", text))
 
 
 @pytest.mark.parametrize("command", SHOWN)

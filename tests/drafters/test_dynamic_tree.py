@@ -1,42 +1,17 @@
-"""Dynamic trees: decoding with them is lossless. That they are what EAGLE-2 defines is tested in
-test_eagle.py.
+"""Dynamic trees. That they are what EAGLE-2 defines is tested in test_eagle.py, and that decoding
+with them is lossless in exactness/test_laws.py.
 """
 
 import pytest
 import torch
 
-from tempera.decoding.probabilities import Sampling
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.errors import TemperaError
-from tempera.exactness.tables import TableDraft, TableTarget, check
-from tempera.rules.standard import Exact, Relaxed
-
-"""Branches, depth and nodes; the third expands more nodes than it keeps, the last is a chain."""
+from tempera.exactness.tables import TableDraft, TableTarget
 
 
 def drafter_of(branches, depth, nodes):
     return lambda draft: DynamicTreeDrafter(draft, draft.vocab_size, branches, depth, nodes)
-
-
-LAWS = {
-    "two": ((2, 3, 6), {}),
-    "three, guided": ((3, 2, 7), {"sampling": Sampling(3.0, temperature=1.7)}),
-    "more expanded than kept, top-k": ((3, 4, 4), {"sampling": Sampling(2.0, 1.3, 3, 0.9)}),
-    "greedy": ((2, 3, 6), {"sampling": Sampling(1.0, temperature=0)}),
-    "many rounds": ((2, 2, 3), {"vocab_size": 2, "length": 9}),
-    "forced": ((2, 3, 6), {"forced": {0: 2, 2: 1}, "vocab_size": 3}),
-    "strict": ((2, 3, 6), {"rule": Relaxed((0.7, 0.35, 0.1)), "vocab_size": 3}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LAWS)
-def test_the_law_is_the_targets(name):
-    size, options = LAWS[name]
-    options = {"rule": Exact(), "vocab_size": 4, "length": 4, "rows": 40_000} | options
-    report = check(options.pop("rule"), drafter_of(*size), **options)
-    assert report.agrees, report
-    assert report.accepted_length > (1.2 if name == "strict" else 1.5)
 
 
 def test_nan_of_a_row_is_no_other_rows():

@@ -1,13 +1,7 @@
 import pytest
 import torch
 from random_drafts import SMALL
-from tiny_networks import (
-    PROMPTS,
-    llamagen,
-    tiny_eagle,
-    tiny_parallel,
-    tiny_target,
-)
+from tiny_networks import PROMPTS, llamagen, tiny_eagle, tiny_parallel, tiny_target
 
 from tempera.decoding.interfaces import DraftModel
 from tempera.decoding.probabilities import Sampling
@@ -23,9 +17,8 @@ class Written(DraftModel):
     """A draft model whose distribution after a token puts more mass on the tokens near it."""
 
     def __init__(self, vocab_size):
-        self.table = (
-            -(torch.arange(vocab_size)[:, None] - torch.arange(vocab_size)).abs().float() / 2
-        ).softmax(-1)
+        tokens = torch.arange(vocab_size)
+        self.table = (-(tokens[:, None] - tokens).abs() / 2).softmax(-1)
 
     def roots(self):
         return self.table[[0, 3]]
@@ -34,20 +27,10 @@ class Written(DraftModel):
         return self.table[tokens]
 
 
-def propose(tree, vocab_size=9):
-    model = Written(vocab_size)
-    drafter = StaticTreeDrafter(model, tree)
-    return model, drafter.propose(torch.rand(2, drafter.uniforms))
-
-
 def test_every_node_has_the_q_it_was_drawn_from():
-    for tree in (
-        Tree.chain(3),
-        SMALL,
-        Tree.named("mc_sim_7b_63"),
-        Tree.from_parents(torch.tensor([-1, -1, 1, 0, 1, 0, 2, 5, 3])),
-    ):
-        model, draft = propose(tree)
+    model, apart = Written(9), Tree.from_parents(torch.tensor([-1, -1, 1, 0, 1, 0, 2, 5, 3]))
+    for tree in (Tree.chain(3), SMALL, Tree.named("mc_sim_7b_63"), apart):
+        draft = StaticTreeDrafter(model, tree).propose(torch.rand(2, tree.nodes))
         parents = tree.parents.tolist()
         for row in range(2):
             for node, parent in enumerate(parents):

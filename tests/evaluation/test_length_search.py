@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import slow_rows_but
+from cases import slow_but
 from near_codes import near
 from table_models import tables
 from tiny_evaluation import tiny_options
@@ -120,7 +120,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), slow_rows_but(MISTAKES, MISTAKES[1]))
+@pytest.mark.parametrize(("given", "message"), slow_but(MISTAKES, MISTAKES[1]))
 def test_mistakes(given: list[str], message: str) -> None:
     with pytest.raises(TemperaError, match=message):
         cfg = composed("eval", ["expected_length=3", *given])

@@ -3,32 +3,20 @@
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from tiny_targets import emu3_names
+from tiny_targets import write_images
 
 from tempera.image_tokenizers.emu3 import Emu3Tokenizer, load_emu3_tokenizer
 from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
 
-SIZES = {
-    "base_channels": 32,
-    "channel_multiplier": [1, 1],
-    "num_res_blocks": 1,
-    "hidden_size": 32,
-    "attn_resolutions": [1],
-    "codebook_size": 16,
-}
+SIZES = {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "hidden_size": 32}
+SIZES |= {"attn_resolutions": [1], "codebook_size": 16}
 
 
 def test_the_published_layout_decodes_as_hugging_faces(tmp_path: Path) -> None:
     torch.manual_seed(0)
     whole = Emu3Tokenizer(Emu3VQVAE(Emu3VQVAEConfig(**SIZES))).eval()
-    save_file(
-        {name: tensor.contiguous() for name, tensor in emu3_names(whole.vq.state_dict()).items()},
-        tmp_path / "model.safetensors",
-    )
-    lined = load_emu3_tokenizer(
-        str(tmp_path), ["model.safetensors"], "BAAI/Emu3-VisionTokenizer", SIZES
-    )
+    write_images(whole, tmp_path / "model.safetensors")
+    lined = load_emu3_tokenizer(str(tmp_path), ["model.safetensors"], "owner/name", SIZES)
     codes = torch.randint(16, (2, 3, 5))
     with torch.no_grad():
         wanted = whole.vq.decode(codes[..., :-1])

@@ -12,15 +12,8 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.image_tokenizers.vq import VQConfig, VQModel, load_vq
 
-TINY = VQConfig(
-    codebook_size=32,
-    channels=8,
-    encoder_multipliers=(1, 2, 2),
-    decoder_multipliers=(1, 2, 2),
-    res_blocks=1,
-    z_channels=16,
-    norm_groups=4,
-)
+LEVELS = {"encoder_multipliers": (1, 2, 2), "decoder_multipliers": (1, 2, 2)}
+TINY = VQConfig(32, channels=8, res_blocks=1, z_channels=16, norm_groups=4, **LEVELS)
 
 
 def model() -> VQModel:
@@ -37,27 +30,9 @@ def test_the_codebook_is_normalised_whenever_it_is_read() -> None:
     assert torch.allclose(vq.decode_codes(codes), decoded, atol=1e-5)
 
 
-def test_nearest_is_the_most_similar_entry() -> None:
-    vq = model()
-    wanted = torch.tensor([3, 17, 31])
-    assert torch.equal(vq.quantize.nearest(5 * vq.quantize.codebook[wanted]), wanted)
-
-
 def test_an_image_that_does_not_divide_into_patches_is_refused() -> None:
     with pytest.raises(TemperaError, match="multiples of 4"):
         model().encode(torch.zeros(1, 3, 18, 16))
-
-
-def test_the_default_is_the_official_vq16() -> None:
-    with torch.device("meta"):
-        state = VQModel(VQConfig()).state_dict()
-    assert state["encoder.conv_blocks.4.res.0.nin_shortcut.weight"].shape == (512, 256, 1, 1)
-    assert state["decoder.conv_blocks.3.upsample.conv.weight"].shape == (128, 128, 3, 3)
-    assert state["quantize.embedding.weight"].shape == (16384, 8)
-    assert (
-        "encoder.conv_blocks.4.attn.1.proj_out.weight" in state
-        and "decoder.mid.1.q.weight" in state
-    )
 
 
 def test_end_of_line_tokens_have_no_pixels() -> None:
@@ -75,28 +50,29 @@ def test_end_of_line_tokens_have_no_pixels() -> None:
 # Decoding, from the definition, on official names
 
 
+def conv(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    weight = w[f"{name}.weight"]
+    return F.conv2d(x, weight, w[f"{name}.bias"], padding=weight.shape[-1] // 2)
+
+
+def norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return F.group_norm(x, 4, w[f"{name}.weight"], w[f"{name}.bias"], eps=1e-6)
+
+
 def block(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
     h = x
     for i in (1, 2):
-        h = F.group_norm(h, 4, w[f"{name}.norm{i}.weight"], w[f"{name}.norm{i}.bias"], eps=1e-6)
-        h = F.conv2d(
-            h * h.sigmoid(), w[f"{name}.conv{i}.weight"], w[f"{name}.conv{i}.bias"], padding=1
-        )
+        h = conv(w, f"{name}.conv{i}", F.silu(norm(w, f"{name}.norm{i}", h)))
     if f"{name}.nin_shortcut.weight" in w:
-        x = F.conv2d(x, w[f"{name}.nin_shortcut.weight"], w[f"{name}.nin_shortcut.bias"])
+        x = conv(w, f"{name}.nin_shortcut", x)
     return x + h
 
 
 def attention(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    h = F.group_norm(x, 4, w[f"{name}.norm.weight"], w[f"{name}.norm.bias"], eps=1e-6)
-    q, k, v = (
-        F.conv2d(h, w[f"{name}.{part}.weight"], w[f"{name}.{part}.bias"]).flatten(2)
-        for part in "qkv"
-    )
+    h = norm(w, f"{name}.norm", x)
+    q, k, v = (conv(w, f"{name}.{part}", h).flatten(2) for part in "qkv")
     mixed = v @ (q.transpose(1, 2) @ k / q.shape[1] ** 0.5).softmax(-1).transpose(1, 2)
-    return x + F.conv2d(
-        mixed.view(x.shape), w[f"{name}.proj_out.weight"], w[f"{name}.proj_out.bias"]
-    )
+    return x + conv(w, f"{name}.proj_out", mixed.view(x.shape))
 
 
 def decoded(state: dict[str, Tensor], codes: Tensor, vqgan: bool) -> Tensor:
@@ -106,14 +82,10 @@ def decoded(state: dict[str, Tensor], codes: Tensor, vqgan: bool) -> Tensor:
     w = {name: tensor.double() for name, tensor in state.items()}
     book = w["quantize.embedding.weight"]
     z = (book if vqgan else book / book.norm(dim=1, keepdim=True))[codes].permute(0, 3, 1, 2)
-    h = F.conv2d(z, w["post_quant_conv.weight"], w["post_quant_conv.bias"])
-    h = F.conv2d(h, w["decoder.conv_in.weight"], w["decoder.conv_in.bias"], padding=1)
-    first, middle, last = ("block_1", "attn_1", "block_2") if vqgan else ("0", "1", "2")
-    h = block(
-        w,
-        f"decoder.mid.{last}",
-        attention(w, f"decoder.mid.{middle}", block(w, f"decoder.mid.{first}", h)),
-    )
+    h = conv(w, "decoder.conv_in", conv(w, "post_quant_conv", z))
+    parts = ("block_1", "attn_1", "block_2") if vqgan else ("0", "1", "2")
+    for part, apply in zip(parts, (block, attention, block), strict=True):
+        h = apply(w, f"decoder.mid.{part}", h)
     for level in range(3):
         name = f"decoder.up.{2 - level}" if vqgan else f"decoder.conv_blocks.{level}"
         for i in range(2):
@@ -121,14 +93,8 @@ def decoded(state: dict[str, Tensor], codes: Tensor, vqgan: bool) -> Tensor:
             if not vqgan and level == 0:
                 h = attention(w, f"{name}.attn.{i}", h)
         if level < 2:
-            h = h.repeat_interleave(2, 2).repeat_interleave(2, 3)
-            h = F.conv2d(
-                h, w[f"{name}.upsample.conv.weight"], w[f"{name}.upsample.conv.bias"], padding=1
-            )
-    h = F.group_norm(h, 4, w["decoder.norm_out.weight"], w["decoder.norm_out.bias"], eps=1e-6)
-    return F.conv2d(
-        h * h.sigmoid(), w["decoder.conv_out.weight"], w["decoder.conv_out.bias"], padding=1
-    ).clamp(-1, 1)
+            h = conv(w, f"{name}.upsample.conv", h.repeat_interleave(2, 2).repeat_interleave(2, 3))
+    return conv(w, "decoder.conv_out", F.silu(norm(w, "decoder.norm_out", h))).clamp(-1, 1)
 
 
 def vqgan_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -170,25 +136,19 @@ def test_vqgan_loads_from_its_own_names_and_its_decoder_equals_a_float64_computa
 ) -> None:
     config = replace(TINY, normalised=False, level_attention=False)
     state = vqgan_names(random_state(config))
-    assert (
-        "decoder.up.1.upsample.conv.weight" in state
-        and "encoder.down.0.downsample.conv.bias" in state
-        and "decoder.mid.attn_1.k.bias" in state
-    )
     extra = {"loss.discriminator.main.0.weight": torch.ones(3)}
-    torch.save(
-        {"state_dict": extra | {prefix + name: tensor for name, tensor in state.items()}},
-        tmp_path / "vqgan.ckpt",
-    )
+    named = {prefix + name: tensor for name, tensor in state.items()}
+    torch.save({"state_dict": extra | named}, tmp_path / "vqgan.ckpt")
     vq = load_vq(str(tmp_path), ["vqgan.ckpt"], "a/b", "vqgan", config=config)
     codes = torch.randint(32, (2, 3, 4), generator=torch.Generator().manual_seed(0))
     assert (vq.decode_codes(codes) - decoded(state, codes, vqgan=True)).abs().max() < 1e-5
     assert not hasattr(vq.quantize, "codebook_used")
 
 
-def test_a_plain_codebook_is_searched_by_distance() -> None:
-    vq = VQModel(replace(TINY, normalised=False)).eval()
-    vectors = torch.randn(50, TINY.codebook_dim)
-    wanted = torch.cdist(vectors, vq.quantize.embedding.weight).argmin(-1)
-    assert torch.equal(vq.quantize.nearest(vectors), wanted)
-    assert torch.equal(vq.quantize.codebook, vq.quantize.embedding.weight)
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_nearest_code_is_found(normalised: bool) -> None:
+    """By the angle if the codebook is normalised, else by distance."""
+    vq = VQModel(replace(TINY, normalised=normalised)).eval()
+    vectors, book = torch.randn(50, TINY.codebook_dim), vq.quantize.embedding.weight
+    sides = map(F.normalize, (vectors, book)) if normalised else (vectors, book)
+    assert torch.equal(vq.quantize.nearest(vectors), torch.cdist(*sides).argmin(-1))

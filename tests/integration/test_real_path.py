@@ -31,7 +31,6 @@ from tiny_targets import (
     composed,
     flow,
     published_draft,
-    script,
     write_anole,
     write_emu3,
     write_images,
@@ -46,6 +45,7 @@ from tiny_targets import (
 
 from tempera.commands.evaluate import main as evaluate
 from tempera.commands.report import main as write_report
+from tempera.commands.scripts import train
 from tempera.config.instantiate import instantiate
 from tempera.metrics import reference as references
 from tempera.runtime import tracking
@@ -83,7 +83,7 @@ def trained(options: list[str], *more: str) -> dict[str, Any]:
     AcceleratorState._reset_state(True)
     cfg = composed(*options, *QUICK, "device=cpu", *more, config="train_draft")
     cfg.directory = f"outputs/train_draft/{cfg.model.name}"
-    return dict(script("main")(cfg))
+    return dict(train(cfg))
 
 
 COOLSD = ("method=coolsd", "delta=2", "depth=2")

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from near_codes import near, near_rules
-from random_drafts import SMALL, random_draft
+from random_drafts import ROWS, SMALL, random_draft
 
 from tempera.decoding.diagnostics import diagnose, proximity
 from tempera.decoding.interfaces import Scores
@@ -110,10 +110,8 @@ def test_grouped_follows_the_paper(rule):
             ]
             for x in range(12)
         ]
-        f = [
-            min(1.0, (p[group].sum() / q[group].sum()).item()) if q[group].sum() > 0 else 1.0
-            for group in groups
-        ]
+        mass = [(p[group].sum().item(), q[group].sum().item()) for group in groups]
+        f = [min(1.0, of_p / of_q) if of_q > 0 else 1.0 for of_p, of_q in mass]
         torch.testing.assert_close(rule.accept(p, q, DEPTH), torch.tensor(f, dtype=torch.float64))
         for x in range(12):
             assert rule.accept_at(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[x])
@@ -184,14 +182,11 @@ def test_a_token_that_is_kept_may_have_all_that_lacks_near_it():
 )
 def test_portions_of_the_vocabulary_give_the_same_result(rule, monkeypatch):
     p, q = laws()
+    ones = torch.ones(len(p), dtype=torch.int64)
 
     def everything():
-        token = torch.ones(len(p), dtype=torch.int64)
-        return [
-            rule.accept(p, q, DEPTH),
-            rule.residual(p, q, token, DEPTH),
-            rule.mean_residual(p, q, torch.ones(len(p))),
-        ]
+        residuals = rule.residual(p, q, ones, DEPTH), rule.mean_residual(p, q, ones)
+        return [rule.accept(p, q, DEPTH), *residuals]
 
     whole = everything()
     for at_once in (len(p) * 5 * 5, 1):
@@ -210,8 +205,7 @@ def test_no_neighbour_replaces_a_forced_token_at_the_largest_parameters(rule):
 
 # Greedy decoding
 
-SHAPES = [[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, 1, 3], [-1, 0, 0, 0, 3], [-1] * 5]
-ROW_TREES = Tree.from_parents(torch.tensor(SHAPES).repeat(10, 1))
+ROW_TREES = Tree.from_parents(torch.tensor(ROWS).repeat(10, 1))
 
 
 @pytest.mark.parametrize(
@@ -230,17 +224,14 @@ def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
         parents = (draft.tree.parents[row] if draft.tree.per_row else draft.tree.parents).tolist()
         node, path = -1, []
         while True:
-            children = [
-                n
-                for n, parent in enumerate(parents)
-                if parent == node and rule.keeps(soft[row, 1 + node], draft.tokens[row, n])
-            ]
-            if not children:
+            p_here = soft[row, 1 + node]
+            children = (n for n, parent in enumerate(parents) if parent == node)
+            kept = [n for n in children if rule.keeps(p_here, draft.tokens[row, n])]
+            if not kept:
                 break
-            node = children[0]
+            node = kept[0]
             path.append(node)
-        assert verdict.path[row, : len(path) + 1].tolist()[: len(path)] == path
-        assert verdict.accepted[row] == len(path)
+        assert verdict.path[row, : verdict.accepted[row]].tolist() == path
         assert verdict.next_token[row] == soft[row, 1 + node].argmax()
     plain = verify(draft, Scores(p, p, soft), Exact(), uniforms)
     assert verdict.accepted.sum() > plain.accepted.sum()

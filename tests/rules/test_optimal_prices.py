@@ -143,9 +143,8 @@ def test_a_rejected_sibling_leaves_the_next_one():
     its rejection leaves, the second β.
     """
     keep = torch.tensor([0.5, 0.4]).view(1, 2, 1).expand(1, 2, len(GRID))
-    rounds = PricedRounds.equal(
-        Tree.from_paths([[0], [1]]), keep, torch.full((1, 3, len(GRID)), 0.1)
-    )
+    tree, divergence = Tree.from_paths([[0], [1]]), torch.full((1, 3, len(GRID)), 0.1)
+    rounds = PricedRounds.equal(tree, keep, divergence)
     worth = (0.5 * 0.6 + 0.5 * 0.4 * 1.0) / (0.5 + 0.5 * 0.4) * (0.8 - 0.1)
     assert rounds.worth(Prices((1.0,)), beta=0.8).prices == pytest.approx([worth])
     assert rounds.worth(Prices((1.0,)), beta=0.05).prices == (0.0,)  # less than what it costs

@@ -9,15 +9,8 @@ from scipy.optimize import brentq
 from table_models import tables
 
 from tempera.errors import TemperaError
-from tempera.exactness.theory import (
-    expected_emitted,
-    tv_bound,
-)
-from tempera.rules.optimal_schedule import (
-    Chains,
-    reachable,
-    schedule_for,
-)
+from tempera.exactness.theory import expected_emitted, tv_bound
+from tempera.rules.optimal_schedule import Chains, reachable, schedule_for
 from tempera.rules.standard import Relaxed
 
 LENGTH = 3
@@ -44,11 +37,8 @@ def test_the_bound_of_one_token():
 
 def test_exact_decoding_is_the_optimum_at_its_own_length():
     _, _, p, q = tables()
-    low, _ = reachable(Chains.enumerated(p, q[:3]))
-    assert schedule_for(Chains.enumerated(p, q[:3]), low) == (1.0, 1.0, 1.0)
-    assert tv_bound(
-        p, q, Relaxed(schedule_for(Chains.enumerated(p, q[:3]), low)), 3
-    ) == pytest.approx(0, abs=1e-12)
+    chains = Chains.enumerated(p, q[:3])
+    assert schedule_for(chains, reachable(chains)[0]) == (1.0, 1.0, 1.0)
 
 
 def completed(chains, omegas, wanted):
@@ -97,11 +87,7 @@ def test_no_omega_is_larger_than_the_one_that_keeps_every_token():
 @pytest.mark.parametrize("wanted", [3.19, 4.01, math.nan])
 def test_an_expected_length_out_of_reach(wanted):
     _, _, p, q = tables()
-    with pytest.raises(
-        TemperaError,
-        match=r"^an expected length of .* is out of reach with 3 drafted tokens: give "
-        r"3\.196 .* to 4$",
-    ):
+    with pytest.raises(TemperaError, match=r"is out of reach .*: give 3\.196 .* to 4$"):
         schedule_for(Chains.enumerated(p, q[:3]), wanted)
 
 

@@ -36,9 +36,8 @@ def test_f_and_residual_of_neighbourhood_rules(p, q, name):
     if not name.startswith("grouped"):  # the code itself counts: no less is kept than exactly
         assert (f >= Exact().accept(p, q, torch.tensor(1)) - 1e-12).all()
     for token in q.nonzero().flatten():
-        assert rule.accept_at(p, q, token, torch.tensor(1)).item() == pytest.approx(
-            f[token].item(), abs=1e-12
-        )
+        at_token = rule.accept_at(p, q, token, torch.tensor(1))
+        assert at_token.item() == pytest.approx(f[token].item(), abs=1e-12)
         residual = rule.residual(p, q, token, torch.tensor(1))
         assert (residual >= 0).all()
         assert residual.sum().item() == pytest.approx(1)

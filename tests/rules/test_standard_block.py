@@ -2,6 +2,8 @@
 exactness/test_laws.py.
 """
 
+import math
+
 import pytest
 import torch
 from random_drafts import SMALL, random_draft
@@ -19,29 +21,20 @@ from tempera.rules.standard import BlockVerification, Exact
 
 
 def by_hand(p, q, tokens):
-    """Algorithm 2: the probability of each τ, and what the next token is drawn from there. p [L +
-    1, V], q [L, V].
+    """Algorithm 2: the probability that each prefix passes, and what the next token is drawn from
+    behind it. p [L + 1, V], q [L, V].
     """
     length, weight = len(tokens), 1.0
     laws, passing = [], []
-    for i in range(length + 1):
+    for i in range(length):
         if i:
             weight = min(1.0, weight * (p[i - 1, tokens[i - 1]] / q[i - 1, tokens[i - 1]]).item())
-        if i == length:
-            passing.append(weight)
-            laws.append(p[i])
-            continue
         lacking = (weight * p[i] - q[i]).clamp(min=0)
         wanting = lacking.sum().item()
         passing.append(wanting / (wanting + 1 - weight) if wanting + 1 - weight > 0 else 1.0)
         laws.append(lacking / lacking.sum() if wanting > 0 else p[i])
-    deeper = 1.0  # that no longer prefix passes
-    chances = [0.0] * (length + 1)
-    for i in range(length, 0, -1):
-        chances[i] = deeper * passing[i]
-        deeper *= 1 - passing[i]
-    chances[0] = deeper
-    return chances, laws, passing
+    weight = min(1.0, weight * (p[length - 1, tokens[-1]] / q[length - 1, tokens[-1]]).item())
+    return [*laws, p[length]], [*passing, weight]
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
@@ -49,9 +42,7 @@ def test_each_row_follows_the_paper(length):
     draft, p, uniforms = random_draft(60, Tree.chain(length), forced=0.1)
     verdict = verify(draft, Scores(p, p), BlockVerification(), uniforms)
     for row in range(60):
-        _, laws, passing = by_hand(
-            p[row].double(), draft.q[row].double(), draft.tokens[row].tolist()
-        )
+        laws, passing = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
         passed = [i for i in range(1, length + 1) if uniforms[row, i - 1] < passing[i]]
         kept = max(passed, default=0)
         assert verdict.accepted[row] == kept
@@ -63,8 +54,9 @@ def test_each_row_follows_the_paper(length):
 def test_as_many_tokens_are_kept_as_the_prefixes_that_pass_say():
     draft, p, _ = random_draft(40, Tree.chain(3))
     for row, found in enumerate(BlockVerification().kept_probs(draft, p)):
-        chances, _, _ = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
-        assert found.tolist() == pytest.approx([sum(chances[i:]) for i in (1, 2, 3)], abs=1e-6)
+        _, passing = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
+        none = [1 - math.prod(1 - one for one in passing[i:]) for i in (1, 2, 3)]
+        assert found.tolist() == pytest.approx(none, abs=1e-6)
 
 
 def test_a_token_that_the_draft_cannot_draw_changes_no_weight():
@@ -102,19 +94,14 @@ def test_a_tree_with_branches_is_refused():
         draft, p, uniforms = random_draft(2, tree)
         with pytest.raises(TemperaError, match="draft a chain"):
             verify(draft, Scores(p, p), BlockVerification(), uniforms)
-    rows = Tree.from_parents(
-        torch.tensor([[-1, 0, 1]]).repeat(2, 1)
-    )  # a tree per row that is a chain
-    draft, p, uniforms = random_draft(2, rows)
+    chains = Tree.from_parents(torch.tensor([[-1, 0, 1]]).repeat(2, 1))
+    draft, p, uniforms = random_draft(2, chains)
     verify(draft, Scores(p, p), BlockVerification(), uniforms)
 
 
 def test_a_perfect_draft_is_kept_whole():
     draft, p, uniforms = random_draft(200, Tree.chain(4))
-    same = type(draft)(sample(p[:, :-1], torch.rand(200, 4)), p[:, :-1], draft.tree)
-    assert verify(same, Scores(p, p), BlockVerification(), uniforms).accepted.eq(4).all()
-    right = one_hot(draft.tokens, 6)
-    forced = torch.cat([right, p[:, -1:]], 1)
-    certain = type(draft)(draft.tokens, right, draft.tree)
-    verdict = verify(certain, Scores(forced, forced), BlockVerification(), uniforms)
-    assert verdict.accepted.eq(4).all()
+    certain = torch.cat([one_hot(draft.tokens, 6), p[:, -1:]], 1)
+    for law in (p, certain):
+        same = Draft(sample(law[:, :-1], torch.rand(200, 4)), law[:, :-1], draft.tree)
+        assert verify(same, Scores(law, law), BlockVerification(), uniforms).accepted.eq(4).all()

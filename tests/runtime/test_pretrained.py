@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import huggingface_hub
 import pytest
 import torch
-from cases import slow_rows_but
+from cases import slow_but
 from paths import SUPPORT
 from safetensors.torch import load_file, save_file
 from tiny_targets import (
@@ -59,7 +59,7 @@ def test_every_key_of_the_real_layouts_is_consumed_and_none_is_missing() -> None
 
 @pytest.mark.parametrize(
     ("size", "millions"),
-    slow_rows_but([("B", 111), ("L", 343), ("XL", 775), ("XXL", 1411), ("3B", 3101)], ("B", 111)),
+    slow_but([("B", 111), ("L", 343), ("XL", 775), ("XXL", 1411), ("3B", 3101)], ("B", 111)),
 )
 def test_the_class_conditional_sizes_are_the_published_ones(size: Any, millions: int) -> None:
     network = on_meta(lambda: LlamaGen(llamagen_config(size, 384, num_classes=1000)))

@@ -27,20 +27,14 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", text_of(page))
 
 
-def outside_fences(page: Path) -> list[tuple[int, str]]:
-    """Numbered lines that are not in a fenced block."""
-    lines, inside = [], False
-    for number, line in enumerate(text_of(page).splitlines(), start=1):
-        if line.startswith("```"):
-            inside = not inside
-        elif not inside:
-            lines.append((number, line))
-    return lines
+def outside_fences(page: Path) -> list[str]:
+    """Lines that are not in a fenced block."""
+    return re.sub(r"(?ms)^```.*?^```$", "", text_of(page)).splitlines()
 
 
 def commands(page: Path) -> list[str]:
     """The commands of indented blocks: these are run. Those in ```sh need weights or devices."""
-    text = "\n".join(line for _, line in outside_fences(page)).replace("\\\n", " ")
+    text = "\n".join(outside_fences(page)).replace("\\\n", " ")
     return [
         " ".join(part.split())
         for line in re.findall(r"(?m)^    ((?:pip|python) .*)$", text)

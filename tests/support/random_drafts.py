@@ -8,6 +8,9 @@ from tempera.decoding.trees import Tree
 
 SMALL = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 
+ROWS = [[-1, -1, 0, 0, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, 1, 3], [-1, 0, 0, 0, 3], [-1] * 5]
+"""Parents in trees of five nodes."""
+
 
 def random_draft(rows, tree, vocab_size=6, seed=0, forced=0.0):
     generator = torch.Generator().manual_seed(seed)
@@ -16,16 +19,12 @@ def random_draft(rows, tree, vocab_size=6, seed=0, forced=0.0):
         return torch.rand(*shape, generator=generator)
 
     p = (3 * torch.randn(rows, 1 + tree.nodes, vocab_size, generator=generator)).softmax(-1)
-    q = (p[:, 1:].log() + torch.randn(rows, tree.nodes, vocab_size, generator=generator)).softmax(
-        -1
-    )
+    noise = torch.randn(rows, tree.nodes, vocab_size, generator=generator)
+    q = (p[:, 1:].log() + noise).softmax(-1)
     tokens = sample(q, rand(rows, tree.nodes))
     fixed = (rand(rows, 1 + tree.nodes) < forced)[..., None]
-    p = torch.where(
-        fixed,
-        one_hot(torch.randint(vocab_size, (rows, 1 + tree.nodes), generator=generator), vocab_size),
-        p,
-    )
+    other = torch.randint(vocab_size, (rows, 1 + tree.nodes), generator=generator)
+    p = torch.where(fixed, one_hot(other, vocab_size), p)
     return Draft(tokens, q, tree), p, rand(rows, 1 + tree.nodes)
 
 

@@ -49,13 +49,10 @@ def check_scores(target, prompts, draft, scores, images, forced):
         (row, node, torch.cat([images[row], draft.tokens[row, path]]))
         for row in range(len(prompts))
         for node, path in enumerate(node_paths(draft.tree, row))
+        if len(images[row]) + len(path) < target.length  # past the image, a score is not used
     ]
-    nodes = [
-        (row, node, image) for row, node, image in nodes if len(image) < target.length
-    ]  # past the image, a score is not used
-    references = full_hidden(
-        target, [prompts[row] for row, _, _ in nodes], [image for _, _, image in nodes]
-    )
+    rows, _, whole = zip(*nodes, strict=True)
+    references = full_hidden(target, [prompts[row] for row in rows], list(whole))
     for (row, node, image), states in zip(nodes, references, strict=True):
         torch.testing.assert_close(
             scores.hidden[row :: len(prompts), node], states[:, -1], atol=1e-5, rtol=1e-4

@@ -1,7 +1,10 @@
 """Table models of target and draft that several tests share."""
 
+import torch
 from random_drafts import Spy
 
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness.tables import TableDraft, TableTarget, emit
@@ -22,6 +25,23 @@ def spied(tree, rule=RULE, rows=60, **options):
     target = TableTarget(4, 7)
     spy = Spy(StaticTreeDrafter(TableDraft(target, noise=2.0), tree))
     return emit(target, spy, rule, rows=rows, **options), spy.heard
+
+
+def check_rows(target, drafter, rule):
+    """An image and its trace do not depend on the batch that they are in, nor on its order."""
+    names = [f"prompt {row}" for row in range(6)]
+
+    def decoded(ids):
+        return decode(target, drafter, rule, RandomStreams(5, ids), ids, diagnostics=True)
+
+    together = decoded(names)
+    assert decoded(names[::-1]).tokens.flip(0).equal(together.tokens)
+    for row, name in enumerate(names):
+        alone = decoded([name])
+        assert alone.tokens[0].equal(together.tokens[row])
+        for field in ("place", "origin", "logprob", "bound", "kl"):
+            found, expected = (getattr(one.trace, field) for one in (alone, together))
+            torch.testing.assert_close(found[0], expected[row])
 
 
 class FirstRoundOnly(StaticTreeDrafter):

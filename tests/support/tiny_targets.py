@@ -2,8 +2,8 @@
 them through conf/model/*.yaml.
 """
 
-import importlib.util
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +24,16 @@ from tempera.continuous.mar import MAR
 from tempera.image_tokenizers.emu3 import Emu3Tokenizer
 from tempera.image_tokenizers.kl import KLModel
 from tempera.image_tokenizers.line_ends import LinedTokenizer
+from tempera.runtime.tensor_files import renamed
 
 DIM, INNER, LAYERS, HEADS = 16, 24, 2, 2
-VQ = {
-    "codebook_dim": 4,
-    "channels": 8,
-    "encoder_multipliers": [1, 1, 1, 1, 2],
-    "decoder_multipliers": [1, 1, 1, 1, 2],
-    "res_blocks": 1,
-    "z_channels": 4,
-    "norm_groups": 4,
+SIZES = {
+    "hidden_size": DIM,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
 }
+VQ = {"channels": 8, "res_blocks": 1, "z_channels": 4, "norm_groups": 4}
 
 
 def composed(*overrides: str, config: str = "eval") -> DictConfig:
@@ -42,28 +41,15 @@ def composed(*overrides: str, config: str = "eval") -> DictConfig:
         return compose(config, list(overrides))
 
 
-def script(name: str) -> Any:
-    """The entry function of a script in train_draft/."""
-    spec = importlib.util.spec_from_file_location(
-        f"train_draft_{name}", CONF.parent / "train_draft" / f"{name}.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
+def maker(seed: int = 0) -> Callable[..., Tensor]:
+    """Makes random tensors, large enough for outputs to depend on everything."""
+    generator = torch.Generator().manual_seed(seed)
 
+    def make(*shape: int) -> Tensor:
+        drawn = torch.randn(*shape, generator=generator)
+        return drawn * 1.3 / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.3 * drawn
 
-class Maker:
-    """Random tensors, large enough for outputs to depend on everything."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, *shape: int) -> Tensor:
-        scale = 1.3 / shape[-1] ** 0.5 if len(shape) > 1 else 0.3
-        return torch.randn(*shape, generator=self.generator) * scale + (
-            1.0 if len(shape) == 1 else 0.0
-        )
+    return make
 
 
 @dataclass(frozen=True)
@@ -78,17 +64,15 @@ class Names:
 
     def layers(self, state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """The tensors of each layer by role, those that there are."""
-        named = ({role: self.layer.format(i) + name for role, name in self.roles.items()}
-                 for i in range(LAYERS))  # fmt: skip
-        return [{role: state[name] for role, name in one.items() if name in state} for one in named]
+        prefixes = [self.layer.format(i) for i in range(LAYERS)]
+        return [
+            {role: state[one + name] for role, name in self.roles.items() if one + name in state}
+            for one in prefixes
+        ]
 
 
-NORMS = {
-    "q_norm": "q_{}.weight",
-    "q_bias": "q_{}.bias",
-    "k_norm": "k_{}.weight",
-    "k_bias": "k_{}.bias",
-}
+NORMS = {f"{part}_{role}": f"{part}_{{}}.{kind}" for part in "qk"
+         for role, kind in (("norm", "weight"), ("bias", "bias"))}  # fmt: skip
 HUGGING_FACE = Names(
     ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"),
     "model.layers.{}.",
@@ -117,7 +101,7 @@ def official_state(
     names: Names, vocab: int, kv: int = HEADS, norms: tuple[int, ...] | None = None
 ) -> dict[str, Tensor]:
     """A random model; `norms`: the shape of the norms of queries and keys, if it has some."""
-    make, size = Maker(), DIM // HEADS
+    make, size = maker(), DIM // HEADS
     shapes = {"q": (DIM, DIM), "k": (kv * size, DIM), "v": (kv * size, DIM), "o": (DIM, DIM)}
     shapes |= {"gate": (INNER, DIM), "up": (INNER, DIM), "down": (DIM, INNER)}
     shapes |= dict.fromkeys(("attention_norm", "mlp_norm"), (DIM,))
@@ -134,7 +118,7 @@ def llamagen_state(
     vocab: int, caption: int | None = None, prefix: int = 6, classes: int = 10
 ) -> dict[str, Tensor]:
     """LlamaGen's official keys."""
-    make, state = Maker(1), official_state(META, vocab)
+    make, state = maker(1), official_state(META, vocab)
     for i in range(LAYERS):
         parts = [state.pop(f"layers.{i}.attention.w{part}.weight") for part in "qkv"]
         state[f"layers.{i}.attention.wqkv.weight"] = torch.cat(parts)
@@ -177,22 +161,16 @@ def flow(values: dict[str, Any]) -> str:
     return "{" + ",".join(parts) + "}"
 
 
-def vq_option(codes: int, **changes: Any) -> str:
+def vq_option(codes: int, levels: tuple[int, ...] = (1, 1, 1, 1, 2), **changes: Any) -> str:
     kind = {"_target_": "tempera.image_tokenizers.vq.VQConfig", "codebook_size": codes}
-    return "+model.tokenizer.config=" + flow({**kind, **VQ, **changes})
+    multipliers = {f"{side}_multipliers": levels for side in ("encoder", "decoder")}
+    sizes = {**kind, **VQ, **multipliers, "codebook_dim": 4, **changes}
+    return "+model.tokenizer.config=" + flow(sizes)
 
 
 def llamagen_options(**sizes: Any) -> list[str]:
-    config = {
-        "_target_": "tempera.targets.llamagen.LlamaGenConfig",
-        "vocab_size": 24,
-        "hidden_size": DIM,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "grid": [4, 4],
-        **sizes,
-    }
+    kind = {"_target_": "tempera.targets.llamagen.LlamaGenConfig", "vocab_size": 24, "grid": [4, 4]}
+    config = {**kind, **SIZES, **sizes}
     network = ["~model.network.config", f"+model.network.config={flow(config)}"]
     return [*network, vq_option(24), "model.tokenizer_weights=random"]
 
@@ -217,15 +195,14 @@ def write_llamagen_classes(directory: Path, classes: int = 10) -> list[str]:
 
 
 RANDOM = ["model.prompt_weights=random", "model.tokenizer_weights=random"]
-SIZES = [
-    f"++model.network.sizes.hidden_size={DIM}",
-    f"++model.network.sizes.intermediate_size={INNER}",
-    f"++model.network.sizes.num_hidden_layers={LAYERS}",
-    f"++model.network.sizes.num_attention_heads={HEADS}",
-]
+
+
+def size_options(**more: int) -> list[str]:
+    return [f"++model.network.sizes.{name}={size}" for name, size in {**SIZES, **more}.items()]
+
+
 CHAMELEON = [
-    *SIZES,
-    "++model.network.sizes.vocab_size=8832",
+    *size_options(vocab_size=8832),
     vq_option(8192, normalised=False, level_attention=False),
 ]
 
@@ -243,31 +220,21 @@ def write_anole(directory: Path) -> list[str]:
     """Anole in Meta's layout, on 4×4 codes."""
     (directory / "models/7b").mkdir(parents=True)
     torch.save(official_state(*STATES["anole"]), directory / "models/7b/consolidated.pth")
-    spec = [
-        "model.spec._target_=tempera.targets.token_format.ModelSpec",
-        "+model.spec.lines=4",
-        "+model.spec.columns=4",
-        "+model.spec.codes=8192",
-        "+model.spec.first_code=4",
-        "+model.spec.prompt=[0,'{text}',8710,8197]",
-        "+model.spec.null=[0,8197]",
-        "+model.spec.context=4096",
-    ]
+    sizes = {"lines": 4, "columns": 4, "codes": 8192, "first_code": 4, "context": 4096}
+    sizes |= {"prompt": "[0,'{text}',8710,8197]", "null": "[0,8197]"}
+    spec = ["model.spec._target_=tempera.targets.token_format.ModelSpec"]
+    spec += [f"+model.spec.{name}={value}" for name, value in sizes.items()]
     return ["model=anole", f"model.weights={directory}", *RANDOM, *spec, *CHAMELEON]
 
 
 def write_emu3(directory: Path) -> list[str]:
     """Emu3 at 32×32 pixels: 4×4 codes and ends of lines; grouped keys and values."""
     save_file(official_state(*STATES["emu3"]), directory / "model.safetensors")
-    sizes = {
-        "base_channels": 32,
-        "channel_multiplier": [1, 1, 1, 1],
-        "num_res_blocks": 1,
-        "hidden_size": 32,
-    }
-    grouped = "++model.network.sizes.num_key_value_heads=1"
-    size = [*SIZES, grouped, f"+model.tokenizer.sizes={flow(sizes)}", "image_size=32"]
-    return ["model=emu3", f"model.weights={directory}", *RANDOM, *size]
+    sizes = {"base_channels": 32, "channel_multiplier": [1] * 4, "num_res_blocks": 1}
+    images = "+model.tokenizer.sizes=" + flow({**sizes, "hidden_size": 32})
+    grouped = size_options(num_key_value_heads=1)
+    place = ["model=emu3", f"model.weights={directory}", "image_size=32"]
+    return [*place, *RANDOM, *grouped, images]
 
 
 def tiny_janus() -> Any:
@@ -275,8 +242,7 @@ def tiny_janus() -> Any:
     from transformers import JanusConfig, JanusForConditionalGeneration
 
     text = {
-        "model_type": "llama", "vocab_size": 100017, "hidden_size": DIM, "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
+        **SIZES, "model_type": "llama", "vocab_size": 100017, "num_key_value_heads": HEADS,
         "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
     }  # fmt: skip
     vision = {
@@ -291,7 +257,7 @@ def tiny_janus() -> Any:
     torch.manual_seed(0)
     config = JanusConfig(text_config=text, vision_config=vision, vq_config=vq)
     model = JanusForConditionalGeneration(config).eval()
-    make = Maker()
+    make = maker()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if not name.startswith("model.vision"):
@@ -306,16 +272,10 @@ def write_janus(directory: Path) -> list[str]:
     token.
     """
     tiny_janus().save_pretrained(directory)
-    levels = [1, 1, 1, 1, 1]
-    sizes = {"codebook_dim": 8, "channels": 32, "z_channels": 4, "norm_groups": 32}
-    return [
-        "model=janus_pro_1b",
-        f"model.weights={directory}",
-        "model.prompt_weights=random",
-        "+model.spec.image_size=64",
-        "+model.spec.codes=24",
-        vq_option(24, encoder_multipliers=levels, decoder_multipliers=levels, **sizes),
-    ]
+    spec = ["+model.spec.image_size=64", "+model.spec.codes=24"]
+    images = vq_option(24, (1,) * 5, codebook_dim=8, channels=32, norm_groups=32)
+    place = ["model=janus_pro_1b", f"model.weights={directory}", "model.prompt_weights=random"]
+    return [*place, *spec, images]
 
 
 T5_SIZES = {"d_model": 8, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 40}
@@ -351,25 +311,17 @@ def emu3_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The names in Emu3-VisionTokenizer's own code: norms inside attention blocks, whose matrices
     are 1×1 convolutions.
     """
-    result = {}
-    for name, tensor in state.items():
-        name = (
-            name.replace("down_block.down.", "down.")
-            .replace("up_block.up.", "up.")
-            .replace("middle_block.", "mid.")
-        )
-        name = name.replace("mid.attn_norm.", "mid.attn_1.norm.")
-        if ".attn_norms." in name:
-            head, _, tail = name.partition(".attn_norms.")
-            number, _, rest = tail.partition(".")
-            name = f"{head}.attn.{number}.norm.{rest}"
-        for part in ("q", "k", "v", "out"):
-            old = f".{part}_proj."
-            if old in name:
-                name = name.replace(old, ".proj_out." if part == "out" else f".{part}.")
-                tensor = tensor[:, :, None, None] if name.endswith("weight") else tensor
-        result[name] = tensor
-    return result
+    matrices = {name for name in state if re.search(r"_proj\.weight$", name)}
+    convolutions = {name: state[name][:, :, None, None] for name in matrices}
+    names = {
+        r"(down|up)_block\.\1\.": r"\1.",
+        r"middle_block\.": "mid.",
+        r"mid\.attn_norm\.": "mid.attn_1.norm.",
+        r"\.attn_norms\.(\d+)\.": r".attn.\1.norm.",
+        r"\.([qkv])_proj\.": r".\1.",
+        r"\.out_proj\.": ".proj_out.",
+    }
+    return renamed(state | convolutions, names)
 
 
 def write_images(tokenizer: Any, file: Path) -> None:
@@ -391,11 +343,9 @@ def published_draft(directory: Path, vocab: int, family: str) -> None:
     norms = (HEADS, DIM // HEADS) if family == "chameleon" else None
     state = official_state(HUGGING_FACE, vocab, norms=norms)
     directory.mkdir(parents=True)
-    draft = {"fc.weight": Maker(2)(DIM, 2 * DIM)} | {
-        name.removeprefix("model."): tensor
-        for name, tensor in state.items()
-        if ("layers.0." in name and (norms or "input" not in name)) or "embed" in name
-    }
+    kept = r"model\.(embed|layers\.0\.)" if norms else r"model\.(embed|layers\.0\.(?!input))"
+    draft = {"fc.weight": maker(2)(DIM, 2 * DIM)}
+    draft |= {name[6:]: tensor for name, tensor in state.items() if re.match(kept, name)}
     torch.save(draft, directory / "pytorch_model.bin")
     config = {"model_type": family, "num_attention_heads": HEADS, "bias": False}
     (directory / "config.json").write_text(json.dumps(config))
@@ -409,9 +359,8 @@ MAR_SIZES = {
 KL_SIZES = {
     "_target_": "tempera.image_tokenizers.kl.KLConfig",
     "networks": {
-        "_target_": "tempera.image_tokenizers.vq.VQConfig",
-        "channels": 8, "encoder_multipliers": [1, 1, 2], "decoder_multipliers": [1, 1, 2],
-        "res_blocks": 1, "z_channels": 4, "norm_groups": 4,
+        "_target_": "tempera.image_tokenizers.vq.VQConfig", **VQ,
+        "encoder_multipliers": [1, 1, 2], "decoder_multipliers": [1, 1, 2],
     },
 }  # fmt: skip
 
@@ -423,11 +372,8 @@ def ldm_name(name: str, levels: int) -> str:
         parts[2] = ("block_1", "attn_1", "block_2")[int(parts[2])]
     if parts[1] == "conv_blocks":
         level = int(parts[2]) if parts[0] == "encoder" else levels - 1 - int(parts[2])
-        parts[1:4] = [
-            "down" if parts[0] == "encoder" else "up",
-            str(level),
-            "block" if parts[3] == "res" else parts[3],
-        ]
+        side = "down" if parts[0] == "encoder" else "up"
+        parts[1:4] = [side, str(level), "block" if parts[3] == "res" else parts[3]]
     return ".".join(parts)
 
 
@@ -436,12 +382,11 @@ def write_mar(directory: Path, size: str = "large") -> list[str]:
     of 12×16 pixels.
     """
     networks = {f"mar-{name}": MAR_SIZES for name in {size, "base"}} | {"kl16": KL_SIZES}
-    makers = {"kl16": KLModel}
     for place, (name, sizes) in enumerate(sorted(networks.items())):
-        network = makers.get(name, MAR)(instantiate(OmegaConf.create(sizes)))
-        generator = torch.Generator().manual_seed(place)
+        torch.manual_seed(place)
+        network = (KLModel if name == "kl16" else MAR)(instantiate(OmegaConf.create(sizes)))
         for parameter in network.parameters():
-            torch.nn.init.normal_(parameter, std=0.2, generator=generator)
+            torch.nn.init.normal_(parameter, std=0.2)
         state = network.state_dict()
         if name == "kl16":
             state = {ldm_name(key, 3): tensor for key, tensor in state.items()}

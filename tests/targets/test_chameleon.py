@@ -3,7 +3,7 @@
 import torch
 from tiny_targets import STATES, official_state
 
-from tempera.runtime.huggingface import ChameleonConfig
+from tempera.runtime.huggingface import LlamaConfig
 from tempera.targets.chameleon import translate
 from tempera.targets.rotary import Rotary
 
@@ -21,26 +21,17 @@ def test_model_parallel_norms_are_repeated_for_their_heads() -> None:
 
 def test_fused_and_separate_meta_projections_load_alike() -> None:
     separate = official_state(*STATES["anole"])
-    fused = {
-        name: tensor
-        for name, tensor in separate.items()
-        if ".attention.w" not in name or ".wo." in name
-    }
+    fused = dict(separate)
     for i in range(2):
-        fused[f"layers.{i}.attention.wqkv.weight"] = torch.cat(
-            [separate[f"layers.{i}.attention.w{part}.weight"] for part in "qkv"]
-        )
+        parts = [fused.pop(f"layers.{i}.attention.w{part}.weight") for part in "qkv"]
+        fused[f"layers.{i}.attention.wqkv.weight"] = torch.cat(parts)
     one, other = (translate(state, {"num_attention_heads": 2}) for state in (separate, fused))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_rotary_embedding_is_exact_in_a_bfloat16_network() -> None:
-    config = ChameleonConfig(
-        hidden_size=16,
-        num_attention_heads=2,
-        vocabulary_map={},
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = LlamaConfig(hidden_size=16, num_attention_heads=2, rope_parameters=rope)
     cos, sin = Rotary(config).to(torch.bfloat16)(torch.zeros(1), torch.tensor([[0, 9000]]))
     angle = torch.tensor(9000 * 10000.0 ** (-2 / 8), dtype=torch.float64)
     assert abs(cos[0, 1, 1] - angle.cos()) < 1e-3 and abs(sin[0, 1, 1] - angle.sin()) < 1e-3

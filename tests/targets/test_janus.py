@@ -8,16 +8,21 @@ import torch
 from tiny_targets import composed, tiny_janus, write_janus
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from tempera.config.build import build_target, build_tokenizer
+from tempera.config.build import build_target, build_tokenizer, without_weights
 from tempera.decoding.interfaces import Draft
+from tempera.decoding.loop import decode
+from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
+from tempera.rules.standard import Exact
 from tempera.targets.janus import janus
 from tempera.targets.shared_vocabulary import about_as_many, load_prompts
 
 pytestmark = pytest.mark.slow
 SPECIAL = ("<begin_of_image>", "<｜▁pad▁｜>")
 PROMPTS = ["a cat", "two dogs on a red sofa"]
+FORMAT = "<|User|>: {}\n\n<|Assistant|>:<begin_of_image>"
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +35,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write_janus(tmp_path_factory.mktemp("janus"))
 
 
-def prompt_ids(text: str) -> list[int]:
-    written = f"<|User|>: {text}\n\n<|Assistant|>:<begin_of_image>"
-    return [100000, *about_as_many(written)]
-
-
 @torch.no_grad()
 def test_logits_and_guidance_equal_those_of_hugging_face(official: Any, options: list[str]) -> None:
     target: Any = build_target(composed(*options))
@@ -43,15 +43,13 @@ def test_logits_and_guidance_equal_those_of_hugging_face(official: Any, options:
     scores = target.score(Draft(tokens, torch.full((2, 3, 24), 1 / 24), Tree.chain(3)))
     logits = []
     for row in range(4):
-        ids = prompt_ids(PROMPTS[row % 2])
+        ids = [100000, *about_as_many(FORMAT.format(PROMPTS[row % 2]))]
         if row >= 2:  # all but the first and the last become padding, which is attended to
             ids = [ids[0], *about_as_many(SPECIAL[1])[:1] * (len(ids) - 2), ids[-1]]
         prefix = official.get_input_embeddings()(torch.tensor([ids]))
         drawn = official.prepare_embeddings_for_image_generation(tokens[row % 2][None])
-        states = official.model.language_model(
-            inputs_embeds=torch.cat([prefix, drawn], 1)
-        ).last_hidden_state
-        logits.append(official.model.generation_head(states[:, -4:]))
+        states = official.model.language_model(inputs_embeds=torch.cat([prefix, drawn], 1))
+        logits.append(official.model.generation_head(states.last_hidden_state[:, -4:]))
     wanted = torch.cat(logits)
     torch.testing.assert_close(target.head.lm_logits(scores.hidden), wanted, atol=2e-5, rtol=1e-4)
     conditional, unconditional = wanted.chunk(2)
@@ -66,19 +64,12 @@ def test_a_greedy_image_is_that_of_hugging_face(
     """`generate(generation_mode="image")`, from its prompts to its last token."""
     from transformers import GenerationConfig
 
-    from tempera.decoding.loop import decode
-    from tempera.decoding.random_streams import RandomStreams
-    from tempera.drafters.none import NoDraft
-    from tempera.rules.standard import Exact
-
     write_tokenizer(tmp_path, *SPECIAL)
-    target: Any = build_target(
-        composed(*options, "temperature=0", f"model.prompt_weights={tmp_path}")
-    )
+    words = f"model.prompt_weights={tmp_path}"
+    target: Any = build_target(composed(*options, "temperature=0", words))
     own = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     start, padding = map(own.token_to_id, SPECIAL)
-    text = "<|User|>: {}\n\n<|Assistant|>:<begin_of_image>"
-    ids = [[100000, *own.encode(text.format(prompt)).ids] for prompt in PROMPTS]
+    ids = [[100000, *own.encode(FORMAT.format(prompt)).ids] for prompt in PROMPTS]
     width = max(map(len, ids))
     padded = torch.tensor([[padding] * (width - len(row)) + row for row in ids])
     keep = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
@@ -119,7 +110,7 @@ def test_the_prompt_is_tokenised_whole_and_padding_is_found_by_name(tmp_path: Pa
     own = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     encoder = load_prompts(janus(), str(tmp_path), ["tokenizer.json"], "x/y")
     (row, null), (shorter, _) = encoder.encode(["a bed", "a"])[0].tolist()
-    text = own.encode("<|User|>: a bed\n\n<|Assistant|>:<begin_of_image>").ids
+    text = own.encode(FORMAT.format("a bed")).ids
     start, padding = map(own.token_to_id, SPECIAL)
     assert row == [100000, *text] and row[-1] == start
     assert null == [100000, *[padding] * (len(row) - 2), start]
@@ -133,8 +124,6 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_both_sizes_are_the_published_ones() -> None:
-    from tempera.config.build import without_weights
-
     count = {}
     for size in ("1b", "7b"):
         with without_weights(composed(f"model=janus_pro_{size}")) as (cfg, _):

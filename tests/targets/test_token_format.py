@@ -8,16 +8,7 @@ from tempera.targets.emu3 import emu3
 from tempera.targets.shared_vocabulary import PromptEncoder
 from tempera.targets.token_format import ModelSpec
 
-LINED = ModelSpec(
-    2,
-    3,
-    codes=5,
-    first_code=20,
-    prompt=(1, "{text}!", 2),
-    null=(2,),
-    context=20,
-    line_end=9,
-)
+LINED = ModelSpec(2, 3, 5, 20, prompt=(1, "{text}!", 2), null=(2,), context=20, line_end=9)
 
 
 def letters(text: str) -> list[int]:
@@ -40,10 +31,7 @@ def test_prompts_are_left_padded_beside_the_null_prompt() -> None:
 
 
 def test_a_prompt_that_is_too_long_is_refused_or_truncated() -> None:
-    with pytest.raises(
-        TemperaError,
-        match=r"prompt 2 of 2 has 13 tokens, the model has room for 12: .* truncate=true",
-    ):
+    with pytest.raises(TemperaError, match="prompt 2 of 2 has 13 tokens, .* room for 12"):
         PromptEncoder(LINED, letters).encode(["ab", "cdef ghijk"])
     condition, keep = PromptEncoder(LINED, letters, truncate=True).encode(["cdef ghijk"])
     assert condition[0, 0].tolist() == [1, *letters("cdef!"), 2] and keep.all()
@@ -56,16 +44,11 @@ def test_the_papers_formats() -> None:
     assert spec.grid == (48, 49) and spec.length == 2352
     assert spec.prompt[-3:] == (8197, 8828, 8828) == spec.null and spec.line_end == 8803
     assert lumina(512, 1024).grid == (32, 65) and lumina(512, 1024).null == (8197, 8820, 8836)
-    assert "512x1024" not in str(lumina(512, 1024).prompt) and "1024x512" in str(
-        lumina(512, 1024).prompt
-    )
+    assert "1024x512" in str(lumina(512, 1024).prompt)
     assert anole().grid == (32, 32) and anole().forced is None and anole().room == 4096 - 1024
     spec = emu3()
-    assert (
-        spec.grid == (90, 91)
-        and "90*90" in spec.prompt
-        and spec.token_ids[-2:].tolist() == [184621, 151846]
-    )
+    assert spec.grid == (90, 91) and "90*90" in spec.prompt
+    assert spec.token_ids[-2:].tolist() == [184621, 151846]
 
 
 def test_a_format_without_a_place_for_the_prompt_is_refused() -> None:
