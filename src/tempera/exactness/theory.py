@@ -206,5 +206,3 @@ def sequence_law(p: Tables, tokens: int) -> Tensor:
     for conditional in p[:tokens]:
         law = (law.unsqueeze(-1) * conditional).flatten()
     return law
-
-
