@@ -17,7 +17,7 @@ from tempera.data.sources import (
     Broken,
     Entry,
     Source,
-    dataset,
+    Stream,
     image_folder,
     parquet,
     tar_shards,
@@ -108,30 +108,48 @@ def tar_of(path: Path, members: dict[str, bytes]) -> None:
             archive.addfile(info, io.BytesIO(content))
 
 
-@pytest.mark.slow
 def test_tar_shards_and_their_foreign_members(tmp_path: Path) -> None:
     tar_of(tmp_path / "0[a].tar", {
         "README": b"x", "._s.png": b"", "LICENSE.md": b"x", "s0.png": picture(), "s0.txt": b"one",
         "s1.JPG": picture(), "s1.JSON": b'{"caption": ["two", "x"], "words": "zwei"}',
         "s2.txt": b"x", "s3.png": picture(), "s3.json": b'{"caption": null}',
+        "s4.png": picture(), "s4.json": b"{oops", "s5.png": picture(), "s5.txt": b"caf\xe9",
     })  # fmt: skip
     tar_of(tmp_path / "1.TAR", {"s0.png": picture(), "s0.txt": b"three", "s0.json": b"{}"})
-    broken = ["sample 0[a].tar/LICENSE: no image", "s2: no image", "s3: no caption"]
+    broken = ["0[a].tar/LICENSE: no image", "s2: no image", "s3: no caption", "s4: its", "s5: its"]
     check(tar_shards(str(tmp_path)), ["one", "two", "three"], *broken)
-    texts = [
-        one.caption for one in tar_shards(str(tmp_path), "words").read(0) if isinstance(one, Entry)
-    ]
-    assert texts == ["zwei"]
+    named = tar_shards(str(tmp_path), "words").read(0)
+    assert [one.caption for one in named if isinstance(one, Entry)] == ["zwei"]
     (tmp_path / "0.tgz").write_bytes(gzip.compress((tmp_path / "1.TAR").read_bytes()))
     check(tar_shards(str(tmp_path / "*.tgz")), ["three"])
-    (tmp_path / "2.tar").write_bytes((tmp_path / "1.TAR").read_bytes()[:600])
-    with pytest.raises(TemperaError, match="datasets cannot read .* from row 6 on") as problem:
-        list(tar_shards(str(tmp_path)).read(0))
-    assert "\n" not in str(problem.value)
 
 
-@pytest.mark.slow
-def test_parquet_and_anything_else_that_datasets_streams(tmp_path: Path) -> None:
+def two_samples(path: Path) -> bytes:
+    tar_of(path, {"a.png": picture(), "a.txt": b"one", "b.png": picture(), "b.txt": b"two"})
+    return path.read_bytes()
+
+
+CUT: list[tuple[Any, list[str]]] = [
+    (lambda content: content[:600], []),  # within a picture
+    (lambda content: content[: 4 * 512 - 20], []),  # within the header of a caption
+    (lambda content: gzip.compress(content)[:-20], ["one"]),
+    (lambda content: b"nonsense" * 200, []),
+    (lambda content: b"", []),
+]
+
+
+@pytest.mark.parametrize(("cut", "rest"), CUT)
+def test_what_is_damaged_of_a_tar_costs_nothing_else(
+    cut: Any, rest: list[str], tmp_path: Path
+) -> None:
+    whole = two_samples(tmp_path / "0.tar")
+    (tmp_path / "1.tar").write_bytes(cut(whole))
+    (tmp_path / "2.tar").write_bytes(whole[:512].replace(b"a.png", b"???.?") + whole[512:])
+    names = ["the rest of it cannot be read", "2.tar/a: no image"]
+    check(tar_shards(str(tmp_path)), ["one", "two", *rest, "two"], *names)
+
+
+def test_parquet(tmp_path: Path) -> None:
     rows: list[Any] = [{"bytes": picture(i), "path": None} for i in range(7)]
     rows[2], rows[4] = {"bytes": None, "path": None}, {"bytes": None, "path": "a.png"}
     captions = [*(f"c{i}" for i in range(6)), None]
@@ -143,41 +161,45 @@ def test_parquet_and_anything_else_that_datasets_streams(tmp_path: Path) -> None
     texts = ["c0", "c1", "c3", "c5"]
     check(parquet(str(tmp_path)), texts * 2, *broken * 2)
     check(parquet(str(tmp_path / "*.parquet"), caption="Text"), texts, *broken)
-    check(dataset("parquet", data_files=str(tmp_path / "0.parquet")), texts, *broken)
-    pq.write_table(pa.table({"image": [picture()], "text": ["d"]}), tmp_path / "plain.parquet")
-    check(parquet(str(tmp_path / "plain*")), ["d"])
     whole = (tmp_path / "0.parquet").read_bytes()
     (tmp_path / "0.parquet").write_bytes(whole[:-200])
+    pq.write_table(pa.table({"image": [picture()], "words": ["d"]}), tmp_path / "2.parquet")
+    check(parquet(str(tmp_path)), texts, "0.parquet: the rest", *broken, "no caption")
+    check(parquet(str(tmp_path), caption="words"), ["d"], "0.parquet: the rest", "column words")
+
+
+@pytest.mark.slow
+def test_what_datasets_streams(tmp_path: Path) -> None:
+    rows = [{"bytes": picture(), "path": None}, {"bytes": None, "path": None}]
+    pq.write_table(pa.table({"image": rows, "Text": ["a", "b"]}), tmp_path / "0.parquet")
+    file = {"data_files": str(tmp_path / "0.parquet")}
+    check(Stream("parquet", **file), ["a"], "no image")
+    check(Stream("parquet", image=None, **file), ["a", "b"])
     for source, told in (
-        (parquet(str(tmp_path / "plain*"), image="picture"), "picture"),
-        (parquet(str(tmp_path / "plain*"), caption="words"), "words"),
-        (parquet(str(tmp_path / "0.parquet")), "from row 0 on"),
-        (dataset(str(tmp_path / "absent")), "absent"),
+        (Stream("parquet", image="picture", **file), "column picture"),
+        (Stream("parquet", caption="words", **file), "column words"),
+        (Stream(str(tmp_path / "absent")), "absent"),
     ):
         with pytest.raises(TemperaError, match=told) as problem:
             list(source.read(0))
         assert "\n" not in str(problem.value)
-
-
-@pytest.mark.slow
-def test_a_folder_and_paths_on_the_hub_that_datasets_streams(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there: dict[str, bytes] = {"hf://datasets/x/a.png": picture()}
-    hub = "tempera.data.sources.HfFileSystem.cat_file"
-    monkeypatch.setattr(hub, lambda self, path: there[path])
-    table = pa.table(
-        {"image": [f"hf://datasets/x/{name}.png" for name in "ab"], "text": ["a", "b"]}
-    )
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1)
-    entries = dataset("parquet", data_files=str(tmp_path / "a.parquet")).read(0)
-    assert next(entries).caption == "a"  # type: ignore[union-attr]
-    with pytest.raises(TemperaError, match="cannot read parquet from row 1 on"):
-        next(entries)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.png").write_bytes(picture())
     (tmp_path / "folder" / "metadata.csv").write_text("file_name,text\na.png,one\n")
-    check(dataset(str(tmp_path / "folder")), ["one"])
+    check(Stream(str(tmp_path / "folder")), ["one"])
+
+
+@pytest.mark.slow
+def test_paths_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there: dict[str, bytes] = {"hf://datasets/x/a.png": picture()}
+    hub = "tempera.data.sources.HfFileSystem.cat_file"
+    monkeypatch.setattr(hub, lambda self, path: there[path])
+    names = [f"hf://datasets/x/{name}.png" for name in "ab"]
+    pq.write_table(pa.table({"image": names, "text": ["a", "b"]}), tmp_path / "a.parquet")
+    entries = Stream("parquet", data_files=str(tmp_path / "a.parquet")).read(0)
+    assert next(entries).caption == "a"  # type: ignore[union-attr]
+    with pytest.raises(TemperaError, match="cannot read parquet from row 1 on"):
+        next(entries)
 
 
 def test_places_without_anything_to_read(tmp_path: Path) -> None:

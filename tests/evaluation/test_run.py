@@ -125,7 +125,7 @@ def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: 
 
 def test_other_settings_or_another_text_under_an_id_are_refused(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")])
-    with pytest.raises(TemperaError, match=r"made with delta=1\.5, but this one has delta=2"):
+    with pytest.raises(TemperaError, match=r"made with delta=1\.5, but this run has delta=2"):
         tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")], delta=2)
     with pytest.raises(
         TemperaError, match="holds 'a red ring' under the id a, which is now 'a blue ring'"

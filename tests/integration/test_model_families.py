@@ -355,7 +355,7 @@ def drawn(
         captions = [{"image_id": i, "id": i, "caption": prompts[i % 2]} for i in range(12)]
         file = directory / "captions.json"
         file.write_text(json.dumps({"annotations": captions}))
-        source = ["source=coco", f"source.path={file}", "encoder=target", "batch_size=12"]
+        source = ["source=coco_captions", f"source.path={file}", "encoder=target", "batch_size=12"]
         place = ["device=cpu", f"directory={directory / 'codes'}"]
         AcceleratorState._reset_state(True)
         made = prepare(composed(*options[name], *source, *place, config="prepare"))

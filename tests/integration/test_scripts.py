@@ -75,7 +75,7 @@ def test_a_run_is_resumed_by_its_directory_alone(run: Run, tiny: list[str]) -> N
     assert run("eval/run.py", *given, "limit=6", "batch_size=2", here)[0] == 0
     assert metrics(place)["images"] == len(list((place / "images").iterdir())) == 6
     assert {path: path.stat().st_mtime_ns for path in images} == images and len(images) == 3
-    refused(run("eval/run.py", *given, "seed=1", here), "made with seed=0, but this one has seed=1")
+    refused(run("eval/run.py", *given, "seed=1", here), "made with seed=0, but this run has seed=1")
     assert metrics(place)["settings"]["seed"] == 0
 
 

@@ -52,19 +52,16 @@ COLUMNS = {
 GOOD = {"id": "a", "tokens": [1, 2, 3], "seconds": 0.5, "tested": [1], "sizes": [1, None, 7],
         "name": "x"}  # fmt: skip
 BELIEVED: list[tuple[dict[str, Any], str]] = [
-    ({"tokens": [1, 2]}, "a row of other than 3 tokens"),
-    ({"tokens": [1, 2, 300]}, "tokens that are not between 0 and 300"),
-    ({"tokens": [1, 2, -1]}, "tokens that are not between 0 and 300"),
-    ({"sizes": [1, None, -7]}, "sizes that are not between"),
-    ({"tokens": ["1", "2", "3"]}, "tokens that are not numbers"),
-    ({"tokens": 7}, "a row of other than 3 tokens"),
-    ({"tested": [0, -1]}, "tested that are not between 0 and inf"),
-    ({"seconds": -0.5}, "seconds that are not between 0 and inf"),
-    ({"seconds": float("inf")}, "seconds that are not between"),
-    ({"seconds": None}, "a row without seconds"),
-    ({"seconds": "soon"}, "seconds that are not numbers"),
-    ({"name": None}, "a row without name"),
-    ({"name": 7}, "name that are not texts"),
+    ({"tokens": [1, 2]}, "tokens has rows of other than 3"),
+    ({"tokens": [1, 2, 300]}, "tokens holds numbers outside"),
+    ({"tokens": [1, 2, -1]}, "tokens holds numbers outside"),
+    ({"sizes": [1, None, -7]}, "sizes holds numbers outside"),
+    ({"tokens": ["1", "2", "3"]}, "tokens holds other things"),
+    ({"tokens": 7}, "tokens has rows of other than 3"),
+    ({"seconds": float("inf")}, "seconds holds numbers outside"),
+    ({"seconds": None}, "seconds lacks values"),
+    ({"name": None}, "name lacks values"),
+    ({"name": 7}, "name holds other things"),
 ]
 
 
@@ -74,10 +71,10 @@ def test_rows_are_looked_at_before_they_are_believed(
 ) -> None:
     store = Store(tmp_path, COLUMNS)
     store.add([GOOD])
-    dtypes = [store.rows()["a"][name].dtype for name in ("tokens", "tested", "sizes")]
-    assert dtypes == [np.int8, np.int32, np.float32]
+    dtypes = [store.rows()["a"][name].dtype for name in ("tokens", "sizes")]
+    assert dtypes == [np.int8, np.float32]
     store.add([{**GOOD, "id": "b"} | wrong])
-    with pytest.raises(TemperaError, match=f"[.]parquet has {told}.*: delete the file"):
+    with pytest.raises(TemperaError, match=f"its column {told}.*: delete the file"):
         store.rows()
 
 
@@ -85,10 +82,8 @@ def test_lists_of_any_length_are_arrays_where_they_are_asked_for(tmp_path: Path)
     lists = {"a": [1.5, 2.0], "b": [], "c": [-1.0, 2**40, 3.0]}
     store = Store(tmp_path, {"features": Numbers(needed=False)})
     store.add([{"id": name, "features": values} for name, values in lists.items()])
-    store.add([{"id": "d", "codes": [2**40]}])
     found = store.rows()
     assert {name: found[name]["features"].tolist() for name in lists} == lists
-    assert found["d"]["codes"] == [2**40] and "features" not in found["d"]
 
 
 def test_a_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -98,8 +93,8 @@ def test_a_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "run.json").read_text())["host"] == "y"
     with pytest.raises(
         TemperaError,
-        match=r"made with delta=2\.0, but this one has delta=3\.0: give another directory",
+        match=r"made with delta=2\.0, but this run has delta=3\.0: give another directory",
     ):
         claim(tmp_path / "run", {**identity, "delta": 3.0}, {})
-    with pytest.raises(TemperaError, match="made with delta=2.0, but this one has delta=None"):
+    with pytest.raises(TemperaError, match="made with delta=2.0, but this run has delta=None"):
         claim(tmp_path / "run", {"model": "shapes", "tree": [0, 1]}, {}, write=False)

@@ -241,7 +241,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(
 
 def test_refusals(tmp_path: Path, whole: Path) -> None:
     with pytest.raises(
-        TemperaError, match=r"made with recipe.lr=0.003, but this one has recipe.lr=0.01"
+        TemperaError, match=r"made with recipe.lr=0.003, but this run has recipe.lr=0.01"
     ):
         tiny_train(whole, **{**WHOLE, "lr": 0.01})
     with pytest.raises(TemperaError, match=r"made with loss.class=EagleLoss"):

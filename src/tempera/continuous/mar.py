@@ -334,10 +334,5 @@ def load_mar(
 
 def read_mar(directory: str | Path) -> MAR:
     """The network saved in `directory` as config.json and model.safetensors, in evaluation mode."""
-    network = read_network(
-        directory,
-        lambda values: MAR(parse_sizes(MARConfig, values)),
-        "a MAR",
-        "give a directory that train_draft/build_shapes.py wrote",
-    )
+    network = read_network(directory, lambda values: MAR(parse_sizes(MARConfig, values)))
     return network.eval().requires_grad_(False)

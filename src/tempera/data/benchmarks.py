@@ -2,17 +2,17 @@
 classes. Each is read from the hub, at a fixed commit if one is known, or from a local file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from tempera.data.prompts import Prompt, chosen, coco_captions, file_prompts, text_of
-from tempera.data.sources import Entry, Listed, existing, usable_entry
+from tempera.data.prompts import Prompt, chosen, file_prompts, text_of
+from tempera.data.sources import Entry, Listed
 from tempera.errors import TemperaError
-from tempera.runtime.files import sha256_file
+from tempera.runtime.files import read_json, sha256_file
 from tempera.runtime.hub import Repository
 from tempera.runtime.row_store import read_table
 
@@ -52,16 +52,12 @@ def coco_prompts(
 
 
 def coco_training(
-    path: str | None = None,
-    images: str | None = None,
-    per_image: NonNegativeInt = 1,
-    seed: NonNegativeInt = 0,
+    path: str | None = None, per_image: NonNegativeInt = 1, seed: NonNegativeInt = 0
 ) -> Listed:
-    """`source=coco`, `source=coco_captions`: captions of MS-COCO 2017's training images.
+    """`source=coco_captions`: captions of MS-COCO 2017's training images.
 
     Args:
         path: captions_train2017.json; by default the hub's copy.
-        images: the directory of its images; without it, the target generates images.
         per_image, seed: as for `coco_prompts`.
 
     Raises:
@@ -70,16 +66,7 @@ def coco_training(
     found = _shuffled(_coco_images(path, "train"), per_image, seed)
     prompts = [Prompt(f"{image}#{name}", text) for image, name, text in found]
     place = path or f"{COCO.id}@{COCO.revision}"
-    known = {"place": place, "images": images, "per_image": per_image, "seed": seed}
-    listed = _listed(prompts, "coco", path, **known)
-    if path is None or images is None:
-        return listed
-    folder, names = existing(images, "an image directory"), coco_captions(Path(path))[1]
-    entries = [
-        usable_entry(f"{path} {one.id}", one.id, one.text, names.get(image, f"{image}.jpg"), folder)
-        for one, (image, _, _) in zip(prompts, found, strict=True)
-    ]
-    return Listed(entries, listed.described)
+    return _listed(prompts, "coco", path, place=place, per_image=per_image, seed=seed)
 
 
 def _coco_images(path: str | None, split: str) -> Captions:
@@ -90,12 +77,27 @@ def _coco_images(path: str | None, split: str) -> Captions:
                 found = zip(row["ids"], map(text_of, row["captions"]), strict=True)
                 images[str(row["image_id"])] = [(str(name), text) for name, text in found if text]
     else:
-        for one in coco_captions(Path(path))[0]:
-            if one.id is None or one.image is None:
-                raise TemperaError(f"{one.where} holds no id or image_id: repair or delete it.")
-            if one.text:
-                images.setdefault(one.image, []).append((one.id, one.text))
+        for name, image, text in _annotations(Path(path)):
+            if text:
+                images.setdefault(image, []).append((name, text))
     return {image: sorted(found, key=lambda one: _order(one[0])) for image, found in images.items()}
+
+
+def _annotations(path: Path) -> Iterator[tuple[str, str, str | None]]:
+    """Id, image id and caption of each annotation in an MS-COCO captions file."""
+    annotations = read_json(path).get("annotations")
+    if not isinstance(annotations, list):
+        raise TemperaError(
+            f"{path} is not an MS-COCO captions file: give one with a list of annotations."
+        )
+    for number, one in enumerate(annotations, start=1):
+        fields = one if isinstance(one, dict) else {}
+        ids = [fields.get("id"), fields.get("image_id")]
+        if not all(type(name) in (int, str) for name in ids):
+            raise TemperaError(
+                f"{path}, annotation {number}, holds no id or image_id: repair or delete it."
+            )
+        yield str(ids[0]), str(ids[1]), text_of(fields.get("caption"))
 
 
 def _order(name: str) -> tuple[int, int, str]:

@@ -3,23 +3,22 @@
 URLs (hub, by commit)  →  shards of images: 00000.parquet …  →  entries
 
 The files and the seed determine the order of the rows. Shard n holds the images of rows
-n·shard_size … (n + 1)·shard_size − 1 that could be downloaded, and counts the others by kind of
-failure. Each shard is written once and whole, so an interrupted download resumes with the next one,
-and several models can share the images.
+n·shard_size … (n + 1)·shard_size − 1 that could be downloaded. Each shard
+is written once and whole, so an interrupted download resumes with the next one, and several models
+can share the images.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
+from pydantic import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 from typing_extensions import override
 
@@ -46,9 +45,8 @@ COLUMNS = pa.schema(
     [pa.field(name, pa.string(), nullable=False) for name in ("key", "url", "caption")]
     + [pa.field("image", pa.binary(), nullable=False)]
 )
-"""Of a shard; its metadata count the URLs that failed, by kind of failure."""
+"""Of a shard."""
 
-FAILURES = TypeAdapter(dict[str, int])
 UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError)
 """What reading a table raises."""
 
@@ -124,15 +122,14 @@ class LaionCoco(Limits, Source):
     def _download(self) -> None:
         writable_directory(Path(self.images))
         self._keep_manifest()
-        made = self._shards()
+        made, failed = self._shards(), Counter[str]()
         rows = islice(self._rows(), len(made) * self.shard_size, None)
         with tqdm(desc="download images", unit="image", total=self.limit, initial=sum(made)) as bar:
             while self.limit is None or sum(made) < self.limit:
                 if not (batch := list(islice(rows, self.shard_size))):
                     break
-                made.append(self._made(self._shard(len(made)), batch))
+                made.append(self._make(self._shard(len(made)), batch, failed))
                 bar.update(made[-1])
-        failed = sum((Counter(kinds) for _, kinds in self._made_shards()), Counter[str]())
         kinds = ", ".join(f"{kind} {times:,}" for kind, times in failed.most_common())
         if not sum(made):
             raise TemperaError(
@@ -147,33 +144,27 @@ class LaionCoco(Limits, Source):
 
     def _shards(self) -> list[int]:
         """Pairs in each shard before the first missing one."""
-        return [pairs for pairs, _ in self._made_shards()]
-
-    def _made_shards(self) -> Iterator[tuple[int, dict[str, int]]]:
-        """Pairs in each shard before the first missing one, and failures by their kinds."""
-        for number in count():
-            if not (path := self._shard(number)).is_file():
-                return
+        pairs: list[int] = []
+        while (path := self._shard(len(pairs))).is_file():
             try:
                 file = pq.ParquetFile(path)
                 if not file.schema_arrow.equals(COLUMNS):
                     raise ValueError(f"its columns are not {', '.join(COLUMNS.names)}")
-                failures = FAILURES.validate_json((file.schema_arrow.metadata or {})[b"failures"])
             except UNREADABLE as problem:
                 raise _unreadable(path, problem) from None
-            yield file.metadata.num_rows, failures
+            pairs.append(file.metadata.num_rows)
+        return pairs
 
-    def _made(self, shard: Path, rows: list[Row]) -> int:
-        """Make a shard; the number of its pairs."""
+    def _make(self, shard: Path, rows: list[Row], failed: Counter[str]) -> int:
+        """Make a shard; the number of its pairs. Counts failures by their kinds."""
         wanted = [(key, url or "", caption) for key, url, caption in rows if caption]
         got = download([url for _, url, _ in wanted], self)
-        failures = Counter(one for one in got if isinstance(one, str))
-        failures.update({"no caption": len(rows) - len(wanted)} if len(rows) > len(wanted) else {})
+        failed.update(one for one in got if isinstance(one, str))
+        failed.update(["no caption"] * (len(rows) - len(wanted)))
         good = [(*row, one) for row, one in zip(wanted, got, strict=True) if isinstance(one, bytes)]
         columns = [[row[place] for row in good] for place in range(len(COLUMNS))]
-        table = pa.table(columns, COLUMNS.with_metadata({"failures": json.dumps(failures)}))
         with replacing(shard) as temporary:
-            pq.write_table(table, temporary, row_group_size=64)
+            pq.write_table(pa.table(columns, COLUMNS), temporary, row_group_size=64)
         return len(good)
 
     def _rows(self) -> Iterator[Row]:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import NonNegativeInt
@@ -25,7 +24,7 @@ from tempera.data.shards import (
     Manifest,
     Positive,
     Shard,
-    check_shard,
+    is_intact,
     shard_file,
     write_shard,
 )
@@ -83,8 +82,9 @@ def prepare(
         disable=not processes.is_main,
     ) as bar:  # fmt: skip
         while manifest.broken_count <= max_broken and (items := list(islice(entries, shard_size))):
-            images, broken = _encoded(encoder, items, batch_size, bar, processes)
+            images, broken = _encoded(encoder, items, batch_size, processes)
             manifest = _grown(manifest, directory, images, broken, processes)
+            bar.update(len(items))
     problem = _refusal(manifest, max_broken)
     if problem is None:
         manifest = replace(manifest, complete=True)
@@ -153,7 +153,7 @@ def _begun(
     old = Manifest.load(directory)
     check_same(directory, old.recipe, fresh.recipe)
     intact = takewhile(
-        lambda item: check_shard(shard_file(directory, item[0]), item[1]) is None,
+        lambda item: is_intact(shard_file(directory, item[0]), item[1]),
         enumerate(old.shards),
     )
     good = tuple(shard for _, shard in intact)
@@ -186,24 +186,18 @@ def _refusal(manifest: Manifest, max_broken: int) -> TemperaError | None:
 
 
 def _encoded(
-    encoder: CodeEncoder,
-    items: list[Entry | Broken],
-    batch_size: int,
-    bar: Any,
-    processes: Processes,
+    encoder: CodeEncoder, items: list[Entry | Broken], batch_size: int, processes: Processes
 ) -> tuple[CodedImages, list[Broken]]:
     """Encode one shard's entries and join the results of all processes; each of n processes encodes
     every n-th batch.
     """
     good = [item for item in items if isinstance(item, Entry)]
-    starts, end, mine = range(0, len(good), batch_size), bar.n + len(items), []
+    starts, mine = range(0, len(good), batch_size), []
     for start in starts[processes.rank :: processes.count]:
         part = encoder.encode(good[start : start + batch_size])
         bare = [replace(entry, image=None) for entry in part.entries]  # others need no pictures
         mine.append(replace(part, entries=bare))
-        bar.update(min(processes.count * batch_size, end - bar.n))  # as if all were equally far
     every = processes.gather(mine)
-    bar.update(end - bar.n)
     parts = [every[n % processes.count][n // processes.count] for n in range(len(starts))]
     kept = [entry for part in parts for entry in part.entries]
     none = np.zeros((0, encoder.grid[0] * encoder.grid[1]), np.int32)

@@ -1,10 +1,11 @@
-"""Prompts: a single text, or files of them (.txt, .csv, .tsv, .jsonl, .parquet, MS-COCO .json)."""
+"""Prompts: a single text, or files of them (.txt, .csv, .tsv, .jsonl, .parquet)."""
 
 import csv
 import hashlib
 import io
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 from pydantic import NonNegativeInt, PositiveInt
 
 from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import read_json, read_text
+from tempera.runtime.files import read_text
 from tempera.runtime.row_store import read_table
 
 TEXT_NAMES = ("prompt", "prompts", "caption", "top_caption", "text")
@@ -96,9 +97,7 @@ def one_prompt(given: str | float) -> list[Prompt]:
 def file_prompts(
     path: str | None, limit: PositiveInt | None = None, offset: NonNegativeInt = 0
 ) -> list[Prompt]:
-    """Read prompts from a file: see `rows_of`, or MS-COCO captions (`.json`, with `annotations`:
-    list of `id` and `caption`). Ids are `<file stem>-<line number>`; of MS-COCO, those of the
-    annotations.
+    """Read prompts from a file: see `rows_of`. Ids are `<file stem>-<line number>`.
 
     Args:
         path: the file.
@@ -107,25 +106,18 @@ def file_prompts(
 
     Raises:
         TemperaError: the file is missing, empty or not UTF-8, or holds a broken line, an empty
-            prompt or an unusable id; the message names file and line.
+            prompt; the message names file and line.
     """
     file = Path(path or "data=file")
-    if file.suffix.lower() == ".json":
-        found = [(one.where, one.id, one.text) for one in coco_captions(file)[0]]
-    else:
-        stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
-        found = [(f"{file}:{n}", f"{stem}-{n:06d}", field_of(row)) for n, row in rows_of(file)]
-    return chosen([_prompt(*each) for each in found], limit, offset, str(path))
-
-
-def _prompt(where: str, name: str | None, text: str | None) -> Prompt:
-    if name is None or text is None:
-        lacks = "id" if name is None else "printable text for a prompt"
-        raise TemperaError(f"{where} holds no {lacks}: repair or delete it.")
-    try:
-        return Prompt(name, text)
-    except TemperaError as problem:
-        raise TemperaError(f"{where}: {problem}") from None
+    stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
+    prompts = []
+    for number, row in rows_of(file):
+        if (text := field_of(row)) is None:
+            raise TemperaError(
+                f"{file}:{number} holds no printable text for a prompt: repair or delete it."
+            )
+        prompts.append(Prompt(f"{stem}-{number:06d}", text))
+    return chosen(prompts, limit, offset, str(path))
 
 
 def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) -> list[Prompt]:
@@ -135,22 +127,27 @@ def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) ->
         TemperaError: there is none, or two prompts of the set have the same id.
     """
     check_unique(prompts)
+    if not prompts:
+        raise TemperaError(f"{place} holds no prompts: give another file.", option="path")
     if offset >= len(prompts):
         raise TemperaError(
-            f"{place} holds {len(prompts)} prompts, so offset={offset} leaves none: choose "
-            "another file or a smaller offset.",
+            f"{place} holds {len(prompts)} prompts: give a smaller offset than {offset}.",
             option="offset",
         )
     return prompts[offset:] if limit is None else prompts[offset : offset + limit]
 
 
 def check_unique(prompts: Sequence[Prompt]) -> None:
-    """Raise TemperaError if two prompts have the same id."""
-    known: set[str] = set()
+    """Raise TemperaError if the ids of two prompts name the same file, on any file system."""
+    known: dict[str, str] = {}
     for prompt in prompts:
-        if prompt.id in known:
-            raise TemperaError(f"two prompts have the id {prompt.id}: ids must be unique.")
-        known.add(prompt.id)
+        name = unicodedata.normalize("NFC", prompt.id.casefold())
+        if name in known:
+            raise TemperaError(
+                f"two prompts have the ids {known[name]} and {prompt.id}: ids must differ in more "
+                "than case."
+            )
+        known[name] = prompt.id
 
 
 class CaptionCheck(Protocol):
@@ -198,8 +195,8 @@ def rows_of(file: Path) -> Rows:
     if kind == ".txt":
         return enumerate(_lines(file), start=1)
     raise TemperaError(
-        f"{file} is not a prompt file: give one that ends in .txt, .csv, .tsv, .jsonl, .parquet or "
-        ".json (MS-COCO captions).",
+        f"{file} is not a prompt file: give one that ends in .txt, .csv, .tsv, .jsonl or .parquet; "
+        "captions of MS-COCO are data=coco.",
         option="path",
     )
 
@@ -236,41 +233,3 @@ def _table_rows(file: Path) -> Rows:
             yield reader.line_num, dict(zip(header, row, strict=False)) if fits else None
     except csv.Error as problem:
         raise TemperaError(f"{file}:{reader.line_num} is broken ({problem}): repair it.") from None
-
-
-@dataclass(frozen=True)
-class Caption:
-    """An annotation of MS-COCO. id, image, text: None where the file holds none that is usable."""
-
-    where: str
-    id: str | None
-    image: str | None
-    text: str | None
-
-
-def coco_captions(path: Path) -> tuple[list[Caption], dict[str, str]]:
-    """The annotations of an MS-COCO captions file, and its images' file names by image id.
-
-    Raises:
-        TemperaError: it is not such a file.
-    """
-    content = read_json(path)
-    annotations, images = content.get("annotations"), content.get("images", [])
-    if not isinstance(annotations, list) or not isinstance(images, list):
-        raise TemperaError(
-            f"{path} is not an MS-COCO captions file: give one with lists of images and "
-            "annotations."
-        )
-    captions = []
-    for number, one in enumerate(annotations, start=1):
-        fields = one if isinstance(one, dict) else {}
-        ids = (_id(fields.get("id")), _id(fields.get("image_id")))
-        where = f"{path}, annotation {number}"
-        captions.append(Caption(where, *ids, text_of(fields.get("caption"))))
-    named = {_id(one.get("id")): one.get("file_name") for one in images if isinstance(one, dict)}
-    return captions, {str(key): name for key, name in named.items() if isinstance(name, str)}
-
-
-def _id(value: Any) -> str | None:
-    known = isinstance(value, int | str) and not isinstance(value, bool)
-    return str(value) if known else None

@@ -22,7 +22,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, reason, replacing, sha256_file
+from tempera.runtime.files import check_same, read_json, reason, replacing, sha256_file
 from tempera.runtime.installation import command
 from tempera.runtime.row_store import Numbers, read_table
 
@@ -156,34 +156,14 @@ def write_shard(path: Path, images: CodedImages) -> str:
     return sha256_file(path)
 
 
-def read_shard(path: Path, count: int, length: int, vocab_size: int) -> CodedImages:
-    """Read a whole shard of `count` images of `length` codes below `vocab_size`.
-
-    Raises:
-        TemperaError: the file is not such a shard.
-    """
-    columns = {"key": None, "caption": None, "codes": Numbers(0, vocab_size, length)}
-    rows = read_table(path, columns)
-    if len(rows) != count:
-        raise TemperaError(
-            f"{path} holds {len(rows)} images and not {count}: prepare the shards again."
-        )
-    codes = np.array([row["codes"] for row in rows], np.int32).reshape(-1, length)
-    return CodedImages([row["key"] for row in rows], [row["caption"] for row in rows], codes)
-
-
 def shard_file(directory: Path, number: int) -> Path:
     """The path of a shard."""
     return directory / f"shard-{number:05d}.parquet"
 
 
-def check_shard(path: Path, shard: Shard) -> str | None:
-    """What is wrong with a listed shard; None if it is intact."""
-    if not path.is_file():
-        return f"shard {path} is missing"
-    if sha256_file(path) != shard.sha256:
-        return f"shard {path} is damaged (its sha256 differs from the one in {MANIFEST})"
-    return None
+def is_intact(path: Path, shard: Shard) -> bool:
+    """Whether the file of a listed shard is there and as it was written."""
+    return path.is_file() and sha256_file(path) == shard.sha256
 
 
 def read_shards(
@@ -197,44 +177,26 @@ def read_shards(
             another tokenizer, vocabulary or grid.
     """
     manifest = Manifest.load(directory)
-    shards = [(shard_file(directory, n), shard) for n, shard in enumerate(manifest.shards)]
-    if problem := _misfit(manifest, tokenizer, vocab_size, grid) or _damage(manifest, shards):
-        raise TemperaError(f"the shards in {directory} cannot be used: {problem}.")
-    form = math.prod(grid), manifest.vocab_size
-    parts = [read_shard(path, shard.count, *form) for path, shard in shards]
-    return CodedImages(
-        [key for part in parts for key in part.keys],
-        [caption for part in parts for caption in part.captions],
-        np.concatenate([part.codes for part in parts]),
-    )
-
-
-def _misfit(
-    manifest: Manifest, tokenizer: str, vocab_size: int, grid: tuple[int, int]
-) -> str | None:
-    """Why a target cannot use the shards."""
-    if manifest.tokenizer != tokenizer:
-        return (
-            f"they were made with tokenizer {manifest.tokenizer}, but the target's is {tokenizer}"
-        )
-    if manifest.vocab_size > vocab_size or manifest.grid != grid:
-        rows, columns = manifest.grid
-        return (
-            f"they hold {rows}×{columns} codes below {manifest.vocab_size}, but the target draws "
-            f"{grid[0]}×{grid[1]} below {vocab_size}: prepare shards for this target"
-        )
-    return None
-
-
-def _damage(manifest: Manifest, shards: Sequence[tuple[Path, Shard]]) -> str | None:
-    """Why nobody can use the shards."""
-    again = f"run `{command('prepare')}` with the same options to"
-    hashes = [shard.sha256 for shard in manifest.shards if shard.count]
+    made_with = {"tokenizer": manifest.tokenizer, "grid": manifest.grid}
+    check_same(directory, made_with, {"tokenizer": tokenizer, "grid": grid})
+    again = f"run `{command('prepare')}` with the same options"
     if not manifest.complete:
-        return f"they are unfinished: {again} complete them"
-    if not manifest.count:
-        return "they hold no images: prepare them from another source"
-    if len(set(hashes)) < len(hashes):
-        return "one of them is listed twice: prepare them in another directory"
-    damage = next(filter(None, (check_shard(*shard) for shard in shards)), None)
-    return f"{damage}: {again} rebuild it" if damage else None
+        raise TemperaError(f"the shards in {directory} are unfinished: {again}.")
+    hashes = [shard.sha256 for shard in manifest.shards if shard.count]
+    codes = Numbers(0, min(vocab_size, manifest.vocab_size), math.prod(grid))
+    rows: list[dict[str, Any]] = []
+    for number, shard in enumerate(manifest.shards):
+        path = shard_file(directory, number)
+        if not is_intact(path, shard) or hashes.count(shard.sha256) > 1:
+            raise TemperaError(f"{path} is missing, damaged or a copy: delete it, and {again}.")
+        part = read_table(path, {"key": None, "caption": None, "codes": codes})
+        if len(part) != shard.count:
+            raise TemperaError(
+                f"{path} holds {len(part)} images and not {shard.count}: delete it, and {again}."
+            )
+        rows += part
+    return CodedImages(
+        [row["key"] for row in rows],
+        [row["caption"] for row in rows],
+        np.array([row["codes"] for row in rows], np.int32),
+    )

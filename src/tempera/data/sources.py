@@ -1,18 +1,22 @@
 """Sources of training captions and images: ordered sequences of entries, readable from any
-position. `datasets` streams tar shards, Parquet files and data sets of the hub; a folder's metadata
-is read as prompt files are.
+position.
 """
 
 import glob
 import hashlib
+import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import PIL.Image
+import pyarrow.parquet as pq
 from huggingface_hub import HfFileSystem
 from typing_extensions import override
 
@@ -23,6 +27,8 @@ from tempera.runtime.files import read_text, reason, regular_file
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp")
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
+"""The name of a tar's member that belongs to a sample: what members share, and kind."""
 
 EncodedPicture = bytes | Path | PIL.Image.Image
 """Encoded bytes, a file, or a decoded image."""
@@ -59,6 +65,7 @@ class Source(Protocol):
 
     def count(self) -> int | None:
         """Number of entries, including broken ones; None if counting means reading them all."""
+        return None
 
     def fetch(self, processes: Processes) -> None:
         """Download what `count` and `read` need, before any other work. All processes call this."""
@@ -130,123 +137,166 @@ def _beside(image: Path, caption: Path | None, folder: Path) -> Entry | Broken:
     return usable_entry(str(image), str(image.relative_to(folder)), text, image)
 
 
-class Stream(Source):
-    """What the `datasets` library streams. An entry without a usable picture or caption is broken;
-    a file that `datasets` cannot read to its end is an error.
+class Files(Source):
+    """Files that hold many entries each. What cannot be read of one is a broken entry, after which
+    the next file follows.
 
     Args:
-        path: name of a builder or of a data set, for `datasets.load_dataset`.
-        image: column of the images, encoded or as paths; None for captions alone.
-        caption: column of the captions; None takes the first of `TEXT_NAMES` that exists.
-        files: files on this machine, for a builder.
-        options: further arguments of `load_dataset`.
+        files: in order.
+        entries: the entries of a file; may raise anything where the file is damaged.
+        described: see `Source.describe`.
     """
 
     def __init__(
         self,
-        path: str,
-        image: str | None,
-        caption: str | None,
-        files: Sequence[Path] = (),
-        **options: Any,
+        files: Sequence[Path],
+        entries: Callable[[Path], Iterator[Entry | Broken]],
+        **described: Any,
     ) -> None:
-        self.path, self.image, self.caption, self.files = path, image, caption, files
-        self.options, self.folder = options, files[0].parent if files else None
+        self.files, self.entries = files, entries
+        self.described = {**described, "fingerprint": _fingerprint(files)}
 
     @override
     def describe(self) -> dict[str, Any]:
-        known = {"kind": self.path, **self.options, "image": self.image, "caption": self.caption}
-        return {**known, "fingerprint": _fingerprint(self.files)} if self.files else known
-
-    @override
-    def count(self) -> int | None:
-        return None
+        return self.described
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        position, rows = start, None
-        while True:
+        return islice(self._entries(), start, None)
+
+    def _entries(self) -> Iterator[Entry | Broken]:
+        for file in self.files:
             try:
-                rows = iter(self._stream().skip(start)) if rows is None else rows
-                row = next(rows, None)
-                entry = None if row is None else self._read(row, position)
-            except Exception as problem:  # a builder may raise anything, and cannot continue
-                raise TemperaError(
-                    f"datasets cannot read {self.folder or self.path} from row {position} on "
-                    f"({reason(problem)}): check the source's path, split and columns, and that "
-                    "its files are whole."
-                ) from problem
-            if entry is None:
-                return
-            yield entry
-            position += 1
-
-    def _read(self, row: dict[str, Any], position: int) -> Entry | Broken:
-        key = str(position)
-        if self.path == "webdataset":
-            key = f"{Path(row['__url__']).name}/{row['__key__']}"
-            row = {name.lower(): value for name, value in row.items() if value is not None}
-            text = None if self.caption else text_of(row.get("txt"))
-            text = text or field_of(row.get("json"), self.caption)
-            image = next((row[name] for name in SUFFIXES if row.get(name)), None)
-        else:
-            text, image = field_of(row, self.caption), row[self.image] if self.image else None
-        if isinstance(image, dict):
-            image = image["bytes"] or image["path"]
-        where = f"{self.folder or self.path} sample {key}"
-        if self.image and not image:
-            return Broken(where, "no image")
-        if isinstance(image, str) and image.startswith("hf://"):  # of a data set on the hub
-            image = bytes(HfFileSystem().cat_file(image))
-        return usable_entry(where, key, text, image, self.folder)
-
-    def _stream(self) -> Any:
-        import datasets  # takes seconds
-
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error says it
-        picture, options = datasets.Image(decode=False), dict(self.options)
-        if self.files:
-            options["data_files"] = [glob.escape(str(file.absolute())) for file in self.files]
-        if self.path == "webdataset":
-            text = datasets.Value("string")
-            members = {"txt": text, "json": datasets.Json(), **dict.fromkeys(SUFFIXES, picture)}
-            members |= {name.upper(): kind for name, kind in members.items()}
-            options["features"] = datasets.Features({"__key__": text, "__url__": text, **members})
-            return datasets.load_dataset(self.path, streaming=True, **options)
-        stream = datasets.load_dataset(self.path, streaming=True, **options)
-        named = [name for name in stream.column_names if name.lower() in TEXT_NAMES]
-        captions = [self.caption] if self.caption else named or [TEXT_NAMES[0]]
-        if self.image is None:
-            return stream.select_columns(captions)
-        return stream.select_columns([self.image, *captions]).cast_column(self.image, picture)
+                yield from self.entries(file)
+            except Exception as problem:  # a decompressor may raise anything on damaged bytes
+                yield Broken(str(file), f"the rest of it cannot be read ({reason(problem)})")
 
 
-def tar_shards(path: str, caption: str | None = None) -> Stream:
+def tar_shards(path: str, caption: str | None = None) -> Files:
     """`source=webdataset`: WebDataset tar files. Members whose names agree up to the first dot form
     a sample; its caption is the .txt or a field of the .json.
     """
-    return Stream("webdataset", "image", caption, matching(path, "tar"), split="train")
+    files = matching(path, "tar")
+    return Files(files, partial(_samples, caption), kind="webdataset", path=path, caption=caption)
 
 
-def parquet(path: str, image: str = "image", caption: str | None = None) -> Stream:
+def _samples(caption: str | None, file: Path) -> Iterator[Entry | Broken]:
+    archive: Any
+    with tarfile.open(file, ignore_zeros=True) as archive:  # skips damaged headers, too
+        named = ((SAMPLE.fullmatch(member.name), member) for member in archive if member.isfile())
+        parts = ((match[1], match[2].lower(), member) for match, member in named if match)
+        for key, members in groupby(parts, lambda part: part[0]):
+            content = {kind: archive.extractfile(one).read() for _, kind, one in members}
+            yield _sample(content, caption, f"{file}/{key}", f"{file.name}/{key}")
+        if not archive.getmembers() or archive.fileobj.tell() % tarfile.BLOCKSIZE:
+            raise EOFError("it is cut off, or no tar file")
+
+
+def _sample(
+    content: Mapping[str, bytes], caption: str | None, where: str, key: str
+) -> Entry | Broken:
+    image = next((content[kind] for kind in SUFFIXES if content.get(kind)), None)
+    if image is None:
+        return Broken(where, "no image")
+    try:
+        text = None if caption else text_of(content.get("txt", b"").decode("utf-8-sig"))
+        text = text or field_of(json.loads(content.get("json", b"null")), caption)
+    except (ValueError, RecursionError) as problem:
+        return Broken(where, f"its caption cannot be read ({reason(problem)})")
+    return usable_entry(where, key, text, image)
+
+
+def parquet(path: str, image: str = "image", caption: str | None = None) -> Files:
     """`source=parquet`: Parquet files with a caption column and an image column, which holds
     encoded bytes, {bytes, path} structs (Hugging Face's Image) or paths relative to the files.
     """
-    return Stream("parquet", image, caption, matching(path, "parquet"), split="train")
+    known = {"kind": "parquet", "path": path, "image": image, "caption": caption}
+    return Files(matching(path, "parquet"), partial(_rows, image, caption), **known)
 
 
-def dataset(
-    path: str,
-    name: str | None = None,
-    split: str = "train",
-    image: str | None = "image",
-    caption: str | None = None,
-    data_files: str | None = None,
-) -> Stream:
+def _rows(image: str, caption: str | None, file: Path) -> Iterator[Entry | Broken]:
+    content = pq.ParquetFile(file)
+    columns = _columns(content.schema_arrow.names, image, caption)
+    batches = content.iter_batches(64, columns=columns)
+    for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+        place = f"{file}:{number + 1}", f"{file.name}/{number}"
+        yield _row_entry(*place, row, image, caption, file.parent)
+
+
+def _columns(names: Sequence[str], image: str | None, caption: str | None) -> list[str]:
+    """The columns to read: that of the images, and those that the captions can be in."""
+    wanted = [image] if image else []
+    wanted += [caption] if caption else [name for name in names if name.lower() in TEXT_NAMES]
+    if missing := [name for name in wanted if name not in names]:
+        raise ValueError(f"it has no column {missing[0]}")
+    return wanted
+
+
+def _row_entry(
+    where: str,
+    key: str,
+    row: dict[str, Any],
+    image: str | None,
+    caption: str | None,
+    folder: Path | None = None,
+) -> Entry | Broken:
+    picture = row[image] if image else None
+    if isinstance(picture, dict):
+        picture = picture.get("bytes") or picture.get("path")
+    if image and not picture:
+        return Broken(where, "no image")
+    if isinstance(picture, str) and picture.startswith("hf://"):  # of a data set on the hub
+        picture = bytes(HfFileSystem().cat_file(picture))
+    return usable_entry(where, key, field_of(row, caption), picture, folder)
+
+
+@dataclass(frozen=True)
+class Stream(Source):
     """`source=dataset`: anything that `datasets` can stream: a data set on the hub, a local one's
-    directory, or a builder with `data_files`.
+    directory, or a builder with `data_files`. What it cannot read to its end is an error.
+
+    Args:
+        path, name, split, data_files: see `datasets.load_dataset`.
+        image: column of the images, encoded or as paths; None for captions alone.
+        caption: column of the captions; None takes the first of `TEXT_NAMES` that exists.
     """
-    return Stream(path, image, caption, name=name, split=split, data_files=data_files)
+
+    path: str
+    name: str | None = None
+    split: str = "train"
+    image: str | None = "image"
+    caption: str | None = None
+    data_files: str | None = None
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "dataset", **asdict(self)}
+
+    @override
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        position = start
+        try:
+            for row in self._rows().skip(start):
+                key = str(position)
+                yield _row_entry(f"{self.path} sample {key}", key, row, self.image, self.caption)
+                position += 1
+        except Exception as problem:  # a builder may raise anything, and cannot continue
+            raise TemperaError(
+                f"datasets cannot read {self.path} from row {position} on ({reason(problem)}): "
+                "check the source's path, split and columns, and that its files are whole."
+            ) from problem
+
+    def _rows(self) -> Any:
+        import datasets  # takes seconds
+
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error says it
+        rows = datasets.load_dataset(
+            self.path, self.name, split=self.split, data_files=self.data_files, streaming=True
+        )
+        rows = rows.select_columns(_columns(rows.column_names, self.image, self.caption))
+        if self.image is None:
+            return rows
+        return rows.cast_column(self.image, datasets.Image(decode=False))
 
 
 def usable_entry(

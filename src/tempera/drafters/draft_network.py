@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 from tempera.runtime.network_directory import (
-    NO_DRAFT,
     WEIGHTS,
     draft_directory,
     parse_sizes,
@@ -266,15 +265,13 @@ class DraftNetwork(nn.Module, ABC):
         Raises:
             TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.
         """
-        place = draft_directory(directory)
-        described: tuple[Callable[[dict[str, Any]], Self], str, str] = (
-            lambda values: cls(parse_sizes(cls.config_type, values)),
-            f"a draft of the kind {cls.drafter}",
-            NO_DRAFT,
+        place, what = draft_directory(directory), f"a draft of the kind {cls.drafter}"
+        build: Callable[[dict[str, Any]], Self] = lambda values: cls(  # noqa: E731 (a def has no Self)
+            parse_sizes(cls.config_type, values)
         )
         if are_sizes_enough():
-            return sized_network(place, *described)
-        network = read_network(place, *described)
+            return sized_network(place, build, what)
+        network = read_network(place, build, what=what)
         network.identity = sha256_file(place / WEIGHTS)[:16]
         return network
 

@@ -95,8 +95,7 @@ def read_kl(directory: str | Path) -> KLModel:
     def build(values: dict[str, Any]) -> KLModel:
         return KLModel(parse_sizes(KLConfig, values))
 
-    advice = "give a directory that train_draft/build_shapes.py wrote"
-    model = read_network(directory, build, "a KL tokenizer", advice)
+    model = read_network(directory, build)
     return model.eval().requires_grad_(False)
 
 

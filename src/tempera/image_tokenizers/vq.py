@@ -242,12 +242,7 @@ class VQModel(nn.Module):
 
 def read_vq(directory: str | Path) -> VQModel:
     """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
-    model = read_network(
-        directory,
-        lambda values: VQModel(parse_sizes(VQConfig, values)),
-        "an image tokenizer",
-        "give a directory that train_draft/build_shapes.py wrote",
-    )
+    model = read_network(directory, lambda values: VQModel(parse_sizes(VQConfig, values)))
     return model.eval().requires_grad_(False)
 
 

@@ -64,8 +64,10 @@ class Reference:
         files = self._files()
         count = len(_array(files[0])) if self._is_array else len(files)
         if count < LEAST:
+            there = Path(self.place).expanduser().exists()
+            found = f"holds {count or 'no'} images" if there else "does not exist"
             raise _refused(
-                f"{self.place} holds {count} images: give a directory of {LEAST} or more real "
+                f"metrics.reference={self.place} {found}: give a directory of {LEAST} or more real "
                 "images (png, jpg or webp), a .npz file of ADM's, or coco."
             )
         if not self._is_array:

@@ -201,7 +201,7 @@ def check_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
         if old.get(name) != new.get(name):
             then, wanted = (shortened(str(facts.get(name)), 60) for facts in (old, new))
             raise TemperaError(
-                f"{place} was made with {name}={then}, but this one has {name}={wanted}: give "
+                f"{place} was made with {name}={then}, but this run has {name}={wanted}: give "
                 "another directory, delete this one, or use the original options."
             )
 

@@ -3,7 +3,7 @@ Every failure is reported in one sentence.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -18,22 +18,21 @@ from tempera.runtime.files import is_unwritable, reason, unwritable
 
 
 class CannotReach(TemperaError):
-    """Files of repositories are not cached and cannot be downloaded.
+    """Files are not cached and cannot be downloaded.
 
     Args:
-        wanted: the patterns of the files, by repository.
+        missing: repositories, and the commands that download what is missing of them.
         reason: the hub library's.
     """
 
-    def __init__(self, wanted: "Mapping[Repository, Sequence[str]]", reason: str) -> None:
-        ids = ", ".join(dict.fromkeys(repository.id for repository in wanted))
-        commands = "; ".join(one.command(patterns) for one, patterns in wanted.items())
+    def __init__(self, missing: Sequence[tuple[str, str]], reason: str) -> None:
+        ids, commands = (dict.fromkeys(column) for column in zip(*missing, strict=True))
         super().__init__(
-            f"{ids} {'is' if len(wanted) == 1 else 'are'} not in the hub's cache, and the hub "
-            f"cannot be reached ({reason}): on a machine with a network run `{commands}`, and copy "
-            "the cache directory (HF_HUB_CACHE) here."
+            f"{', '.join(ids)} {'is' if len(ids) == 1 else 'are'} not in the hub's cache, and the "
+            f"hub cannot be reached ({reason}): on a machine with a network run "
+            f"`{'; '.join(commands)}`, and copy the cache directory (HF_HUB_CACHE) here."
         )
-        self.wanted, self.reason = wanted, reason
+        self.missing, self.reason = missing, reason
 
 
 class _Bars(tqdm):
@@ -45,16 +44,12 @@ class _Bars(tqdm):
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
 
-def together(problems: "Sequence[TemperaError]") -> TemperaError:
+def together(problems: Sequence[TemperaError]) -> TemperaError:
     """One error for several; what cannot be reached is told in one sentence."""
-    wanted: dict[Repository, list[str]] = {}
     unreachable = [problem for problem in problems if isinstance(problem, CannotReach)]
-    for problem in unreachable:
-        for repository, patterns in problem.wanted.items():
-            wanted[repository] = list(dict.fromkeys([*wanted.get(repository, []), *patterns]))
     told = [str(problem) for problem in problems if problem not in unreachable]
-    if wanted:
-        told.append(str(CannotReach(wanted, unreachable[0].reason)))
+    if missing := [one for problem in unreachable for one in problem.missing]:
+        told.append(str(CannotReach(missing, unreachable[0].reason)))
     return TemperaError("; ".join(dict.fromkeys(one.rstrip(".") for one in told)) + ".")
 
 
@@ -201,4 +196,4 @@ class Repository:
                     raise TemperaError(
                         f"the {self.kind} {self.id} of the hub {sentence}."
                     ) from None
-            raise CannotReach({self: patterns}, reason(problem)) from None
+            raise CannotReach([(self.id, self.command(patterns))], reason(problem)) from None

@@ -2,6 +2,7 @@
 
 import io
 import struct
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ MOST_PIXELS = 89_478_485
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
 """What is decoded; Pillow would hand others, such as PostScript, to programs that run them."""
 PNG = b"\x89PNG\r\n\x1a\n"
-PNG_IMAGE = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
-"""The chunks of a PNG that are the image; all others are metadata."""
+PNG_IMAGE = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
+"""The chunks of a PNG that are the image; all others but tRNS, of transparency, are metadata."""
+JPEG = b"\xff\xd8"
+JPEG_METADATA = {*range(0xE1, 0xEE), 0xEF, 0xFE}
+"""Segments of a JPEG that are metadata: comments, and what applications add but colour spaces."""
 
 
 def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
@@ -38,9 +42,10 @@ def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
         try:
             return _shown(Image.open(io.BytesIO(image), formats=FORMATS))
         except Exception:
-            if not image.startswith(PNG):
-                raise
-            return _shown(Image.open(io.BytesIO(_without_metadata(image)), formats=["PNG"]))
+            for bare in _without_metadata(image):
+                with suppress(Exception):
+                    return _shown(Image.open(io.BytesIO(bare), formats=FORMATS))
+            raise
     except MemoryError:
         raise
     except UnidentifiedImageError:  # its text names an object in memory
@@ -68,15 +73,38 @@ def _shown(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _without_metadata(png: bytes) -> bytes:
-    """The chunks of a PNG that are the image."""
+def _without_metadata(content: bytes) -> Iterator[bytes]:
+    """What is left of a PNG or JPEG without metadata, which may be damaged."""
+    if content.startswith(PNG):
+        yield _png_of(content, (*PNG_IMAGE, b"tRNS"))
+        yield _png_of(content, PNG_IMAGE)
+    elif content.startswith(JPEG):
+        yield _bare_jpeg(content)
+
+
+def _png_of(png: bytes, kinds: Sequence[bytes]) -> bytes:
     kept, place = [PNG], len(PNG)
     while place + 8 <= len(png):
         size, name = struct.unpack_from(">I4s", png, place)
-        if name in PNG_IMAGE:
+        if name in kinds:
             kept.append(png[place : place + size + 12])
         place += size + 12
     return b"".join(kept)
+
+
+def _bare_jpeg(jpeg: bytes) -> bytes:
+    kept, place = [JPEG], len(JPEG)
+    while jpeg[place : place + 1] == b"\xff" and len(jpeg) > place + 4:
+        kind, size = struct.unpack_from(">BH", jpeg, place + 1)
+        end = place + 2 + size
+        if kind == 0xDA:  # the scan: the rest is the image
+            break
+        if kind not in JPEG_METADATA:
+            kept.append(jpeg[place:end])
+        elif jpeg[end : end + 1] != b"\xff":  # too long: the tables follow the thumbnail's end
+            end = jpeg.find(b"\xff\xdb", max(jpeg.rfind(b"\xff\xd9", place, -2), place))
+        place = end
+    return b"".join(kept) + jpeg[place:]
 
 
 def picture_path(directory: Path, prompt_id: str) -> Path:

@@ -18,8 +18,9 @@ from tempera.runtime.tensor_files import fill, read_tensors
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
-NO_DRAFT = "give a draft's directory that training wrote whole"
-"""What to do where there is no draft."""
+NETWORK = "such a network"
+WHOLE = "give a directory that tempera has written whole"
+"""What to do where a network's files are missing."""
 
 NetworkType = TypeVar("NetworkType", bound=nn.Module)
 Sizes = TypeVar("Sizes")
@@ -54,9 +55,8 @@ def write_network(
 def read_network(
     directory: str | Path,
     build: Callable[[dict[str, Any]], NetworkType],
-    what: str,
-    advice: str,
     translate: Callable[[dict[str, Tensor], NetworkType], dict[str, Tensor]] | None = None,
+    what: str = NETWORK,
 ) -> NetworkType:
     """Read a network that `write_network` wrote. It computes in float32, whatever the dtype of its
     file.
@@ -64,32 +64,26 @@ def read_network(
     Args:
         directory: contains `config.json` and `model.safetensors`.
         build: contents of `config.json` → a network with random weights.
-        what: what the directory should contain, for errors, such as "an EAGLE draft".
-        advice: how to get such a directory, for errors.
         translate: tensors in the file's layout, and the network → tensors in the network's layout.
+        what: what errors call the network.
 
     Raises:
         TemperaError: a file is missing, truncated, a pickle, or does not hold such a network.
     """
     directory = Path(directory)
-    network = sized_network(directory, build, what, advice)
+    network = sized_network(directory, build, what)
     weights = read_tensors(directory / WEIGHTS)
     fill(network, translate(weights, network) if translate else weights, directory / WEIGHTS)
     return network
 
 
 def sized_network(
-    directory: Path, build: Callable[[dict[str, Any]], NetworkType], what: str, advice: str
+    directory: Path, build: Callable[[dict[str, Any]], NetworkType], what: str = NETWORK
 ) -> NetworkType:
-    """The network that a directory's `config.json` describes, without the weights beside it.
-
-    Args:
-        directory, build, what, advice: see `read_network`.
-
-    Raises:
-        TemperaError: a file is missing or a pickle, or `config.json` describes no such network.
+    """The network that a directory's `config.json` describes, without the weights beside it; for
+    arguments and errors see `read_network`.
     """
-    check_files(directory, advice)
+    check_files(directory)
     config = read_json(directory / CONFIG)
     try:
         return build(config)
@@ -97,7 +91,8 @@ def sized_network(
         raise
     except Exception as problem:  # a wrong file may have any fields and sizes
         raise TemperaError(
-            f"{directory / CONFIG} does not describe {what} ({problem}): {advice}."
+            f"{directory / CONFIG} does not describe {what} ({reason(problem)}): give a directory "
+            "that holds one."
         ) from problem
 
 
@@ -116,7 +111,7 @@ def parse_sizes(kind: type[Sizes], values: Mapping[str, Any]) -> Sizes:
         raise ValueError(reason(problem)) from None
 
 
-def draft_directory(path: str | Path, advice: str = NO_DRAFT) -> Path:
+def draft_directory(path: str | Path, advice: str = "give a draft's directory") -> Path:
     """The directory of a draft: `path` itself, or the files of the hub repository `owner/name` or
     `owner/name@revision`, downloaded unless the cache has them.
 
@@ -133,7 +128,7 @@ def draft_directory(path: str | Path, advice: str = NO_DRAFT) -> Path:
     return place
 
 
-def check_files(directory: Path, advice: str, weights: Sequence[str] = (WEIGHTS,)) -> None:
+def check_files(directory: Path, advice: str = WHOLE, weights: Sequence[str] = (WEIGHTS,)) -> None:
     """Refuse a directory that is missing, or without `config.json` or one of the files `weights`.
 
     Raises:

@@ -91,8 +91,13 @@ class PretrainedFiles:
         place = Path(self.weights).expanduser()
         if place.is_file():
             return _parts(place) if place.name.endswith(".index.json") else [place]
-        if not place.exists():
-            place = self._download()
+        if (repository := self._repository) is not None:
+            place = repository.snapshot(self._patterns())
+        elif not place.exists():
+            raise self._missing(
+                f"{self.weights} does not exist: give the file {self.files[0]}, a directory that "
+                "holds it, or a hub id (owner/name, or owner/name@revision);"
+            )
         for name in self.files:
             if (place / name).is_file():
                 return [place / name]
@@ -114,7 +119,7 @@ class PretrainedFiles:
         """
         if self.random:
             return dict(defaults)
-        place = self._config() if are_sizes_enough() else self.find()[0].parent / "config.json"
+        place = self._config()
         if place is None or not place.is_file():
             return dict(defaults)
         content: dict[str, Any] = read_json(place)
@@ -186,15 +191,6 @@ class PretrainedFiles:
         command = Repository(self.hub).command([wanted], "DIR")
         return TemperaError(f"{problem} get it with `{command}` and give weights=DIR")
 
-    def _download(self) -> Path:
-        """Download the required files of the hub repository; return their directory."""
-        if (repository := self._repository) is None:
-            raise self._missing(
-                f"{self.weights} does not exist: give the file {self.files[0]}, a directory that "
-                "holds it, or a hub id (owner/name, or owner/name@revision);"
-            )
-        return repository.snapshot(self._patterns())
-
 
 def _unsupported(place: Path, name: str, value: object, only: object) -> TemperaError:
     return TemperaError(
@@ -207,13 +203,12 @@ def _parts(index: Path) -> list[Path]:
     """The files that an index names; refuse if one is missing."""
     listed = read_json(index).get("weight_map")
     names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
-    missing = [name for name in names if not (index.parent / Path(name).name).is_file()]
+    parts = [index.parent / Path(name).name for name in names]
+    missing = [part.name for part in parts if not part.is_file()]
     if missing or not names:
-        raise TemperaError(
-            f"{index.parent} is partial, {len(missing)} of the {len(names)} parts that "
-            f"{index.name} names are missing, first {[*missing, None][0]}: download it again."
-        )
-    return [index.parent / Path(name).name for name in names]
+        lacks = f"lacks {missing[0]}, which {index.name} names" if missing else "names no files"
+        raise TemperaError(f"{index.parent if missing else index} {lacks}: download it again.")
+    return parts
 
 
 def load_pretrained(

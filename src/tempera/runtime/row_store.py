@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,25 +76,9 @@ class Store:
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as a Parquet file, atomically; columns as in the first row, NaN as null."""
     names = list(rows[0] if rows else ())
-
-    def parts() -> Iterator[pa.Table]:
-        for start in range(0, len(rows) or 1, 256):
-            cells = {name: [row.get(name) for row in rows[start:][:256]] for name in names}
-            yield pa.table({name: _array(values) for name, values in cells.items()})
-
-    schema = pa.unify_schemas([part.schema for part in parts()], promote_options="permissive")
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for part in parts():
-            writer.write_table(part.cast(schema))
-
-
-def _array(values: list[Any]) -> pa.Array:
-    """A column, with lists of small numbers in half the space."""
-    array = pa.array(values, from_pandas=True)  # NaN is null
-    try:
-        return array.cast(pa.list_(pa.int32())) if array.type == pa.list_(pa.int64()) else array
-    except pa.ArrowInvalid:  # a number needs 64 bits
-        return array
+    columns = {name: pa.array([row.get(name) for row in rows], from_pandas=True) for name in names}
+    with replacing(path) as temporary:
+        pq.write_table(pa.table(columns), temporary)
 
 
 def read_table(
@@ -110,15 +94,20 @@ def read_table(
     Raises:
         TemperaError: the file is missing or damaged, or does not hold such columns.
     """
-    table, columns = _table(path)[:most], columns or {}
-    for name, numbers in columns.items():
-        if fault := _fault(table, name, numbers):
-            raise TemperaError(f"{path} has {fault}: delete the file and run again.")
-    read = {
-        name: _lists(table[name], numbers) if (numbers := columns.get(name)) else column.to_pylist()
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
-    return [dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True)]
+    table = _table(path)[:most]
+    read: dict[str, Any] = dict(zip(table.column_names, table.columns, strict=True))
+    for name, wanted in (columns or {}).items():
+        try:
+            if name in read:
+                read[name] = _values(read[name].combine_chunks(), wanted)
+            elif wanted is None or wanted.needed:
+                raise ValueError("is missing")
+        except ValueError as problem:
+            raise TemperaError(
+                f"{path} is damaged, its column {name} {problem}: delete the file and run again."
+            ) from None
+    values = [one.to_pylist() if isinstance(one, pa.ChunkedArray) else one for one in read.values()]
+    return [dict(zip(read, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def _table(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -134,54 +123,39 @@ def _table(path: Path, columns: list[str] | None = None) -> pa.Table:
         ) from None
 
 
-def _fault(table: pa.Table, name: str, numbers: Numbers | None) -> str | None:
-    """What is wrong with a column; None if nothing is."""
-    here = name in table.column_names
-    if not here or table[name].null_count:
-        return f"a row without {name}" if numbers is None or numbers.needed else None
-    column = table[name].combine_chunks()
-    if numbers is None:
-        return None if _is_text(column) else f"{name} that are not texts"
-    if numbers.length is not None:
-        lengths = pc.list_value_length(column) if _is_list(column) else pa.array([0])
-        if pc.any(pc.not_equal(lengths, numbers.length)).as_py():
-            return f"a row of other than {numbers.length} {name}"
-    while _is_list(column):
-        column = column.flatten()
-    values = column.to_numpy(zero_copy_only=False)
-    if not len(values):
-        return None
-    if not np.issubdtype(values.dtype, np.number):
-        return f"{name} that are not numbers"
-    if not numbers.needed:  # None, of NaN
-        values = values[~np.isnan(values)]
-    if not ((values >= numbers.least) & (values < numbers.below)).all():
-        return f"{name} that are not between {numbers.least} and {numbers.below}"
-    return None
+def _values(column: pa.Array, wanted: Numbers | None) -> list[Any]:
+    """The values of a column, with lists of numbers as arrays.
+
+    Raises:
+        ValueError: they are not the wanted ones.
+    """
+    kind, lists = column.type, _is_list(column.type)
+    if column.null_count and (wanted is None or wanted.needed):
+        raise ValueError("lacks values")
+    if wanted is None and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ValueError("holds other things than texts")
+    if wanted is None or column.null_count:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False) if lists else np.zeros(1)
+    if wanted.length is not None and (lengths != wanted.length).any():
+        raise ValueError(f"has rows of other than {wanted.length} numbers")
+    flat = column
+    while _is_list(flat.type):
+        flat = flat.flatten()
+    numbers = flat.to_numpy(zero_copy_only=False)
+    if not np.issubdtype(numbers.dtype, np.number) and len(numbers):
+        raise ValueError("holds other things than numbers")
+    known = numbers if wanted.needed else numbers[numbers == numbers]  # NaN: none
+    if not ((known >= wanted.least) & (known < wanted.below)).all():
+        raise ValueError(f"holds numbers outside of [{wanted.least}, {wanted.below})")
+    if not lists or _is_list(kind.value_type):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    if wanted.length is not None:
+        integers = np.issubdtype(numbers.dtype, np.integer)
+        small = np.min_scalar_type(-1 - numbers.max(initial=0)) if integers else np.float32
+        numbers = numbers.astype(small)
+    return np.split(numbers, np.cumsum(lengths))[:-1]
 
 
-def _is_list(column: pa.Array | pa.ChunkedArray) -> bool:
-    return bool(pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type))
-
-
-def _is_text(column: pa.Array) -> bool:
-    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
-
-
-def _lists(column: pa.ChunkedArray, wanted: Numbers) -> list[Any]:
-    """A column's values, with its lists of numbers as arrays."""
-    flat = column.combine_chunks()
-    kinds = pa.types.is_integer, pa.types.is_floating
-    numbers = _is_list(flat) and any(kind(flat.type.value_type) for kind in kinds)
-    if flat.null_count or not numbers:
-        values: list[Any] = flat.to_pylist()
-        return values
-    ends = np.cumsum(pc.list_value_length(flat).to_numpy(zero_copy_only=False))
-    content = flat.flatten().to_numpy(zero_copy_only=False)
-    if wanted.length:
-        integers = np.issubdtype(content.dtype, np.integer)
-        small = (
-            np.min_scalar_type(-1 - content.max(initial=0)) if integers else np.dtype(np.float32)
-        )
-        content = content.astype(small)
-    return np.split(content, ends)[:-1]
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))

@@ -18,6 +18,8 @@ from tempera.runtime.files import check_readable, reason
 
 WRAPPERS = ("model_ema", "model", "module", "state_dict")
 """Entries in which trainers save the weights; averaged weights come first."""
+PLAIN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""Dtypes whose numbers mean something without scales beside them."""
 _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
 _ALLOWED = {("collections", "OrderedDict"), *(("torch._utils", name) for name in _REBUILD)}
 
@@ -151,10 +153,10 @@ def check_values(weights: Mapping[str, Tensor], source: Path | str) -> None:
     for name, tensor in weights.items():
         if tensor.is_meta:
             continue
-        if not tensor.is_floating_point():
+        if tensor.dtype not in PLAIN:
             raise TemperaError(
                 f"{source} holds {name} as {str(tensor.dtype).removeprefix('torch.')}: give "
-                "weights in floating point, before any quantisation."
+                "weights in bfloat16, float16, float32 or float64, before any quantisation."
             )
         flat = tensor.flatten()
         sample = flat[:: max(1, flat.numel() >> 20)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import regular_file, write_text
+from tempera.runtime.files import read_text, write_text
 from tempera.runtime.installation import commit
 
 _RUN_ID = "wandb_run_id"
@@ -163,10 +163,7 @@ def _run_id(directory: Path) -> str:
     """The W&B run id kept in the run directory."""
     path = directory / _RUN_ID
     if path.exists():
-        known = regular_file(path).read_bytes().strip()
-        if re.fullmatch(rb"[\w-]{1,64}", known):
-            return known.decode()
-        print(f"W&B: {path} holds no run id, so this is a new W&B run")
+        return read_text(path).strip()
     run_id = secrets.token_hex(4)
     write_text(path, run_id + "\n")
     return run_id

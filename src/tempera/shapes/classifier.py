@@ -100,7 +100,5 @@ def correct(logits: dict[str, Tensor], scenes: list[Scene]) -> dict[str, Tensor]
 
 def load_classifier(directory: Path = SHIPPED / "classifier") -> Classifier:
     """The shipped classifier, frozen."""
-    model = read_network(
-        directory, lambda config: Classifier(**config), "a classifier", "reinstall tempera"
-    )
+    model = read_network(directory, lambda config: Classifier(**config))
     return model.eval().requires_grad_(False)

@@ -80,15 +80,9 @@ class TextEncoder(nn.Module):
         return out
 
 
-OTHER_WEIGHTS = "correct weights=DIR, or reinstall tempera"
-"""How to get a network below `weights` that is missing."""
-
-
 def load_text_encoder(directory: str | Path = SHIPPED / "text_encoder") -> TextEncoder:
     """The shipped text encoder, frozen."""
-    encoder = read_network(
-        directory, lambda config: TextEncoder(**config), "a text encoder", OTHER_WEIGHTS
-    )
+    encoder = read_network(directory, lambda config: TextEncoder(**config))
     return encoder.eval().requires_grad_(False)
 
 
@@ -101,7 +95,7 @@ def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
     def translate(state: dict[str, Tensor], network: LlamaGen) -> dict[str, Tensor]:
         return from_meta(state, network.config.num_attention_heads)
 
-    network = read_network(directory, build, "a LlamaGen", OTHER_WEIGHTS, translate)
+    network = read_network(directory, build, translate)
     return network.eval().requires_grad_(False)
 
 
