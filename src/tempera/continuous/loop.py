@@ -253,7 +253,7 @@ class Parallel:
         return Parallel()
 
     def describe(self) -> dict[str, Any]:
-        """The options that results depend on; see `tempera.evaluation.pipeline.DecodingMethod`."""
+        """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
         return {
             "method": "parallel" if self.model is None else "draft",
             "draft": None if self.model is None else self.model.identity,
@@ -336,7 +336,7 @@ class Speculative:
         return max(sum(self.rule.drafted(known, self.gamma, sizes)) for known in range(length))
 
     def describe(self) -> dict[str, Any]:
-        """The options that results depend on; see `tempera.evaluation.pipeline.DecodingMethod`."""
+        """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
         return {
             "method": type(self.rule).__name__.lower(),
             "draft": self.drafter.identity,

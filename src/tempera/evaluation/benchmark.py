@@ -174,7 +174,7 @@ def measure(
     Raises:
         TemperaError: the method has no rounds to time.
     """
-    _check_rounds(method, target.length)
+    steps = _steps(method, target.length)
     discrete, columns = isinstance(target, TransformerTarget), list[BenchmarkColumn]()
     speed = 1e9 * plan.bandwidth if plan.bandwidth else bandwidth(target.device)
     for batch_size in plan.batch_sizes:
@@ -184,26 +184,28 @@ def measure(
         name_of(target.device),
         str(target.dtype).removeprefix("torch."),
         target.compiled,
-        method.gamma if isinstance(method, Speculative) else method.drafter.depth,  # type: ignore[attr-defined]
+        steps,
         speed if discrete else None,
         target.weight_bytes if discrete else None,
         columns,
     )
 
 
-def _check_rounds(method: DecodingMethod, length: int) -> None:
-    """Raise TemperaError for a method without rounds of draft and verification."""
+def _steps(method: DecodingMethod, length: int) -> int:
+    """Drafting steps of a round; raises TemperaError for a method without rounds."""
     if isinstance(method, Speculative):
-        if sum(method.prefilled(length)) >= length:
-            raise TemperaError(
-                f"prefill={method.prefill:g} draws all {length} tokens of an image, so there is no "
-                "round to time: give a smaller share, or more steps"
-            )
-    elif not isinstance(method, Method) or method.is_plain:
+        if sum(method.prefilled(length)) < length:
+            return method.gamma
         raise TemperaError(
-            "a benchmark times rounds of draft and verification beside plain autoregression: "
-            "choose another method, such as method=eagle, or for continuous tokens method=cspd."
+            f"prefill={method.prefill:g} draws all {length} tokens of an image, so there is no "
+            "round to time: give a smaller share, or more steps"
         )
+    if isinstance(method, Method) and not method.is_plain:
+        return method.drafter.depth
+    raise TemperaError(
+        "a benchmark times rounds of draft and verification beside plain autoregression: choose "
+        "another method, such as method=eagle, or for continuous tokens method=cspd."
+    )
 
 
 def _column(

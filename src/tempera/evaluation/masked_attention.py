@@ -26,7 +26,7 @@ class Masking(Method):
     masked: int = 1
 
     def decode(self, target: Any, *given: Any, diagnostics: bool = False, **options: Any) -> Output:
-        """See `DecodingMethod`; `diagnostics` costs one pass over two copies of each image."""
+        """See `Method`; `diagnostics` costs one pass over two copies of each image."""
         output = super().decode(target, *given, diagnostics=diagnostics, **options)
         if not diagnostics:
             return output

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tempera.continuous.loop import Decoding
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import (
     Draft,
@@ -42,42 +43,6 @@ DECODED_CODES = 2**12
 """Codes that the image decoder takes at a time, those of about a million pixels."""
 
 
-class DecodingMethod(Protocol):
-    """How a model's tokens are decoded: a `Method`, or a `tempera.continuous.loop.Decoding`."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is plain autoregression."""
-
-    @property
-    def plain(self) -> "DecodingMethod":
-        """Plain autoregression, the baseline of speed-ups."""
-
-    def describe(self) -> dict[str, Any]:
-        """The options that results depend on: `method` (the name to use without a preset), `draft`
-        (the identity of its weights), `verification` (the rule with its options) and `branching`
-        (the parents of the draft tree's nodes); the last three are None without a draft.
-        """
-
-    def decode(
-        self,
-        target: Any,
-        streams: RandomStreams,
-        prompts: list[str],
-        *,
-        diagnostics: bool = False,
-        clock: Clock | None = None,
-        observe: Callable[..., None] | None = None,
-    ) -> Output:
-        """Decode one image per prompt; see `tempera.decoding.loop.decode`.
-
-        Args:
-            clock: adds up the time of each part of the rounds.
-            observe: called after each round with the images, and with draft and verdict where
-                tokens have ids.
-        """
-
-
 @dataclass(frozen=True)
 class Method:
     """How discrete tokens are decoded: a drafter and a rule."""
@@ -96,7 +61,10 @@ class Method:
         return Method(NoDraft(), Exact())
 
     def describe(self) -> dict[str, Any]:
-        """See `DecodingMethod`."""
+        """The options that results depend on: `method` (the name to use without a preset), `draft`
+        (the identity of its weights), `verification` (the rule with its options) and `branching`
+        (the parents of the draft tree's nodes); the last three are None without a draft.
+        """
         tree = self.drafter.tree
         return {
             "method": type(self.rule).__name__.lower(),
@@ -115,13 +83,22 @@ class Method:
         clock: Clock | None = None,
         observe: Callable[[Images, Draft, Verdict], None] | None = None,
     ) -> Output:
-        """See `DecodingMethod`."""
+        """Decode one image per prompt; see `tempera.decoding.loop.decode`.
+
+        Args:
+            clock: adds up the time of each part of the rounds.
+            observe: called after each round with the images, the draft and the verdict.
+        """
         drafter = self.drafter
         if clock is not None:
             target, drafter = timed(target, drafter, clock)
         return decode(
             target, drafter, self.rule, streams, prompts, diagnostics=diagnostics, observe=observe
         )
+
+
+DecodingMethod = Method | Decoding
+"""How a model's tokens are decoded, be they discrete or continuous."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +124,7 @@ class Pipeline:
         """Decode one image per prompt, by `method` or else by the pipeline's own.
 
         Args:
-            diagnostics, clock: see `DecodingMethod.decode`.
+            diagnostics, clock: see `Method.decode`.
             progress: called after each round with the number of its tokens, over all rows.
             drafts: records what every round drafted, if tokens have ids.
         """
@@ -162,8 +139,9 @@ class Pipeline:
             written = images.written
 
         streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
+        target: Any = self.target
         return (method or self.method).decode(
-            self.target,
+            target,
             streams,
             [prompt.text for prompt in prompts],
             diagnostics=diagnostics,

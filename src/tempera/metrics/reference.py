@@ -38,11 +38,9 @@ class Reference:
         place: a directory with png, jpg and webp files at any depth, a `.npz` file as ADM publishes
             for ImageNet, `coco` for MS-COCO 2017's 5,000 validation images from the hub, or None
             for no reference.
-        size: edge length in pixels; that of the generated pictures by default.
     """
 
     place: str | None = None
-    size: int | None = None
 
     @property
     def identity(self) -> str:
@@ -94,7 +92,7 @@ class Reference:
         """
         images = self._images()
         while group := list(islice(images, 50)):
-            yield np.stack([_square(image, self.size or edge) for image in group])
+            yield np.stack([_square(image, edge) for image in group])
 
     def _images(self) -> Iterator[Image.Image]:
         if self._of_hub:

@@ -52,7 +52,7 @@ class StandardEvaluator(Evaluator):
     Args:
         names: names of networks, or keys of single metrics. None takes those of `USUAL` whose files
             and reference are available.
-        reference, reference_size: place and size of a `Reference`.
+        reference: place of a `Reference`.
         resamples: number of bootstrap resamples for each interval.
         networks: all networks that can be chosen, by name.
     """
@@ -63,12 +63,11 @@ class StandardEvaluator(Evaluator):
         self,
         names: list[str] | None = None,
         reference: str | None = None,
-        reference_size: PositiveInt | None = None,
         resamples: PositiveInt = 200,
         **networks: Adapter,
     ) -> None:
         self.names, self.resamples, self.networks = names, resamples, networks
-        self.images = Reference(reference, reference_size)
+        self.images = Reference(reference)
 
     @property
     @override
