@@ -15,7 +15,6 @@ from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.reporting.collect import Run
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import Store, write_table
-from tempera.shapes.world import World
 
 DEPTH = 5
 RUNS: tuple[tuple[str, float | None, float], ...] = (
@@ -35,13 +34,49 @@ def made_up_runs(
     runs: Sequence[tuple[str, float | None, float]] = RUNS,
     prompts: int = 6,
     grid: tuple[int, int] = (8, 8),
-    patch: int = 4,
     **settings: Any,
 ) -> Path:
-    """A directory with one finished run each; pictures have `patch` pixels a token."""
+    """A directory with one finished run each; pictures have 4 × 4 pixels a token."""
     for number, (method, delta, accepted) in enumerate(runs):
-        one = directory / f"{number}_{method}"
-        _made_up_run(one, method, delta, accepted, prompts, grid, patch, number, settings)
+        one, rng, rows = directory / f"{number}_{method}", np.random.default_rng(number), []
+        names = [f"world-{place:06d}" for place in range(prompts)]
+        depth = 0 if method == "ar" else DEPTH
+        replays = [replay(name, grid, depth, accepted, rng) for name in names]
+        for name, made in zip(names, replays, strict=True):
+            rounds, clip = made["place"].count(1), 0.8 - 0.2 * accepted + 0.05 * rng.random()
+            length, logprob = grid[0] * grid[1] / rounds, sum(made["logprob"])
+            rows.append({"id": name, "text": f"a red ring, {name}", "tokens": made["tokens"]})
+            rows[-1] |= {"rounds": rounds, "accepted_length": length, "logprob": logprob}
+            rows[-1]["clip_score"] = clip
+            picture = rng.integers(0, 256, (3, *grid), np.uint8).repeat(4, 1).repeat(4, 2)
+            write_picture(picture_path(one, name), picture)
+        Store(one / REPLAYS).add(replays)
+        write_table(one / "results.parquet", rows)
+        length, clip = (
+            float(np.mean([row[key] for row in rows])) for key in ("accepted_length", "clip_score")
+        )
+        values = {
+            "accepted_length": (length, 0.1),
+            "speedup": (0.3 + 0.6 * length, 0.15),
+            "fid": (8 + 3 * accepted**2, 0.7),
+            "clip_score": (clip, 0.008),
+            "kl_per_token": (0.0 if delta is None else accepted**4 / 10, 0.004),
+        }
+        content = {
+            "settings": {"method": method, "model": "shapes", "seed": 0, "delta": delta} | settings,
+            "images": prompts,
+            "grid": list(grid),
+            "metrics": {
+                key: {"value": value, "low": value - width, "high": value + width, "n": prompts}
+                for key, (value, width) in values.items()
+            },
+            "about": {
+                "machine": "cpu",
+                "changes": {name: one for name, one in settings.items() if name != "seed"},
+            },
+        }
+        (one / "run.json").write_text("{}")
+        (one / "metrics.json").write_text(json.dumps(content))
     return directory
 
 
@@ -111,74 +146,3 @@ def replay(
         "parent": parent,
         "fate": fate,
     }
-
-
-def _made_up_run(
-    directory: Path,
-    method: str,
-    delta: float | None,
-    accepted: float,
-    prompts: int,
-    grid: tuple[int, int],
-    patch: int,
-    number: int,
-    settings: dict[str, Any],
-) -> None:
-    rng = np.random.default_rng(number)
-    scenes = World(0).batch(0, prompts)
-    rows, replays = [], []
-    for place, scene in enumerate(scenes):
-        name = f"world-{place:06d}"
-        replays.append(replay(name, grid, 0 if method == "ar" else DEPTH, accepted, rng))
-        rounds = replays[-1]["place"].count(1)
-        rows.append(
-            {
-                "id": name,
-                "text": scene.caption,
-                "tokens": replays[-1]["tokens"],
-                "rounds": rounds,
-                "accepted_length": grid[0] * grid[1] / rounds,
-                "logprob": sum(replays[-1]["logprob"]),
-                "clip_score": 0.8 - 0.2 * accepted + 0.05 * float(rng.random()),
-            }
-        )
-        write_picture(picture_path(directory, name), _picture(scene.image, grid, patch, rng))
-    Store(directory / REPLAYS).add(replays)
-    write_table(directory / "results.parquet", rows)
-    known = {"method": method, "model": "shapes", "seed": 0, **settings}
-    known |= {} if delta is None else {"delta": delta}
-    length = float(np.mean([row["accepted_length"] for row in rows]))
-    values = {
-        "accepted_length": (length, 0.1),
-        "speedup": (0.3 + 0.6 * length, 0.15),
-        "fid": (8 + 3 * accepted**2 + 0.6 * number % 1, 0.7),
-        "clip_score": (float(np.mean([row["clip_score"] for row in rows])), 0.008),
-        "attribute_accuracy": (0.92 - 0.1 * accepted**2, 0.01),
-        "kl_per_token": (0.0 if delta is None else accepted**4 / 10, 0.004),
-    }
-    content = {
-        "name": method,
-        "settings": known,
-        "images": prompts,
-        "grid": list(grid),
-        "metrics": {
-            key: {"value": value, "low": value - width, "high": value + width, "n": prompts}
-            for key, (value, width) in values.items()
-        },
-        "about": {
-            "machine": "cpu",
-            "changes": {name: one for name, one in settings.items() if name != "seed"},
-        },
-    }
-    (directory / "run.json").write_text("{}")
-    (directory / "metrics.json").write_text(json.dumps(content))
-
-
-def _picture(
-    image: np.ndarray, grid: tuple[int, int], patch: int, rng: np.random.Generator
-) -> np.ndarray:
-    """A scene at the wanted size, uint8 [3, H, W], with some noise."""
-    height, width = grid[0] * patch, grid[1] * patch
-    ys, xs = np.arange(height) * len(image) // height, np.arange(width) * len(image) // width
-    scaled = 255 * image[ys][:, xs].transpose(2, 0, 1)
-    return (scaled + rng.normal(0, 4, scaled.shape)).clip(0, 255).astype(np.uint8)
