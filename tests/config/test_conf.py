@@ -10,9 +10,10 @@ import torch
 from cases import slow_but
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from network_drafts import write_smaller
 from omegaconf import DictConfig, OmegaConf, open_dict
 from paths import CONF
-from tiny_training import tiny_draft, tiny_target
+from tiny_training import GRID, tiny_draft, tiny_target
 
 from tempera.config.build import (
     build_captions,
@@ -30,7 +31,6 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
-from tempera.runtime.network_directory import write_network
 from tempera.shapes import networks
 from tempera.training.losses import AcceptanceLoss, EagleLoss
 
@@ -172,13 +172,8 @@ def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory, network, encoder = (
-        tmp_path_factory.mktemp("smaller"),
-        tiny_target().network,
-        networks.TextEncoder(6, 8, layers=1, heads=2),
-    )
-    write_network(directory, network.state_dict(), networks.target_config(network))
-    write_network(directory / "text_encoder", encoder.state_dict(), encoder.config)
+    directory = tmp_path_factory.mktemp("smaller")
+    write_smaller(directory, vocab=24, grid=GRID)
     return directory
 
 

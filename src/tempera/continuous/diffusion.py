@@ -185,7 +185,11 @@ class NoiseSchedule:
             ],
             -1,
         )
-        self._there: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def to(self, device: torch.device) -> "NoiseSchedule":
+        """The same schedule, its tables on a device."""
+        self.times, self._tables = self.times.to(device), self._tables.to(device)
+        return self
 
     def kernel(self, output: Tensor, x: Tensor, t: Tensor | int) -> Kernel:
         """The reverse kernel of a network's output (Nichol and Dhariwal, Eq. 15). The mean is
@@ -198,18 +202,11 @@ class NoiseSchedule:
             t: int64 [N], or one step for all rows.
         """
         noise, place = output.chunk(2, -1)
-        keep, remove, slope, middle = self._on(x)[t].split(1, -1)
+        keep, remove, slope, middle = self._tables[t].to(x.dtype).split(1, -1)
         return Kernel(
             torch.addcmul(keep * x, remove, noise, value=-1),
             torch.addcmul(middle, slope, place).exp(),
         )
-
-    def _on(self, like: Tensor) -> Tensor:
-        """The tables [S, 4] on the device of `like`, moved once."""
-        place = like.device, like.dtype
-        if place not in self._there:
-            self._there[place] = self._tables.to(like.device, like.dtype)
-        return self._there[place]
 
 
 def denoise(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingPath:

@@ -4,6 +4,7 @@ the whole grid, and a diffusion head that draws each token (MIT licence).
 """
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -91,19 +92,6 @@ class Attention(nn.Module):
         return tuple(x.unflatten(-1, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4))
 
 
-class MLP(nn.Module):
-    """Two layers with GELU."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., W] → [..., W]."""
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
-
-
 class Block(nn.Module):
     """A pre-norm transformer block as in ViT."""
 
@@ -113,7 +101,9 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.attn = Attention(width, config.heads)
         self.norm2 = nn.LayerNorm(width, EPSILON)
-        self.mlp = MLP(width, int(width * config.mlp_ratio))
+        hidden = int(width * config.mlp_ratio)
+        fc1, fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
     def forward(self, x: Tensor, keep: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
         """See `Attention`. Returns all positions, or only those `asked` for, int64 [R, M]."""

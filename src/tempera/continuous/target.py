@@ -37,8 +37,8 @@ class GuidedHead(Denoiser):
         self.head, self.sampling = head, sampling
         self.stages, self.last_noise = sampling.denoising_steps, sampling.last_noise
         self.channels = head.input_proj.in_features
-        self.schedule = NoiseSchedule(self.stages, start=sampling.denoising_start)
-        self._times = self.schedule.times.flip(0)
+        schedule = NoiseSchedule(self.stages, start=sampling.denoising_start)
+        self.schedule = schedule.to(head.input_proj.weight.device)
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """See `Denoiser`."""
@@ -72,8 +72,7 @@ class GuidedHead(Denoiser):
 
     def _time(self) -> Tensor:
         """Embeddings of all stages, [S, W']."""
-        self._times = self._times.to(self.head.input_proj.weight.device)
-        out: Tensor = self.head.time_embed(self._times)
+        out: Tensor = self.head.time_embed(self.schedule.times.flip(0))
         return out
 
     def _guided(
