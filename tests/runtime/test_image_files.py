@@ -57,6 +57,7 @@ SHOWN = {
     "EXIF with a thumbnail": (
         with_app1(encoded(PLAIN, "JPEG"), encoded(HALF.convert("RGB"), "JPEG"), 65535), COLOUR,
     ),
+    "WebP, cut within EXIF": (encoded(PLAIN, "WEBP", exif=b"Exif\0\0MM\0*")[:-4], COLOUR),
     "damaged EXIF": (encoded(PLAIN, "PNG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09junk"), COLOUR),
 }  # fmt: skip
 

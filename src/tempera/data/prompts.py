@@ -108,7 +108,9 @@ def file_prompts(
         TemperaError: the file is missing, empty or not UTF-8, or holds a broken line, an empty
             prompt; the message names file and line.
     """
-    file = Path(path or "data=file")
+    if path is None:
+        raise TemperaError("data=file reads a file: give path=FILE.", option="path")
+    file = Path(path)
     stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
     prompts = []
     for number, row in rows_of(file):
@@ -117,7 +119,7 @@ def file_prompts(
                 f"{file}:{number} holds no printable text for a prompt: repair or delete it."
             )
         prompts.append(Prompt(f"{stem}-{number:06d}", text))
-    return chosen(prompts, limit, offset, str(path))
+    return chosen(prompts, limit, offset, path)
 
 
 def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) -> list[Prompt]:

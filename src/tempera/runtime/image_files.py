@@ -23,8 +23,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 PNG_IMAGE = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 """The chunks of a PNG that are the image; all others but tRNS, of transparency, are metadata."""
 JPEG = b"\xff\xd8"
-JPEG_METADATA = {*range(0xE1, 0xEE), 0xEF, 0xFE}
-"""Segments of a JPEG that are metadata: comments, and what applications add but colour spaces."""
+JPEG_METADATA = {*range(0xE0, 0xEE), 0xEF, 0xFE}
+"""Segments of a JPEG that are metadata: comments, and all of applications but the colour space."""
 
 
 def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
@@ -74,12 +74,16 @@ def _shown(image: Image.Image) -> Image.Image:
 
 
 def _without_metadata(content: bytes) -> Iterator[bytes]:
-    """What is left of a PNG or JPEG without metadata, which may be damaged."""
+    """What is left of a PNG, JPEG or WebP without metadata, which may be damaged."""
     if content.startswith(PNG):
         yield _png_of(content, (*PNG_IMAGE, b"tRNS"))
         yield _png_of(content, PNG_IMAGE)
     elif content.startswith(JPEG):
         yield _bare_jpeg(content)
+    elif content[8:12] == b"WEBP":
+        place = max(content.find(b"VP8 "), content.find(b"VP8L"))
+        size = 8 + int.from_bytes(content[place + 4 : place + 8], "little")
+        yield b"RIFF%bWEBP" % (size + 4).to_bytes(4, "little") + content[place : place + size]
 
 
 def _png_of(png: bytes, kinds: Sequence[bytes]) -> bytes:
@@ -99,10 +103,10 @@ def _bare_jpeg(jpeg: bytes) -> bytes:
         end = place + 2 + size
         if kind == 0xDA:  # the scan: the rest is the image
             break
-        if kind not in JPEG_METADATA:
-            kept.append(jpeg[place:end])
-        elif jpeg[end : end + 1] != b"\xff":  # too long: the tables follow the thumbnail's end
+        if jpeg[end : end + 1] != b"\xff":  # too long: the tables follow the thumbnail's end
             end = jpeg.find(b"\xff\xdb", max(jpeg.rfind(b"\xff\xd9", place, -2), place))
+        elif kind not in JPEG_METADATA:
+            kept.append(jpeg[place:end])
         place = end
     return b"".join(kept) + jpeg[place:]
 
