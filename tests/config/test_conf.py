@@ -137,6 +137,7 @@ METHODS = [
     "method=gsd window=8 k=5 ranks=null residual=optimal",
     "method=block drafter=parallel",
     "method=parallel tree=mc_sim_7b_63",
+    "method=medusa depth=2",
 ]
 ONE_EACH = {method.split()[0]: method for method in reversed(METHODS)}
 """Each method once."""
@@ -181,7 +182,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_method_generates(method: str, draft: Path, parallel: Path, smaller: Path) -> None:
     drafted = not any(choice in method for choice in UNTRAINED)
     own = parallel if "parallel" in method else draft
-    weights = [f"drafter.path={own}"] if drafted else []
+    weights = [f"drafter.path={'random' if 'medusa' in method else own}"] if drafted else []
     if "independent" in method:
         weights = [f"model.independent.directory={smaller}"]
     cfg = composed(*method.split(), *weights, TINY_CODES)
@@ -206,6 +207,9 @@ def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
     chosen = composed("draft=parallel", "loss=eagle", config="train_draft")
     assert isinstance(instantiate(chosen.loss), EagleLoss)
     assert composed("method=parallel", "weights=random", "model=emu3").drafter.path == "random"
+    cfg = resolves("draft=medusa", config="train_draft")
+    assert instantiate(cfg.loss) == AcceptanceLoss(eta=0.0)
+    assert composed("method=medusa").drafter.path == f"{HydraConfig.get().run.dir}/draft"
 
 
 def test_a_public_draft_serves_until_there_is_one_of_your_own(tmp_path: Path) -> None:

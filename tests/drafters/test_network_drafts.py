@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from host_reads import HostReads
-from network_drafts import CHAIN, DRAFTERS, eagle, independent, parallel, small_model
+from network_drafts import CHAIN, DRAFTERS, eagle, independent, medusa, parallel, small_model
 from tiny_networks import (
     LENGTH,
     PROMPTS,
@@ -18,11 +18,13 @@ from tiny_networks import (
     check_q,
     full_draft,
     full_hidden,
+    full_medusa,
     full_parallel,
     llamagen,
     random_rounds,
     text_target,
     tiny_eagle,
+    tiny_medusa,
     tiny_parallel,
     tiny_target,
 )
@@ -67,12 +69,18 @@ def check_every_q(target, drafter, prompts, hidden_after, forced=None):
             check_q(draft, row, law, target.length - len(image) - 1)
 
 
-def after_eagle(model, target, prompts):
-    return lambda *place: full_draft(model, target, prompts, *place)
+KINDS = {
+    "eagle": (eagle, tiny_eagle, full_draft),
+    "parallel": (parallel, tiny_parallel, full_parallel),
+    "medusa": (medusa, tiny_medusa, full_medusa),
+}
 
 
-def after_parallel(model, target, prompts):
-    return lambda *place: full_parallel(model, target, prompts, *place)
+def made(kind, target, prompts, tree, **sizes):
+    """A drafter, and what its network predicts after a place, computed from scratch."""
+    drafter, network, full = KINDS[kind]
+    model = network(target, **sizes)
+    return drafter(target, tree, **sizes), lambda *place: full(model, target, prompts, *place)
 
 
 def after_small(draft, prompts):
@@ -83,10 +91,15 @@ def after_small(draft, prompts):
     return hidden
 
 
-QUICK = [("eagle", TREE, 3.0, {"features": (1,)}), ("parallel", TREE, 3.0, {"layers": 2})]
+QUICK = [
+    ("eagle", TREE, 3.0, {"features": (1,)}),
+    ("parallel", TREE, 3.0, {"layers": 2}),
+    ("medusa", TREE, 3.0, {}),
+]
 SLOW = [
     ("eagle", CHAIN, 1.0, {}),
     ("eagle", Tree.chain(1), 3.0, {}),
+    ("medusa", CHAIN, 1.0, {}),
     ("parallel", CHAIN, 3.0, {"features": (0, 1), "layers": 2}),
     ("parallel", Tree.chain(2), 3.0, {"rank": 0}),
     ("independent", CHAIN, 1.0, {}),
@@ -104,31 +117,32 @@ SLOW = [
 def test_q_equals_a_forward_pass_from_scratch_after_any_rounds(kind, tree, guidance, sizes):
     sampling, prompts = Sampling(guidance, temperature=5.0), PROMPTS[1:4:2]
     target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=4)
-    if kind == "eagle":
-        after = after_eagle(tiny_eagle(target, **sizes), target, prompts)
-        drafter = eagle(target, tree, **sizes)
-    elif kind == "parallel":
-        after = after_parallel(tiny_parallel(target, **sizes), target, prompts)
-        drafter = parallel(target, tree, **sizes)
+    if kind in KINDS:
+        drafter, after = made(kind, target, prompts, tree, **sizes)
     else:
         drafter = independent(target, tree, grid=(3, 4), granularity=4)
         after = after_small(drafter.model.draft, prompts)
     check_every_q(target, drafter, prompts, after)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "parallel"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_language_model_with_forced_positions(kind):
-    target, prompts, tree = (
-        text_target(Sampling(2.0), 2, 2, 4, line_end=19),
-        ["xyz", "a"],
-        Tree.chain(3),
-    )
-    if kind == "eagle":
-        after, drafter = after_eagle(tiny_eagle(target), target, prompts), eagle(target, tree)
-    else:
-        after = after_parallel(tiny_parallel(target, length=3), target, prompts)
-        drafter = parallel(target, tree, length=3)
+    target, prompts = text_target(Sampling(2.0), 2, 2, 4, line_end=19), ["xyz", "a"]
+    drafter, after = made(kind, target, prompts, Tree.chain(3))
     check_every_q(target, drafter, prompts, after, target.head.forced)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_a_longer_caption_beside_it_does_not_change_what_is_drafted(kind):
+    """It pads the other one, and nothing reads the hidden states of padding."""
+    target = text_target(Sampling(2.0))
+    drafter, found = made(kind, target, PROMPTS, Tree.chain(3))[0], []
+    for prompts in (["a"], ["a", "xyz"]):
+        target.begin(prompts, 3)
+        drafter.begin(prompts)
+        found.append(drafter.propose(torch.full((len(prompts), 3), 0.5)).q[0])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -199,8 +213,9 @@ def test_a_failed_batch_leaves_nothing_behind(name, where, monkeypatch):
             head = drafter.model.draft.head
             patch.setattr(head, "embed", broken(head.embed))
         else:
+            part = "heads" if name == "medusa" else "forward"
             network = drafter.model.network
-            patch.setattr(network, "forward", broken(network.forward))
+            patch.setattr(network, part, broken(getattr(network, part)))
         decoded(target, drafter)
     assert torch.equal(decoded(target, drafter).tokens, expected)
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from network_drafts import parallel, small_captions, small_model
+from network_drafts import medusa, parallel, small_captions, small_model
 from tiny_networks import (
     LENGTH,
     PROMPTS,
@@ -98,6 +98,8 @@ LAWS = {
     "tree": (Exact(), TREE, 4),
     "block": (BlockVerification(), CHAIN, 4),
     "relaxed": (Relaxed(exponential(3.0, 2)), CHAIN, 4),
+    "medusa": (Exact(), TREE, "medusa"),
+    "medusa, block": (BlockVerification(), CHAIN, "medusa"),
     "a smaller model": (Exact(), TREE, None),
 }
 
@@ -115,7 +117,10 @@ def test_the_law_through_the_real_loop(name):
     else:
         network = llamagen(grid=(1, 3), num_hidden_layers=1)
         target = tiny_target(sampling, network=network, granularity=4)
-        drafter = parallel(target, tree, rank=rank, length=2)
+        if rank == "medusa":
+            drafter = medusa(target, tree, length=2)
+        else:
+            drafter = parallel(target, tree, rank=rank, length=2)
     tokens = []
     for seed in range(4):
         streams = RandomStreams(seed, [str(row) for row in range(2000)])

@@ -12,6 +12,7 @@ from tiny_networks import (
     captions,
     llamagen,
     tiny_eagle,
+    tiny_medusa,
     tiny_parallel,
     tiny_target,
 )
@@ -21,6 +22,7 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.medusa import MedusaDraft
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.runtime.network_directory import write_network
@@ -80,6 +82,11 @@ def parallel(target: Any, tree: Tree, dtype: Any = None, **sizes: Any) -> Any:
     return StaticTreeDrafter(model, tree)
 
 
+def medusa(target: Any, tree: Tree, dtype: Any = None, length: int = 4) -> Any:
+    network = tiny_medusa(target, length=length)
+    return StaticTreeDrafter(MedusaDraft(network, target, tree.max_depth, dtype), tree)
+
+
 def independent(target: Any, tree: Tree, dtype: Any = None, **options: Any) -> Any:
     draft = small_model(dtype=dtype or target.dtype, **options)
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)
@@ -91,5 +98,6 @@ DRAFTERS = {
     "eagle2": eagle2,
     "parallel": lambda target, dtype=None: parallel(target, CHAIN, dtype, features=(0, 1)),
     "parallel tree": lambda target, dtype=None: parallel(target, TREE, dtype),
+    "medusa": lambda target, dtype=None: medusa(target, CHAIN, dtype),
     "independent": lambda target, dtype=None: independent(target, TREE, dtype),
 }

@@ -10,6 +10,7 @@ from tempera.decoding.interfaces import Draft, Drafter, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle_network import EagleModel, shifted
+from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
@@ -106,6 +107,11 @@ def tiny_parallel(target: TransformerTarget, seed: int = 1, **sizes: Any) -> Par
     for vector in (model.mask_embed, model.mask_hidden):
         nn.init.normal_(vector, generator=generator)
     return lively(model, seed)
+
+
+def tiny_medusa(target: TransformerTarget, seed: int = 1, length: int = 4) -> MedusaModel:
+    known = target.vocab_size, target.identity
+    return lively(MedusaModel.of(target.network, "tiny", *known, length=length), seed)
 
 
 def random_draft(tree: Tree, batch: int, generator: torch.Generator, vocab: int = VOCAB) -> Draft:
@@ -277,6 +283,27 @@ def full_parallel(
         positions = torch.arange(embeds.shape[1])[None]
         outputs.append(parallel(embeds, previous, mask, positions)[0, -1])
     return torch.stack(outputs)
+
+
+def full_medusa(
+    medusa: MedusaModel,
+    target: TransformerTarget,
+    prompts: list[str],
+    image: Tensor,
+    row: int,
+    path: list[int],
+) -> Tensor:
+    """What head len(path) gives for the true hidden state before the image's last token."""
+    states = [
+        previous[0, -1]
+        for _, previous, _ in draft_inputs(medusa, target, prompts[row], image, path)  # type: ignore[arg-type]
+    ]
+    block, last = (
+        medusa.fc.weight.unflatten(0, (medusa.slots, -1))[len(path)],
+        medusa.out[len(path)],
+    )  # type: ignore[union-attr]
+    bias = medusa.fc.bias.unflatten(0, (medusa.slots, -1))[len(path)]  # type: ignore[union-attr]
+    return torch.stack([last @ (h + nn.functional.silu(block @ h + bias)) for h in states])
 
 
 def plain_embed(target: TransformerTarget, tokens: Tensor) -> Tensor:

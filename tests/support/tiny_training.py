@@ -9,8 +9,8 @@ import torch
 
 from tempera.data.shards import CodedImages
 from tempera.decoding.probabilities import Sampling
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle_network import EagleModel
-from tempera.drafters.parallel_network import ParallelModel
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.tracking import Tracker
 from tempera.shapes.networks import TextEncoder
@@ -62,8 +62,8 @@ def tiny_target(guidance: float = 2.0, dtype: torch.dtype = torch.float32) -> Tr
 def tiny_draft(
     target: TransformerTarget,
     features: tuple[int, ...] = (),
-    kind: type[EagleModel | ParallelModel] = EagleModel,
-) -> EagleModel | ParallelModel:
+    kind: type[DraftNetwork] = EagleModel,
+) -> Any:
     """An untrained draft, always the same."""
     torch.manual_seed(0)
     return kind.of(target.network, "tiny", identity=target.identity, features=features)
@@ -85,7 +85,7 @@ def tiny_train(
     tracker: Any = None,
     target: TransformerTarget | None = None,
     loss: Loss = EagleLoss(),  # noqa: B008  frozen
-    kind: type[EagleModel | ParallelModel] = EagleModel,
+    kind: type[DraftNetwork] = EagleModel,
     **changes: Any,
 ) -> dict[str, Any]:
     """A whole training run."""

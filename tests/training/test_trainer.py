@@ -14,8 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_training import RECIPE, tiny_codes, tiny_draft, tiny_target, tiny_train
 
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.eagle_network import EagleModel
+from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.runtime.tracking import Tracker
@@ -81,7 +83,7 @@ def progress_of(directory: Path) -> str:
 def run_of(
     directory: Path,
     loss: Loss = EagleLoss(),  # noqa: B008
-    kind: type[EagleModel | ParallelModel] = EagleModel,
+    kind: type[DraftNetwork] = EagleModel,
     **changes: Any,
 ) -> TrainingRun:
     target, recipe = tiny_target(), Recipe(**{**RECIPE, **changes})
@@ -128,10 +130,14 @@ def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "loss"),
-    [(EagleModel, AcceptanceLoss()), (ParallelModel, AcceptanceLoss(regression=2.0))],
+    [
+        (EagleModel, AcceptanceLoss()),
+        (ParallelModel, AcceptanceLoss(regression=2.0)),
+        (MedusaModel, AcceptanceLoss(eta=0.0)),
+    ],
 )
 def test_the_acceptance_loss_raises_the_acceptance(
-    kind: type[EagleModel | ParallelModel], loss: Loss, tmp_path: Path
+    kind: type[DraftNetwork], loss: Loss, tmp_path: Path
 ) -> None:
     """Of a draft that reads its own predictions, and of one of several slots, all of whose weights
     learn.

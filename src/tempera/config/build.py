@@ -225,7 +225,8 @@ def check_draft(cfg: DictConfig, option: str = "drafter.path") -> None:
     """
     path = OmegaConf.select(cfg, "drafter.path")
     if path is not None and path != RANDOM:
-        kind = " draft=parallel" if str(cfg.drafter._target_).endswith(".build_parallel") else ""
+        kind = str(cfg.drafter._target_).rpartition(".build_")[2]
+        kind = f" draft={kind}" if kind in ("parallel", "medusa") else ""
         place = draft_directory(
             str(path),
             f"train a draft with `{command('train')} model={cfg.model.name}{kind}`, give another "

@@ -243,11 +243,20 @@ class DraftNetwork(nn.Module, ABC):
             model: the target's name, shown in messages.
             start: directory of a trained draft; by default the weights are random.
             features, sizes: see `of`; a draft from `start` has its own.
+
+        Raises:
+            TemperaError: it has more slots than an image has tokens.
         """
         if start is not None:
             return cls.from_pretrained(start)
         known = target.vocab_size, target.identity, tuple(features)
-        return cls.of(target.network, model, *known, **sizes)
+        made = cls.of(target.network, model, *known, **sizes)
+        if made.slots > target.length:
+            raise TemperaError(
+                f"length={made.slots} is not possible: an image has {target.length} tokens, so "
+                f"give 2 to {target.length}."
+            )
+        return made
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write `config.json` and `model.safetensors` atomically.

@@ -1,10 +1,12 @@
-"""Parallel drafting: one pass of the draft network gives the distributions of all depths.
+"""Parallel drafting: one pass of the draft network gives the distributions of all depths, each from
+a *slot* of its own.
 
 Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth, V vocabulary, H
 hidden size, r rank of the Markov head.
 """
 
 import copy
+from abc import abstractmethod
 from typing import Self
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.draft_network import DraftDtype, torch_dtype
+from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
 from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -20,15 +22,12 @@ from tempera.errors import DraftTooShort
 from tempera.targets.transformer import TransformerTarget
 
 
-class ParallelDraft(HiddenStateDraft):
-    """The distributions of a `ParallelModel`, for chains and static trees.
+class SlotDraft(HiddenStateDraft):
+    """Base of draft models whose network has a slot for every depth, for chains and static trees.
 
-    The pass that reruns the last round's tokens continues with masks right behind each row's root,
-    and its outputs from the root on are the slots' hidden states. A row that emitted fewer tokens
-    than another has more masks; those past the last slot have no effect. `expand` runs no layer: it
-    adds the Markov head's correction to the logits of its depth, so siblings that follow different
-    tokens differ. Every token is drawn from the q that is returned, given its parent, hence the
-    standard acceptance is exact.
+    One pass a round gives the slots' hidden states. `expand` runs no layer. A slot's distribution
+    does not depend on the drafted tokens but through the Markov head, if there is one. Every token
+    is drawn from the q that is returned, given its parent, hence the standard acceptance is exact.
 
     Args:
         model: the draft network.
@@ -42,18 +41,27 @@ class ParallelDraft(HiddenStateDraft):
 
     def __init__(
         self,
-        model: ParallelModel,
+        model: DraftNetwork,
         target: TransformerTarget,
         depth: int,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, target, dtype)
         self.depth = self._possible(depth)
-        self._mask = [x.detach().to(target.device) for x in (model.mask_embed, model.mask_hidden)]
-        self._markov = self._markov_tables(model, target)
+        self._markov: tuple[Tensor, Tensor] | None = None  # W1 [V, r] and W2 transposed, [r, V]
         self._ahead = torch.arange(model.slots + 1, device=target.device)
         self._sampling, self._slots = target.sampling, torch.empty(0)  # [R, L, H]
         self._logits = self._slots  # of the slots, after guidance, [B, L, V]
+
+    @abstractmethod
+    def _first(self, nodes: int) -> Tensor:
+        """The slots' hidden states in the first round of a batch, [R, L, H]."""
+
+    @abstractmethod
+    def _next(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
+        """The slots' hidden states, [R, L, H], from the last round's tokens and the true hidden
+        states before them; `emitted` is their number, int64 [B].
+        """
 
     def _possible(self, depth: int) -> int:
         """The depth, if the network can draft as far."""
@@ -75,21 +83,19 @@ class ParallelDraft(HiddenStateDraft):
 
     @torch.inference_mode()
     def begin(self, prompts: list[str], nodes: int) -> None:
-        """Run the prefix and the slots of the first round; the target must have started a batch of
-        the same prompts.
+        """Run the slots of the first round; the target must have started a batch of the same
+        prompts.
         """
-        prompt = self.session.prompt
-        self._sampling = self.head.sampling.drafting
-        embeds, hidden = self._with_masks(prompt.embeds, self._before_prefix(prompt.keep))
-        states = self._run_prefix(embeds, hidden, 2 * self.depth, prompt.keep)
-        self._slots = states[:, prompt.prefix - 1 :]
+        self._last, self._sampling = None, self.head.sampling.drafting
+        self.greedy = self.head.sampling.greedy
+        self._slots = self._first(nodes)
 
     @torch.inference_mode()
     def roots(self) -> Tensor:
         """The draft's distribution after each row's root, float32 [B, V]."""
         if self._last is not None:
-            (tokens, hidden, emitted), self._last = self._last, None
-            self._slots = self._rerun(tokens, hidden, emitted)
+            last, self._last = self._last, None
+            self._slots = self._next(*last)
         self._logits = self.head.guided_logits(self._slots)
         return self._distribution(self._logits[:, :1], 0)[:, 0]
 
@@ -106,10 +112,43 @@ class ParallelDraft(HiddenStateDraft):
             logits = logits + first[tokens] @ second
         return self._distribution(logits, level.depth)
 
-    def _rerun(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        """Rerun the last round's tokens with their true hidden states, and masks behind them;
-        returns the slots' hidden states, [R, L, H].
-        """
+    def _distribution(self, logits: Tensor, depth: int) -> Tensor:
+        """From logits after guidance, `depth` tokens after the roots: float32 [B, P, V]."""
+        ahead = self._ahead[depth : depth + 1]
+        lengths = self.session.prompt.lengths
+        return self.head.distribution_of(logits, lengths, ahead, self._sampling)
+
+
+class ParallelDraft(SlotDraft):
+    """The distributions of a `ParallelModel`.
+
+    The pass that reruns the last round's tokens continues with masks right behind each row's root,
+    and its outputs from the root on are the slots' hidden states. A row that emitted fewer tokens
+    than another has more masks; those past the last slot have no effect. `expand` adds the Markov
+    head's correction to the logits of its depth, so siblings that follow different tokens differ.
+    Arguments and errors are those of `SlotDraft`.
+    """
+
+    def __init__(
+        self,
+        model: ParallelModel,
+        target: TransformerTarget,
+        depth: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, target, depth, dtype)
+        self._mask = [x.detach().to(target.device) for x in (model.mask_embed, model.mask_hidden)]
+        self._markov = self._markov_tables(model, target)
+
+    @override
+    def _first(self, nodes: int) -> Tensor:
+        prompt = self.session.prompt
+        embeds, hidden = self._with_masks(prompt.embeds, self._before_prefix(prompt.keep))
+        states = self._run_prefix(embeds, hidden, 2 * self.depth, prompt.keep)
+        return states[:, prompt.prefix - 1 :]
+
+    @override
+    def _next(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
         prompt = self.session.prompt
         real = prompt.by_row(self._ahead[: tokens.shape[1]] < emitted[:, None])[..., None]
         embeds, hidden = (
@@ -127,12 +166,6 @@ class ParallelDraft(HiddenStateDraft):
             mask.to(embeds).expand(len(embeds), self.depth - 1, -1) for mask in self._mask
         )
         return torch.cat([embeds, embed], 1), torch.cat([hidden, state], 1)
-
-    def _distribution(self, logits: Tensor, depth: int) -> Tensor:
-        """From logits after guidance, `depth` tokens after the roots: float32 [B, P, V]."""
-        ahead = self._ahead[depth : depth + 1]
-        lengths = self.session.prompt.lengths
-        return self.head.distribution_of(logits, lengths, ahead, self._sampling)
 
     @torch.inference_mode()
     def _markov_tables(

@@ -28,29 +28,40 @@ LENGTH = 5
 
 
 @dataclass(frozen=True)
-class ParallelConfig(DraftConfig):
-    """Configuration of a parallel draft.
+class SlotConfig(DraftConfig):
+    """Configuration of a draft that drafts in one pass.
 
     Attributes:
-        layers: number of decoder layers.
-        rank: r of the Markov head; with 0 there is none, and the slots are independent.
         length: L, tokens that one pass drafts.
 
     Raises:
         TemperaError: a number is too small.
     """
 
-    layers: int = field(kw_only=True)
-    rank: int = field(kw_only=True)
+    least: ClassVar[dict[str, int]] = {"length": 2}
     length: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("layers", 1), ("rank", 0), ("length", 2)):
+        for name, least in self.least.items():
             if getattr(self, name) < least:
                 raise TemperaError(
                     f"{name}={getattr(self, name)} is not possible: give {least} or more."
                 )
+
+
+@dataclass(frozen=True)
+class ParallelConfig(SlotConfig):
+    """Configuration of a parallel draft.
+
+    Attributes:
+        layers: number of decoder layers.
+        rank: r of the Markov head; with 0 there is none, and the slots are independent.
+    """
+
+    least: ClassVar[dict[str, int]] = {"layers": 1, "rank": 0, **SlotConfig.least}
+    layers: int = field(kw_only=True)
+    rank: int = field(kw_only=True)
 
 
 class ParallelModel(DraftNetwork):
@@ -124,15 +135,6 @@ def parallel_network(
     rank: int = RANK,
     length: int = LENGTH,
 ) -> ParallelModel:
-    """`draft=parallel`: see `DraftNetwork.for_training` and `ParallelConfig`.
-
-    Raises:
-        TemperaError: `length` exceeds the tokens of an image.
-    """
-    if start is None and length > target.length:
-        raise TemperaError(
-            f"length={length} is not possible: an image has {target.length} tokens, so give 2 to "
-            f"{target.length}."
-        )
+    """`draft=parallel`: see `DraftNetwork.for_training` and `ParallelConfig`."""
     sizes = {"layers": layers, "rank": rank, "length": length}
     return ParallelModel.for_training(target, model, start, features, **sizes)

@@ -29,6 +29,8 @@ class Recipe:
             have AdamW's scale; `lr` is then AdamW's for everything else. 0 uses AdamW for all.
         grad_clip: largest norm of the gradient; 0 disables clipping.
         hidden_noise: amplitude a of the uniform noise in [−a, a] added to the input hidden states.
+        noise_length: with n, a is for sequences of n tokens, and of S tokens it is a·n/S, as in the
+            public code of EAGLE and LANTERN, with n = 512; None: a for all.
         ttt_steps: number k of unrolled training steps after the first; each reads the draft's own
             predictions from the step before (HASS, EAGLE-3; 0 is EAGLE-1). The pass with gradient
             then runs over 1 + k copies of the images, after k passes without gradient over 1 … k
@@ -58,6 +60,7 @@ class Recipe:
     weight_decay: AtLeast0 = 0.0
     grad_clip: AtLeast0 = 0.5
     hidden_noise: AtLeast0 = 0.1
+    noise_length: AtLeast1 | None = None
     ttt_steps: Annotated[int, Field(ge=0)] = 0
     ttt_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     cfg_dropout: Share = 0.1
@@ -71,6 +74,10 @@ class Recipe:
     decodes: Annotated[int, Field(ge=0)] = 4
     depth: AtLeast1 = 5
     logit_chunk: AtLeast1 = 4096
+
+    def noise(self, length: int) -> float:
+        """Amplitude of the noise on the hidden states of a sequence of `length` tokens."""
+        return self.hidden_noise * (self.noise_length or length) / length
 
     @property
     def schedule(self) -> Schedule:

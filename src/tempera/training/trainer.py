@@ -216,7 +216,8 @@ class TrainingRun:
                 self._without_condition(positions),
                 self.draft.features,
             )
-            states = [add_noise(lesson.previous, recipe.seed, positions, recipe.hidden_noise)]
+            amplitude = recipe.noise(lesson.previous.shape[1])
+            states = [add_noise(lesson.previous, recipe.seed, positions, amplitude)]
             slots = self.draft.slots
             for _ in range(recipe.ttt_steps if slots == 1 else 0):
                 with torch.no_grad():

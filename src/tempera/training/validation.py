@@ -12,6 +12,8 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.hidden_state_draft import HiddenStateDraft
+from tempera.drafters.medusa import MedusaDraft, MedusaModel
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -79,9 +81,12 @@ def accepted_length(
     """Tokens per round when these captions are really decoded, with exact chains of `depth` drafted
     tokens, or of as many as a draft of several slots can draft.
     """
+    model: HiddenStateDraft
+    slots = min(depth, draft.slots)
     if isinstance(draft, ParallelModel):
-        depth = min(depth, draft.slots)
-        model: ParallelDraft | EagleDraft = ParallelDraft(draft, target, depth)
+        model, depth = ParallelDraft(draft, target, slots), slots
+    elif isinstance(draft, MedusaModel):
+        model, depth = MedusaDraft(draft, target, slots), slots
     else:
         model = EagleDraft(draft, target)
     drafter = StaticTreeDrafter(model, Tree.chain(depth))
