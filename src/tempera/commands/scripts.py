@@ -28,11 +28,6 @@ def bench(cfg: "DictConfig | None" = None) -> Any:
     return _script("bench", "bench", cfg)
 
 
-def gpu_check(cfg: "DictConfig | None" = None) -> Any:
-    """`tempera-gpu-check`: check and time a GPU without downloads."""
-    return _script("gpu_check", "gpu_check", cfg)
-
-
 def calibrate(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-calibrate`: measure a draft for `schedule=calibrated`."""
     return _script("calibrate", "calibrate", cfg)
