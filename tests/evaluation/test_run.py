@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from tiny_evaluation import Fuse, ToyEvaluator, tiny_evaluate, tiny_pipeline
+from tiny_evaluation import tiny_evaluate, tiny_pipeline
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
@@ -74,9 +74,8 @@ def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path / "whole")
     for call in range(1, 9):  # batches, warm-up and timings in turn
         with pytest.raises(KeyboardInterrupt):
-            tiny_evaluate(
-                tmp_path / "broken", tiny_pipeline(before=Fuse(2 if call < 4 else 8, _interrupt))
-            )
+            calls = [None] * (1 if call < 4 else 7) + [KeyboardInterrupt()]
+            tiny_evaluate(tmp_path / "broken", tiny_pipeline(before=Mock(side_effect=calls)))
         assert not (tmp_path / "broken" / "metrics.json").exists()
         if len(list((tmp_path / "broken").glob("timings/*/*"))) == 2:
             break
@@ -86,21 +85,13 @@ def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path) -> None:
     assert results(tmp_path / "broken") == results(tmp_path / "whole")
 
 
-def _interrupt() -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
-    evaluator = ToyEvaluator()
-    tiny_evaluate(tmp_path, evaluator=evaluator)
+    tiny_evaluate(tmp_path)
     before = results(tmp_path)
     timings = json.loads((tmp_path / "metrics.json").read_text())["metrics"]["speedup"]
 
-    def never() -> None:
-        pytest.fail("generated again")
-
-    tiny_evaluate(tmp_path, tiny_pipeline(before=never), evaluator=evaluator)
+    tiny_evaluate(tmp_path, tiny_pipeline(before=lambda: pytest.fail("generated again")))
     assert results(tmp_path) == before
     assert json.loads((tmp_path / "metrics.json").read_text())["metrics"]["speedup"] == timings
     (tmp_path / "images" / "world-000007.png").unlink()  # and is generated from its tokens

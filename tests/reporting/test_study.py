@@ -82,7 +82,7 @@ def test_another_reference() -> None:
 def test_an_infinite_divergence_has_no_difference_and_the_highest_rank() -> None:
     found = runs()
     found[4].values.loc[found[4].values.index[:9], "kl_per_token"] = np.inf
-    found[4].metrics["kl_per_token"]["value"] = None
+    found[4].metrics["kl_per_token"]["value"] = np.inf
     overview, _, differences, correlations = study.tables(found)
     assert lines(overview)["lantern at 3.5"]["KL bound per token"] == "infinite"
     assert lines(differences)["lantern at 3.5"]["KL bound per token ↓"] == "–"

@@ -1,7 +1,6 @@
 """Table models, a block-generating image decoder and a toy evaluator for the evaluation tests."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from tempera.evaluation.run import RunPlan, evaluate
 from tempera.evaluation.run_directory import claim
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.image_tokenizers.vq import VQConfig, VQModel
-from tempera.metrics.evaluators import Evaluator, Networks
+from tempera.metrics.evaluators import Networks, NoEvaluator
 from tempera.metrics.scores import read_scores
 from tempera.reporting import run_report
 from tempera.reporting.run_names import run_name
@@ -42,44 +41,21 @@ class Blocks:
         return grey[:, None].repeat_interleave(8, 2).repeat_interleave(8, 3).expand(-1, 3, -1, -1)
 
 
-@dataclass
-class ToyEvaluator(Evaluator):
+class ToyEvaluator(NoEvaluator):
     """Features are mean greys of the blocks; the CLIP score is the first of them."""
 
-    identity: str = "toy"
-    resamples: int = 50
-    scores_clip: bool = True
-    loaded: int = 0
-
-    def check(self, model: str) -> None:
-        pass
-
-    def fetch(self) -> None:
-        pass
+    identity = "toy"
+    resamples = 50
 
     def load(self, device: torch.device) -> Iterator[Networks]:
-        self.loaded += 1
-
         def features(pictures: torch.Tensor) -> torch.Tensor:
             return pictures[:, 0, 0, ::8].double()
 
-        def attributes(
-            pictures: torch.Tensor, prompts: Sequence[Prompt]
-        ) -> dict[str, torch.Tensor]:
-            right = (pictures[:, 0, 0, 0] > 100).float()
-            return {
-                "shape1": right,
-                "shape2": torch.full_like(right, torch.nan),
-                "colour1": right,
-                "background": 1 - right,
-            }
+        def scores(pictures: torch.Tensor, prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+            score = features(pictures)[:, 0] / 255
+            return {"clip_score": score, "shape1": score, "shape2": score * torch.nan}
 
-        def clip_score(
-            pictures: torch.Tensor, prompts: Sequence[Prompt]
-        ) -> dict[str, torch.Tensor]:
-            return {"clip_score": features(pictures)[:, 0] / 255}
-
-        yield Networks(features, [clip_score, attributes])
+        yield Networks(features, [scores])
 
     def reference(self, edge: int) -> Iterator[np.ndarray]:
         yield np.random.default_rng(0).integers(0, 255, (40, 3, 8, 48), dtype=np.uint8)
@@ -100,7 +76,6 @@ def tiny_evaluate(
     directory: Path,
     pipeline: Pipeline | None = None,
     prompts: Sequence[Prompt] | None = None,
-    evaluator: Evaluator | None = None,
     tracker: Tracker | None = None,
     timed: int = 3,
     batch_size: int = 8,
@@ -120,7 +95,7 @@ def tiny_evaluate(
         plan,
         pipeline or tiny_pipeline(),
         prompts,
-        evaluator or ToyEvaluator(),
+        ToyEvaluator(),
         SpeedProtocol(timed),
         Processes(cpu=True),
         given,
@@ -170,15 +145,3 @@ def tiny_options(directory: Path) -> list[str]:
         "tracking=none",
     ]
     return [*parts, f"drafter.path={directory / 'draft'}", *quick]
-
-
-class Fuse:
-    """Does `blow` at the given call."""
-
-    def __init__(self, call: int, blow: Callable[[], None]) -> None:
-        self.left, self.blow = call, blow
-
-    def __call__(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.blow()

@@ -26,7 +26,7 @@ from tempera.decoding.loop import Images, Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog
 from tempera.decoding.timing import Clock, now, timed
-from tempera.decoding.trace import ACCEPTED, BONUS, Trace
+from tempera.decoding.trace import ACCEPTED, BONUS
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
 from tempera.runtime.row_store import Numbers, Row
@@ -177,17 +177,6 @@ class Pipeline:
             yield self.now() - start
 
 
-def _proximity(trace: Trace) -> dict[str, list[Any]]:
-    """`proximity_by_place`: the size of the proximity set at each place of an image [T], None where
-    no draft was tested; empty for rules without proximity sets.
-    """
-    sizes = trace.proximity
-    if sizes is None or bool(sizes.isnan().all()):
-        return {}
-    rows = [[None if math.isnan(size) else size for size in row] for row in sizes.tolist()]
-    return {"proximity_by_place": rows}
-
-
 def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
     """The columns of `records` that every computation needs, as this target can have made them."""
     vocab = target.vocab_size if isinstance(target, Target) else math.inf
@@ -229,9 +218,11 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
         "accepted_by_tenth": trace.by_tenth(trace.origin == ACCEPTED).tolist(),
         "depth": trace.depth.tolist(),
         "logprob_squares": trace.logprob.double().square().sum(-1).tolist(),
-        **_proximity(trace),
         "tokens": output.tokens.cpu().tolist(),
     }
+    sizes = trace.proximity  # NaN where no draft was tested
+    if sizes is not None and not bool(sizes.isnan().all()):
+        columns["proximity_by_place"] = sizes.tolist()
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]

@@ -3,6 +3,7 @@ intervals.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ENOUGH = 16
 """Distances between sets (FID, KID, precision, recall) need at least this many pictures."""
 
 
+@torch.inference_mode()
 def score_pictures(
     networks: Networks,
     prompts: Sequence[Prompt],
@@ -45,24 +47,19 @@ def score_pictures(
     todo = [prompt for prompt in prompts if prompt.id in missing]
     for first in track(range(0, len(todo), batch), "scoring", disable=not todo, transient=True):
         group = todo[first : first + batch]
-        store.add(score_batch(networks, group, np.stack([picture(prompt) for prompt in group])))
+        images = torch.from_numpy(np.stack([picture(prompt) for prompt in group]))
+        found: dict[str, Any] = {}
+        if networks.features is not None:
+            found["features"] = networks.features(images)
+        for score in networks.scores:
+            found |= score(images, group)
+        columns = {name: values.double().cpu().tolist() for name, values in found.items()}
+        rows = [
+            {"id": prompt.id} | {name: values[place] for name, values in columns.items()}
+            for place, prompt in enumerate(group)
+        ]
+        store.add(rows)
     return store.rows()
-
-
-@torch.inference_mode()
-def score_batch(networks: Networks, prompts: Sequence[Prompt], pictures: Pictures) -> list[Row]:
-    """Score the prompts' pictures, uint8 [B, 3, h, w], together; returns a row for each."""
-    images = torch.from_numpy(pictures)
-    columns: dict[str, Any] = {"id": [prompt.id for prompt in prompts]}
-    if networks.features is not None:
-        columns["features"] = networks.features(images).double().cpu().tolist()
-    for score in networks.scores:
-        columns |= {
-            name: values.double().cpu().tolist() for name, values in score(images, prompts).items()
-        }
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
 
 
 @torch.inference_mode()
@@ -82,11 +79,9 @@ def reference_features(
         return None
     names = ["reference", evaluator.identity, networks.identity, str(edge)]
     path = (cache or cache_directory()) / f"{'-'.join(filter(None, names))}.npy"
-    try:
+    with suppress(OSError, ValueError):
         known: Array = np.load(path)
         return known
-    except (OSError, ValueError):
-        pass
     batches = [
         networks.features(torch.from_numpy(pictures)).double().cpu().numpy()
         for pictures in track(evaluator.reference(edge), "reference pictures", transient=True)
@@ -94,11 +89,12 @@ def reference_features(
     if not batches:
         return None
     features: Array = np.concatenate(batches)
-    try:
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, features)
-    except ValueError:  # the cache only saves time: without it the features are computed again
-        pass
+    with (
+        suppress(ValueError),  # the cache only saves time: the features can be computed again
+        replacing(path) as temporary,
+        temporary.open("wb") as file,
+    ):
+        np.save(file, features)
     return features
 
 

@@ -9,6 +9,7 @@ import html
 import io
 import json
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     curves = pareto.curves(runs).to_dict("records")
     for run, rows, curve in zip(runs, replays, curves, strict=True):
         prompts = []
-        for place, (name, text) in enumerate(_first(run)):
+        for place, (name, text) in enumerate(islice(run.texts.items(), SHOWN)):
             prompt: dict[str, Any] = {"id": name, "text": text, "picture": None}
             prompt["replay"] = replay = rows.get(name) if place < kept else None
             try:
@@ -107,7 +108,8 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
                     replay["blank"] = blank_columns(replay, picture.shape[1:])
             except TemperaError as problem:
                 problems.append(f"Not shown: {problem}")
-            prompts.append(prompt | {"length": _length(run, name)})
+            length = float(run.values.loc[name, "accepted_length"])
+            prompts.append(prompt | {"length": round(length, 3)})
         shown.append(_run(run, runs) | curve | {"prompts": prompts})
     known = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
     known -= {"fid"} if min(run.images for run in runs) < FOR_FID else set()
@@ -142,12 +144,6 @@ def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _length(run: Run, name: str) -> float | None:
-    """The accepted length of one image."""
-    known = "accepted_length" in run.values
-    return _finite(round(float(run.values.loc[name, "accepted_length"]), 3)) if known else None
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
@@ -158,7 +154,7 @@ def _replays(run: Run, problems: list[str]) -> dict[str, Row]:
     """
     try:
         rows = Store(Path(run.directory) / REPLAYS).rows()
-        return {name: _replay(rows[name]) for name, _ in _first(run) if name in rows}
+        return {name: _replay(rows[name]) for name in islice(run.texts, SHOWN) if name in rows}
     except (TemperaError, KeyError, TypeError, ValueError) as problem:
         why = problem if isinstance(problem, TemperaError) else misfit(problem)
         problems.append(f"Replays of {run.directory} left out: {why}")
@@ -190,11 +186,6 @@ def _address(picture: Picture) -> str:
     file = io.BytesIO()
     image.save(file, "WEBP", lossless=small, quality=100 if small else 75)
     return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
-
-
-def _first(run: Run) -> list[tuple[str, str]]:
-    """Ids and texts of the prompts that a run shows."""
-    return list(run.texts.items())[:SHOWN]
 
 
 def _title(runs: Sequence[Run]) -> str:

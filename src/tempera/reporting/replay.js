@@ -108,7 +108,7 @@
       ...run.prompts.map((prompt) => {
         const beside = same(state.beside, prompt);
         const open = () => viewer.open(state.run, prompt, state.beside);
-        const tokens = prompt.length === null ? "" : `${prompt.length.toFixed(2)} tokens per round`;
+        const tokens = `${prompt.length.toFixed(2)} tokens per round`;
         return make(
           "figure",
           {},

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
 import pandas as pd
 
 from tempera.metrics import table
@@ -17,7 +16,7 @@ from tempera.reporting import page, paper_tables, pareto, study
 from tempera.reporting.baseline import of_equal_length
 from tempera.reporting.collect import Run, results
 from tempera.reporting.console import FOR_FID
-from tempera.reporting.tables import Section, escaped, markdown, texts
+from tempera.reporting.tables import Section, escaped, markdown, number, texts
 from tempera.runtime.files import replacing_all, write_text
 
 
@@ -110,15 +109,11 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
             f"{run.baseline_length:.2f}"
             for run in compared
         ]
-        named["t"] = [_t(run) for run in compared]
+        ts = (run.differences.get("accepted_length", {}).get("t") for run in compared)
+        named["t"] = [number(t, ".1f") for t in ts]
     shown = texts(compared, table.report_order(), "differences", "+.4f")
     title = f"Difference from {baseline or 'plain autoregression'}"
     return [Section(title, pd.concat([named, shown], axis=1), text)]
-
-
-def _t(run: Run) -> str:
-    t = run.differences.get("accepted_length", {}).get("t")
-    return f"{t:.1f}" if t is not None and np.isfinite(t) else "–"
 
 
 def report_markdown(

@@ -95,9 +95,7 @@ def _overview(arms: Sequence[Run]) -> Section:
             "length, evaluation": number(arm.value("accepted_length"), ".3f"),
         }
         for metric in map(table.find, DIVERGENCES):
-            infinite = metric.key in arm.values and np.isinf(arm.values[metric.key]).any()
-            text = number(arm.value(metric.key), metric.format)
-            line[metric.title] = "infinite" if infinite else text
+            line[metric.title] = number(arm.value(metric.key), metric.format)
         lines.append(line)
     images = " or ".join(map(str, sorted({arm.images for arm in arms})))
     text = (
