@@ -8,9 +8,7 @@ import json
 import pickle
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import huggingface_hub
 import pytest
 import torch
 from cases import slow_but
@@ -30,7 +28,7 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.network_directory import parse_sizes, read_network, write_network
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, on_meta, randomise
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, on_meta
 from tempera.runtime.tensor_files import fill, read_tensors
 from tempera.targets.llamagen import SIZES, LlamaGen, from_meta, llamagen_config
 
@@ -90,33 +88,6 @@ def test_tensors_are_mapped_and_none_is_copied(
     real = nn.Linear(3, 3).half()
     fill(real, state, "it")  # keeps its dtype
     assert real.weight.dtype == torch.float16 and real.weight.equal(state["weight"].half())
-
-
-def test_a_hub_id_is_downloaded_unless_it_is_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    snapshot = Mock(return_value=str(tmp_path))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    (tmp_path / "w.pt").touch()
-    assert PretrainedFiles(str(tmp_path), ["w.pt"], "a/b").find() == [tmp_path / "w.pt"]
-    snapshot.assert_not_called()
-    for place, revision in (("owner/name", None), ("owner/name@v2", "v2")):
-        assert PretrainedFiles(place, ["w.pt"], "a/b").find() == [tmp_path / "w.pt"]
-        assert snapshot.call_args.args == ("owner/name",)
-        asked = snapshot.call_args.kwargs
-        assert asked["revision"] == revision
-        assert asked["allow_patterns"] == ["w.pt", "w.pt.index.json", "w-*.pt", "config.json"]
-
-
-def test_random_weights_have_the_usual_initial_values() -> None:
-    network: Any = on_meta(lambda: nn.Sequential(nn.Linear(50, 50), nn.BatchNorm1d(7)))
-    randomise(network, torch.device("cpu"), torch.bfloat16)
-    linear, norm = network
-    assert linear.weight.std().item() == pytest.approx(0.02, rel=0.1)
-    assert linear.bias.abs().max() == 0 and norm.weight.min() == norm.running_var.min() == 1
-    again: Any = on_meta(lambda: nn.Linear(50, 50))
-    randomise(again, torch.device("cpu"), torch.bfloat16)
-    assert again.weight.dtype == torch.bfloat16 and again.weight.equal(linear.weight)
 
 
 @pytest.mark.slow

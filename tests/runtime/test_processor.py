@@ -6,7 +6,7 @@ from tiny_targets import composed
 
 from tempera.config.build import build_image_decoder, parse_dtype
 from tempera.runtime import processor
-from tempera.runtime.processor import arithmetic, computes_bfloat16
+from tempera.runtime.processor import computes_bfloat16
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -29,13 +29,6 @@ def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
     )
     assert computes_bfloat16(torch.device("cuda")) is units
     assert parse_dtype("auto", torch.device("cuda")) == (torch.bfloat16 if units else torch.float32)
-
-
-def test_float16_on_a_cpu_is_computed_with_in_float32() -> None:
-    cpu, other = torch.device("cpu"), torch.device("meta")
-    assert arithmetic(torch.float16, cpu) == torch.float32
-    assert arithmetic(torch.float16, other) == torch.float16
-    assert arithmetic(torch.bfloat16, cpu) == torch.bfloat16
 
 
 @pytest.mark.parametrize("built", [None, "12.8"])

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tempera.errors import TemperaError
-from tempera.evaluation.run_directory import claim
 from tempera.runtime.row_store import Numbers, Store
 
 
@@ -84,17 +82,3 @@ def test_lists_of_any_length_are_arrays_where_they_are_asked_for(tmp_path: Path)
     store.add([{"id": name, "features": values} for name, values in lists.items()])
     found = store.rows()
     assert {name: found[name]["features"].tolist() for name in lists} == lists
-
-
-def test_a_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
-    identity = {"model": "shapes", "delta": 2.0, "tree": [0, 1]}
-    claim(tmp_path / "run", identity, {"host": "x"})
-    claim(tmp_path / "run", json.loads(json.dumps(identity)), {"host": "y"})
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["host"] == "y"
-    with pytest.raises(
-        TemperaError,
-        match=r"made with delta=2\.0, but this run has delta=3\.0: give another directory",
-    ):
-        claim(tmp_path / "run", {**identity, "delta": 3.0}, {})
-    with pytest.raises(TemperaError, match="made with delta=2.0, but this run has delta=None"):
-        claim(tmp_path / "run", {"model": "shapes", "tree": [0, 1]}, {}, write=False)
