@@ -26,6 +26,8 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.files import read_text, reason, regular_file
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp")
+NAME = "file_name"
+"""The column of `METADATA` that names the image."""
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 """The name of a tar's member that belongs to a sample: what members share, and kind."""
@@ -102,23 +104,21 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
         path: the folder.
         caption: name of the caption column; None takes the first of `TEXT_NAMES` that exists.
     """
-    folder = existing(path, "an image folder")
-    found = sorted(folder.rglob("[!.]*"))
+    folder = Path(path)
+    found = sorted(folder.rglob("[!.]*")) if os.path.isdir(folder) else []  # noqa: PTH112 (see below)
     files = [one for one in found if _suffix(one) in SUFFIXES]
+    if not files:
+        raise TemperaError(
+            f"there are no images in {shortened(path)}: give a folder of captioned images."
+        )
     named = {one.name.lower(): one for one in folder.glob("*")}
     metadata = next((named[name] for name in METADATA if name in named), None)
-    if not files:
-        raise TemperaError(f"{path} holds no images: give a folder of captioned images.")
     if metadata:
-        entries = list[Entry | Broken]()
-        for number, row in rows_of(metadata):
-            name = row.get("file_name") if isinstance(row, dict) else None
-            place = f"{metadata}:{number}", f"{name}#{number}"
-            entries.append(
-                usable_entry(*place, field_of(row, caption), name, folder)
-                if name and isinstance(name, str)
-                else Broken(place[0], "no file_name")
-            )
+        rows = ((n, row if isinstance(row, dict) else {}) for n, row in rows_of(metadata))
+        entries = [
+            _row_entry(f"{metadata}:{n}", f"{row.get(NAME)}#{n}", row, NAME, caption, folder)
+            for n, row in rows
+        ]
     else:
         texts = {one.with_suffix(""): one for one in found if _suffix(one) == "txt"}
         entries = [_beside(one, texts.get(one.with_suffix("")), folder) for one in files]
@@ -240,12 +240,12 @@ def _row_entry(
     caption: str | None,
     folder: Path | None = None,
 ) -> Entry | Broken:
-    picture = row[image] if image else None
+    picture = row.get(image) if image else None
     if isinstance(picture, dict):
         picture = picture.get("bytes") or picture.get("path")
     if image and not picture:
         return Broken(where, "no image")
-    if isinstance(picture, str) and picture.startswith("hf://"):  # of a data set on the hub
+    if folder is None and isinstance(picture, str) and picture.startswith("hf://"):
         picture = bytes(HfFileSystem().cat_file(picture))
     return usable_entry(where, key, field_of(row, caption), picture, folder)
 
@@ -326,13 +326,6 @@ def usable_entry(
 
 def _suffix(file: Path) -> str:
     return file.suffix.lower().removeprefix(".")
-
-
-def existing(path: str, what: str) -> Path:
-    """The path; raise TemperaError if nothing is there."""
-    if not os.path.exists(path):  # noqa: PTH110 (the same)
-        raise TemperaError(f"{shortened(path)} does not exist: give the path of {what}.")
-    return Path(path)
 
 
 def matching(pattern: str, suffix: str) -> list[Path]:
