@@ -3,10 +3,11 @@ sentence.
 """
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 from hub import Hub
 
@@ -47,28 +48,21 @@ def test_a_snapshot_holds_the_files_asked_for_and_is_fetched_once(
     assert len(hub.requests) == before
 
 
-def closed(hub: Hub) -> None:
-    hub.add("owner/name", FILES, kind="datasets", gate="closed")
-
-
-REFUSED: dict[str, tuple[Callable[[Hub], object], str]] = {
-    "gated": (closed, "of the hub is gated, and you are not logged in: accept its conditions at "
-              "https://huggingface.co/datasets/owner/name, log in with `hf auth login`"),
-    "missing": (lambda hub: None, "the dataset owner/name of the hub does not exist or is private"),
-    "revision": (lambda hub: hub.add("owner/name", FILES, kind="datasets"),
-                 "owner/name of the hub has no revision v9: see https://"),
-    "file": (lambda hub: hub.add("owner/name", FILES, kind="datasets"), "has no file no.json"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_one_sentence(name: str, hub: Hub) -> None:
-    prepare, words = REFUSED[name]
-    prepare(hub)
-    repository = Repository("owner/name", "dataset", "v9" if name == "revision" else None)
-    with pytest.raises(TemperaError) as problem:
-        repository.file("no.json")
-    assert words in str(problem.value) and "\n" not in str(problem.value)
+@pytest.mark.parametrize(
+    ("name", "revision", "gate", "words"),
+    [
+        ("owner/name", None, "closed", "is gated, and you are not logged in"),
+        ("owner/none", None, None, "owner/none of the hub does not exist or is private"),
+        ("owner/name", "v9", None, "has no revision v9"),
+        ("owner/name", None, None, "has no file no.json"),
+    ],
+)
+def test_refused_in_one_sentence(
+    name: str, revision: str | None, gate: str | None, words: str, hub: Hub
+) -> None:
+    hub.add("owner/name", FILES, kind="datasets", gate=gate)
+    with pytest.raises(TemperaError, match=words):
+        Repository(name, "dataset", revision).file("no.json")
 
 
 def test_a_token_without_access_is_told_apart(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,15 +78,9 @@ def test_without_a_network_and_a_cache_the_command_is_told(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.here(monkeypatch, offline=True)
-    wanted = (
-        r"owner/name is not in the hub's cache, and the hub cannot be reached \(.*\): on a machine "
-        r'with a network run `hf download owner/name --repo-type dataset --include "data/\*"`, and '
-        r"copy the cache directory \(HF_HUB_CACHE\) here"
-    )
-    with pytest.raises(TemperaError, match=wanted):
+    command = r'`hf download owner/name --repo-type dataset --include "data/\*"`'
+    with pytest.raises(TemperaError, match=f"owner/name is not in the hub's cache.*{command}"):
         REPOSITORY.snapshot(["data/*"])
-    with pytest.raises(TemperaError, match="is not in the hub's cache"):
-        REPOSITORY.commit()
 
 
 @pytest.mark.parametrize(
@@ -105,8 +93,6 @@ def test_without_a_network_and_a_cache_the_command_is_told(
 def test_a_full_disk_and_an_error_without_text(
     problem: Exception, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import huggingface_hub
-
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", Mock(side_effect=problem))
     with pytest.raises(TemperaError, match=words):
         REPOSITORY.file("config.json")
