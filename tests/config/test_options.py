@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tempera.commands.evaluate import main as evaluate
-from tempera.config.build import build_rule, build_sampling
+from tempera.config.build import build_recipe, build_rule, build_sampling
 from tempera.config.cli import _read, literal, named
 from tempera.config.compose import composed, composed_run, quoted
 from tempera.config.messages import sentence
@@ -27,6 +27,7 @@ REFUSED = [
     ("eval", "experiment=frontir", "frontier"),
     ("train_draft", "recipe=foo", "chameleon"),
     ("eval", "model=null", "choices"),
+    ("eval", "model=/dev/null", "no model=/dev/null"),
     # grammar
     ("eval", "metrics=real,none", "metrics"),
     ("eval", "foo", "name=value"),
@@ -45,6 +46,9 @@ REFUSED = [
     ("train_draft", f"seed={10**20}", "seed"),
     ("prepare", "shard_size=abc", "shard_size"),
     ("tune", "depths=3", "depths"),
+    ("eval", "speed=3", "`speed=3`"),
+    ("eval", "matching=x", "`matching=x`"),
+    ("train_draft", "decodes=100000", "decodes"),
     # values of groups
     ("eval", "delta=abc", "delta"),
     ("eval", "delta=[1,2]", "delta"),
@@ -75,6 +79,8 @@ REFUSED = [
 def parts(config: str, arguments: str) -> None:
     """Compose, and build what a run builds before it reads weights."""
     cfg = composed(config, arguments.split())
+    if config == "train_draft":
+        build_recipe(cfg)
     if config == "eval":
         build_sampling(cfg)
         build_rule(cfg)
@@ -164,6 +170,22 @@ def test_an_error_whose_own_text_fails_is_told_by_its_type() -> None:
 
     assert sentence(Broken("x"), "eval", []) == "Broken"
     assert sentence(KeyError("x"), "eval", []) is None
+
+
+def test_a_directory_that_cannot_be_made_is_told_with_the_option() -> None:
+    with pytest.raises(OSError, match="proc") as problem:
+        Path("/proc/x/run").mkdir(parents=True)
+    said = sentence(problem.value, "eval", [])
+    assert said is not None and "cannot write" in said and "hydra.run.dir=DIR" in said
+
+
+def test_a_sweep_over_methods_with_an_option_of_some_is_told_as_cases() -> None:
+    arguments = ["-m", "method=ar,coolsd", "delta=2", "limit=1"]
+    with pytest.raises(TemperaError) as problem:
+        composed("eval", ["method=ar", *arguments[2:]])
+    said = sentence(problem.value.__cause__ or problem.value, "eval", arguments)
+    advice = """'hydra.sweeper.cases=["method=ar","method=coolsd delta=2"]' limit=1"""
+    assert said is not None and said.endswith(f"-m {advice}"), said
 
 
 def test_help_has_the_options_with_their_comments_and_the_groups_of_the_script() -> None:

@@ -73,6 +73,18 @@ def test_every_family_is_weighed_without_its_files(
     assert told.count("in float32 on cpu") == 2
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_dry_run_for_a_gpu_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["method=eagle", "prompt=a red ring", "limit=1", "metrics=none", "dry_run=true"]
+    cfg = composed(*given, "device=cuda")
+    assert 0 < evaluate(cfg)["memory"] < evaluate(composed(*given, "device=cpu"))["memory"]
+    told = capsys.readouterr().out
+    assert "in bfloat16 on cuda, which this machine lacks: bfloat16 is assumed" in told
+    cfg.dry_run = False
+    with pytest.raises(TemperaError, match="device=cuda"):
+        evaluate(cfg)
+
+
 @pytest.mark.slow
 def test_sizes_come_from_config_json_and_downloads_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -139,10 +139,14 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
 
 
 def _told(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> dict[str, float]:
-    device = build.parse_device(cfg.device)
+    device = build.parse_device(cfg.device, dry=True)
     dtype = str(build.parse_dtype(cfg.dtype, device)).removeprefix("torch.")
     free = ""
-    if device.type == "cuda":
+    if device.type == "cuda" and not torch.cuda.is_available():
+        free = ", which this machine lacks" + (
+            ": bfloat16 is assumed" if cfg.dtype == "auto" else ""
+        )
+    elif device.type == "cuda":
         free = f", of which {_gigabytes(torch.cuda.mem_get_info(device)[0])} are free"
     print(f"to do: {work}\nto download: {downloads(download)}")
     print(f"memory: {memory} in {dtype} on {device}{free}")

@@ -20,7 +20,8 @@ def main(cfg: DictConfig) -> dict[str, int]:
     would be.
     """
     build.check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
-    processes = Processes(cpu=build.parse_device(cfg.device).type == "cpu")
+    device = build.parse_device(cfg.device, dry=cfg.dry_run)
+    processes = Processes(cpu=device.type == "cpu")
     source: Source = read_with_files(cfg, build.build_encoder, partial(instantiate, cfg.source))
     if cfg.dry_run:
         return _told(cfg) if processes.is_main else {}

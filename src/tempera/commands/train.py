@@ -35,7 +35,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for part in (cfg.tracking, cfg.train_data, cfg.draft):
         parsed(part)
     _check_drafts(cfg)
-    device = build.parse_device(cfg.device)
+    device = build.parse_device(cfg.device, dry=cfg.dry_run)
     processes = Processes(cpu=device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
         tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", device)

@@ -360,7 +360,7 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
     data, on the meta device in the dtype that `cfg` gives them; the files that they would be read
     from are listed as they are built. A trained draft has its own sizes, another one the usual.
     """
-    device = parse_device(cfg.device)
+    device = parse_device(cfg.device, dry=True)
     dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
     sized = copy.deepcopy(cfg)
     with open_dict(sized):
@@ -413,9 +413,15 @@ def start_tracker(
     return tracker
 
 
-def parse_device(name: str) -> torch.device:
-    """`auto` (CUDA if available), or a device by PyTorch's name; raises TemperaError if this
-    machine does not have it.
+def parse_device(name: str, dry: bool = False) -> torch.device:
+    """`auto` (CUDA if available), or a device by PyTorch's name.
+
+    Args:
+        name: the option.
+        dry: nothing will be put there: a GPU may be elsewhere.
+
+    Raises:
+        TemperaError: this machine does not have it.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -425,6 +431,8 @@ def parse_device(name: str) -> torch.device:
             if are_sizes_enough():
                 return device
             raise RuntimeError(name)
+        if dry and device.type == "cuda" and not torch.cuda.is_available():
+            return device
         if device.type != "cuda":
             torch.empty(0, device=device)
         elif (device.index or 0) >= torch.cuda.device_count():

@@ -2,7 +2,9 @@
 
 import difflib
 import errno
+import json
 import re
+import shlex
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -44,7 +46,8 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             named = problem.option is None or re.search(rf"\b{re.escape(problem.option)}\b", text)
             told = text if named else f"{text} ({problem.option}=)"
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
-            group, _, choice = missing.rpartition("/")
+            # of hydra/launcher, or of model=/dev/null
+            group, choice = re.findall("^((?:hydra/)?[^/]*)/(.*)", missing)[0]
             near = difflib.get_close_matches(choice, options, n=1)
             meant = f"did you mean {near[0]}? The choices are" if near else "choose one of"
             told = f"there is no {group}={choice}: {meant} {', '.join(options)}"
@@ -87,7 +90,7 @@ def _of_files(problem: OSError) -> str | None:
         return None
     if problem.errno == errno.ENAMETOOLONG:
         return f"the path '{name}' is too long; give a shorter one"
-    if problem.errno in UNWRITABLE:
+    if problem.errno in UNWRITABLE or _raised_in(problem, "makedirs", "mkdir"):
         return (
             f"cannot write '{name}': {reason}; choose another directory with hydra.run.dir=DIR "
             "(for -m: hydra.sweep.dir=DIR)"
@@ -95,9 +98,10 @@ def _of_files(problem: OSError) -> str | None:
     return f"cannot read '{name}': {reason}; give another file or directory"
 
 
-def _raised_in(problem: BaseException, file: str) -> bool:
-    """Whether an exception comes from a file of this name."""
-    return traceback.extract_tb(problem.__traceback__)[-1].filename.endswith(file)
+def _raised_in(problem: BaseException, *places: str) -> bool:
+    """Whether an exception comes from one of these files or functions."""
+    frames = traceback.extract_tb(problem.__traceback__)[-1:]
+    return any(one.name in places or one.filename.endswith(places) for one in frames)
 
 
 def _is_out_of_memory(problem: BaseException, text: str) -> bool:
@@ -148,14 +152,29 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
         if group != "experiment"
         and defined.match((conf / group / f"{choice}.yaml").read_text(encoding="utf-8"))
     ]
+    method = next((one for one in chosen if one.startswith("method=")), "these choices")
+    given = [one for one in arguments if one.partition("=")[0] == option]
+    if owners and "," in method and given:
+        advice = _as_cases(given[0], method, config_name, arguments)
+        return f"not all methods of this sweep have `{option}`: {advice}"
     if owners:
-        method = next((one for one in chosen if one.startswith("method=")), "these choices")
         return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
     near = difflib.get_close_matches(option, names, n=1, cutoff=0.75)
     near = near or [name for name in names if name.endswith(f".{option}")][:1]
     top = ", ".join(name for name in names if "." not in name)
     meant = f"did you mean `{near[0]}`?" if near else f"the options are {top}"
     return f"there is no option `{option}`: {meant}"
+
+
+def _as_cases(option: str, methods: str, config_name: str, arguments: Sequence[str]) -> str:
+    """How to sweep over methods, of which some have an option."""
+    name, cases = option.partition("=")[0], []
+    for method in methods.partition("=")[2].split(","):
+        has = name in _names_of(config_name, [f"method={method}"])
+        cases.append(f"method={method} {option}" if has else f"method={method}")
+    others = [one for one in arguments if one not in (option, methods, "-m", "--multirun")]
+    sweep = f"hydra.sweeper.cases=[{','.join(map(json.dumps, cases))}]"
+    return f"give -m {shlex.join([sweep, *others])}"
 
 
 def _names_of(config_name: str, choices: Sequence[str]) -> list[str]:

@@ -44,6 +44,8 @@ class Eval(Generate):
     offset: Count
     replays: Count
     expected_length: float | None
+    matching: dict[str, Any]
+    speed: dict[str, Any]
     verbose: bool
     dry_run: bool
 

@@ -71,7 +71,7 @@ class Recipe:
     checkpoint_every: AtLeast1 = 500
     log_every: AtLeast1 = 10
     holdout: AtLeast1 = 64
-    decodes: Annotated[int, Field(ge=0)] = 4
+    decodes: Annotated[int, Field(ge=0, le=256)] = 4
     depth: AtLeast1 = 5
     logit_chunk: AtLeast1 = 4096
 
