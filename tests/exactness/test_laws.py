@@ -5,12 +5,13 @@ end are seen. Whoever adds a rule adds a row.
 from dataclasses import replace
 
 import pytest
+from cases import slow_but
 from near_codes import near, near_rules
 from random_drafts import SMALL
 from table_models import FirstRoundOnly
 from window_laws import check_window
 
-from tempera.decoding.probabilities import Sampling, normalise
+from tempera.decoding.probabilities import Sampling, normalise, total_variation
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.jacobi import jacobi, scd, sjd, sjd_pac
@@ -148,9 +149,14 @@ def test_an_exact_window_emits_the_targets_law(name):
 def test_a_biased_rule_emits_the_law_of_its_definition_and_not_the_targets(name):
     rule, tree, options = BIASED[name]
     options = {"vocab_size": 4, "length": 3, "rows": ROWS, **options}
-    report = check(rule, tree, law=defined(rule, tree), **options)
+
+    def law(target, draft):
+        own = defined(rule, tree)(target, draft)
+        assert total_variation(own, target.law()) > 0.02
+        return own
+
+    report = check(rule, tree, law=law, **options)
     assert report.agrees, report
-    assert not check(rule, tree, **options).agrees
 
 
 @pytest.mark.parametrize("kind", ["optimal", "vanilla"])
@@ -233,7 +239,7 @@ FAULTS = {
 SLIGHT = [SlightlyWrongResidual(), SlightlyLax(), LaxGroups(NARROW, 1)]
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_but(FAULTS, "another budget", "λ - 1 for λ", "q of siblings"))
 def test_a_planted_fault_is_caught(name):
     faulty, tree, rule = FAULTS[name]
     law = defined(rule, tree if isinstance(tree, Tree) else SIBLINGS)
