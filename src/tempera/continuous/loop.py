@@ -281,8 +281,6 @@ class Parallel:
         _predict(model, images, counts(target.length, self.steps or target.length), noise, observe)
         if clock is not None:
             clock.lap("target")
-        if self.model is not None:
-            images.passes.zero_()
         return images.output()
 
 
@@ -435,7 +433,8 @@ def _predict(
         _, path = _draw(model, images.context, drawn)
         none = torch.zeros_like(path.token[..., 0], dtype=torch.int64)
         origin, emitted = (none + BONUS).to(torch.int8), torch.full_like(none[:, 0], size)
-        images.append(ContinuousVerdict(path.token, origin, emitted, none, none), passes=1)
+        verdict = ContinuousVerdict(path.token, origin, emitted, none, none)
+        images.append(verdict, passes=int(images.who == "target"))
         if observe is not None:
             observe(images)
 

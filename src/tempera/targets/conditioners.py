@@ -34,15 +34,11 @@ class CaptionTokens:
     def __init__(self, tokenize: Tokenize, length: int = 120, truncate: bool = False) -> None:
         self.tokenize, self.length, self.truncate = tokenize, length, truncate
 
-    def check(self, prompts: list[str]) -> None:
-        """Raise TemperaError for a caption that is empty, also after cleaning, or too long."""
-        self.ids(prompts)
-
-    def ids(self, prompts: list[str]) -> list[list[int]]:
+    def check(self, prompts: list[str]) -> list[list[int]]:
         """The tokens of every caption.
 
         Raises:
-            TemperaError: a caption is empty or too long.
+            TemperaError: a caption is empty, also after cleaning, or too long.
         """
         return [self._ids(prompt, where) for prompt, where in numbered(prompts)]
 
@@ -83,7 +79,7 @@ class CaptionFeatures(nn.Module):
         Raises:
             TemperaError: a caption is empty, or too long and `truncate` is False.
         """
-        rows, length = self.tokens.ids(prompts), self.tokens.length
+        rows, length = self.tokens.check(prompts), self.tokens.length
         device = self.encoder.get_input_embeddings().weight.device
         counts = torch.tensor([len(row) for row in rows], device=device)
         width = max(map(len, rows))
@@ -133,17 +129,13 @@ class ClassLabels(nn.Module):
         self.classes = classes
         self._numbers = {str(number): number for number in range(classes)}
 
-    def check(self, prompts: list[str]) -> None:
-        """Raise TemperaError for a prompt that `encode` cannot take."""
-        self._labels(prompts)
-
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Prompts → labels int64 [B], and a mask bool [B, 1] that keeps them.
 
         Raises:
             TemperaError: a prompt names no class.
         """
-        labels = torch.tensor(self._labels(prompts))
+        labels = torch.tensor(self.check(prompts))
         return labels, torch.ones(len(prompts), 1, dtype=torch.bool)
 
     def label(self, prompt: str) -> int | None:
@@ -155,7 +147,8 @@ class ClassLabels(nn.Module):
         """The error for a prompt that names no class; `where` quotes it."""
         return TemperaError(f"{where}, is not a class; give a number from 0 to {self.classes - 1}")
 
-    def _labels(self, prompts: list[str]) -> list[int]:
+    def check(self, prompts: list[str]) -> list[int]:
+        """The class of every prompt; errors as of `encode`."""
         labels = []
         for prompt, where in numbered(prompts):
             label = self.label(prompt)

@@ -100,17 +100,14 @@ class PromptEncoder(nn.Module):
             TemperaError: a prompt is empty, or does not fit into the context and `truncate` is
                 False.
         """
-        pairs = [(row, self._null(row)) for row in self._rows(prompts)]
+        pairs = [(row, self._null(row)) for row in self.check(prompts)]
         width = max(len(ids) for pair in pairs for ids in pair)
         padded = [[[PADDING] * (width - len(ids)) + ids for ids in pair] for pair in pairs]
         condition = torch.tensor(padded)
         return condition, condition[:, 0] != PADDING
 
-    def check(self, prompts: list[str]) -> None:
-        """Raise TemperaError for a prompt that `encode` cannot take."""
-        self._rows(prompts)
-
-    def _rows(self, prompts: list[str]) -> list[list[int]]:
+    def check(self, prompts: list[str]) -> list[list[int]]:
+        """The ids of every prompt; errors as of `encode`."""
         return [self._row(prompt, where) for prompt, where in numbered(prompts)]
 
     def _null(self, row: list[int]) -> list[int]:
