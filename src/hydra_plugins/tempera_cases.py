@@ -64,6 +64,16 @@ class CaseSweeper(BasicSweeper):
         super().__init__(max_batch_size, params)
         self.cases, self.table = cases, table
 
+    def sweep(self, arguments: list[str]) -> Any:
+        """Hydra's sweep; after Ctrl-C, of jobs side by side too, it says which command goes on."""
+        try:
+            return super().sweep(arguments)
+        except KeyboardInterrupt as problem:
+            from tempera.config.cli import goes_on
+
+            place = str(self.config.hydra.sweep.dir) if self.config else "."
+            raise KeyboardInterrupt(str(problem) or goes_on("hydra.sweep.dir", place)) from None
+
     def split_arguments(  # type: ignore[override]
         self, overrides: list[Override], max_batch_size: int | None
     ) -> list[list[list[str]]]:

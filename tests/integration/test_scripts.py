@@ -13,9 +13,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from omegaconf import OmegaConf
 from paths import ROOT
 from tiny_evaluation import tiny_options
 from tiny_networks import tiny_eagle, tiny_target
+
+from hydra_plugins.tempera_cases import CaseSweeper
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -190,6 +194,17 @@ def test_an_interruption_is_one_sentence_from_the_first_moment(module: str) -> N
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 130 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("interrupted")
+
+
+def test_an_interrupted_sweep_says_which_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt  # as of jobs side by side
+
+    monkeypatch.setattr(BasicSweeper, "sweep", interrupted)
+    sweeper = CaseSweeper([])
+    sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": "sweeps/1"}}})
+    with pytest.raises(KeyboardInterrupt, match="goes on: .* hydra.sweep.dir=sweeps/1"):
+        sweeper.sweep(["method=ar"])
 
 
 TORCH = {"torch", "transformers", "torchvision", "matplotlib", "wandb"}

@@ -207,7 +207,11 @@ def _how_to_resume(config_name: str) -> str:
         return AGAIN
     sweeping = hydra.mode == RunMode.MULTIRUN
     option = "hydra.sweep.dir" if sweeping else "hydra.run.dir"
-    place = str(hydra.sweep.dir if sweeping else hydra.runtime.output_dir)
+    return goes_on(option, str(hydra.sweep.dir if sweeping else hydra.runtime.output_dir))
+
+
+def goes_on(option: str, place: str) -> str:
+    """Which command goes on in a directory, which `option` names."""
     given = [one for one in sys.argv[1:] if not one.startswith(f"{option}=")]
     command = shlex.join([sys.argv[0], *given])
     return f"interrupted; this goes on: {command} {pasted(option, place)}"
