@@ -17,7 +17,7 @@ from tempera.reporting.baseline import of_equal_length
 from tempera.reporting.collect import Run, results
 from tempera.reporting.console import FOR_FID
 from tempera.reporting.tables import Section, escaped, markdown, number, texts
-from tempera.runtime.files import replacing_all, write_text
+from tempera.runtime.files import writable_directory, write_text
 
 
 def write_report(
@@ -43,13 +43,12 @@ def write_report(
     frame = results(runs)
     sections = sections_of(runs, baseline)
     warnings = cautions(runs, unfinished, damaged)
-    with replacing_all(output) as place:
-        figures = pareto.write(runs, place)
-        text = frame.drop(columns="plain").to_csv(index=False, float_format="%.6g")
-        write_text(place / "results.csv", text)
-        text = report_markdown(runs, sections, output, figures, warnings)
-        write_text(place / "report.md", text)
-        page.write(place / "report.html", runs, sections, warnings)
+    figures = pareto.write(runs, writable_directory(output))
+    text = frame.drop(columns="plain").to_csv(index=False, float_format="%.6g")
+    write_text(output / "results.csv", text)
+    text = report_markdown(runs, sections, output, figures, warnings)
+    write_text(output / "report.md", text)
+    page.write(output / "report.html", runs, sections, warnings)
     names = ["results.csv", "report.md", "report.html", *(path.name for path in figures)]
     return [output / name for name in names]
 

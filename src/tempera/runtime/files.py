@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import Any
 
 from pydantic import ValidationError
@@ -43,24 +43,6 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # if it cannot be removed, it was not written
             temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def replacing_all(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory inside `directory`. On success move its files to `directory`, so
-    files that belong together are replaced together; on failure remove them.
-
-    Raises:
-        TemperaError: the directory cannot be written.
-    """
-    writable_directory(directory)
-    with TemporaryDirectory(prefix=".", dir=directory) as temporary:
-        yield Path(temporary)
-        for path in sorted(Path(temporary).iterdir()):
-            try:
-                path.replace(directory / path.name)
-            except OSError as problem:
-                raise unwritable(directory / path.name, problem) from problem
 
 
 def _writer() -> str:
