@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from cases import slow_but
-from network_drafts import SIZES, eagle, eagle2, parallel, write_smaller
+from network_drafts import SIZES, eagle, eagle2, medusa, parallel, write_smaller
 from tiny_networks import (
     LENGTH,
     PROMPTS,
@@ -16,6 +16,7 @@ from tiny_networks import (
     node_paths,
     random_rounds,
     tiny_eagle,
+    tiny_medusa,
     tiny_parallel,
     tiny_target,
 )
@@ -26,6 +27,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import build_eagle, build_eagle2
 from tempera.drafters.independent import build_independent
+from tempera.drafters.medusa import build_medusa
 from tempera.drafters.parallel import build_parallel
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
@@ -93,11 +95,13 @@ BUILT = {
     "eagle": (tiny_eagle, lambda path, target: build_eagle(path, target, TREE)),
     "eagle2": (tiny_eagle, lambda path, target: build_eagle2(path, target, *SIZES)),
     "parallel": (tiny_parallel, lambda path, target: build_parallel(path, target, TREE)),
+    "medusa": (tiny_medusa, lambda path, target: build_medusa(path, target, TREE)),
 }
 MADE = {
     "eagle": lambda target: eagle(target, TREE),
     "eagle2": eagle2,
     "parallel": lambda target: parallel(target, TREE),
+    "medusa": lambda target: medusa(target, TREE),
 }
 
 

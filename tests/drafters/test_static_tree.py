@@ -1,13 +1,14 @@
 import pytest
 import torch
 from random_drafts import SMALL
-from tiny_networks import PROMPTS, llamagen, tiny_eagle, tiny_parallel, tiny_target
+from tiny_networks import PROMPTS, llamagen, tiny_eagle, tiny_medusa, tiny_parallel, tiny_target
 
 from tempera.decoding.interfaces import DraftModel
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.medusa import MedusaDraft
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -57,6 +58,7 @@ def test_greedy_siblings_are_the_most_probable_tokens_in_turn():
 MODELS = {
     "eagle": lambda target: EagleDraft(tiny_eagle(target), target),
     "parallel": lambda target: ParallelDraft(tiny_parallel(target), target, 2),
+    "medusa": lambda target: MedusaDraft(tiny_medusa(target), target, 2),
     "independent": lambda target: IndependentDraft(tiny_target(network=llamagen(5)), target),
 }
 

@@ -5,7 +5,6 @@ Shapes: R rows, S positions, H hidden size, K features.
 """
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,15 +61,15 @@ class DraftConfig:
         object.__setattr__(self, "features", tuple(self.features))  # options have lists
 
 
-class DraftNetwork(nn.Module, ABC):
+class DraftNetwork(nn.Module):
     """A network that predicts the target's next hidden state from its last one and a token.
 
     fc: (2 + K)·H → H on [embedding ; hidden state ; features of K layers], then decoder layers of
     the target's class, with the target's rotary embedding. The features of drafted tokens, which
     the target has not seen, are zero.
 
-    A draft network of your own is a subclass that has `layers`, `rotary` and a `forward`; a YAML in
-    `conf/draft/` makes it an option of training.
+    A draft network of your own is a subclass that has `layers`, `rotary` and, if need be, another
+    `forward`; a YAML in `conf/draft/` makes it an option of training.
 
     Attributes:
         identity: of the weights file that the draft was read from; None for one in training.
@@ -100,7 +99,6 @@ class DraftNetwork(nn.Module, ABC):
         width = config.hidden_size
         self.fc: nn.Module = nn.Linear((2 + len(config.features)) * width, width)
 
-    @abstractmethod
     def forward(
         self,
         embeds: Tensor,
@@ -124,6 +122,7 @@ class DraftNetwork(nn.Module, ABC):
         Returns:
             the predicted hidden state at token t, [R, S, H].
         """
+        return self.run_layers(self.project(embeds, hidden), mask, position_ids, cache)
 
     def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What the draft reads of a prefix, from the target's embeddings [R, T, H] and `keep`, bool

@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
-from tempera.targets.cache import KVCache
 
 
 class EagleModel(DraftNetwork):
@@ -31,18 +29,6 @@ class EagleModel(DraftNetwork):
     def layers(self) -> tuple[nn.Module, ...]:
         """The decoder layer."""
         return (self.layer,)
-
-    @override
-    def forward(
-        self,
-        embeds: Tensor,
-        hidden: Tensor,
-        mask: Tensor,
-        position_ids: Tensor,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """See `DraftNetwork.forward`."""
-        return self.run_layers(self.project(embeds, hidden), mask, position_ids, cache)
 
 
 def shifted(hidden: Tensor, keep: Tensor) -> Tensor:

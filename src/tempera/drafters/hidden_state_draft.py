@@ -10,12 +10,16 @@ Shapes: B prompts, R rows (2B under guidance), M tokens of a pass, L depth of th
 size, K features.
 """
 
+from abc import abstractmethod
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import take
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle_network import shifted
@@ -35,6 +39,7 @@ class HiddenStateDraft(DraftModel):
         dtype: of the draft's weights, in which it computes (see `processor.arithmetic`); by
             default the target's. A coarser one changes q, not what exact rules emit: tokens are
             drawn from the q that they are tested with.
+        sampling_of: maps the target's sampling to the draft's; by default `Sampling.drafting`.
 
     Attributes:
         network: the draft network, a copy for decoding.
@@ -46,7 +51,11 @@ class HiddenStateDraft(DraftModel):
     """
 
     def __init__(
-        self, model: DraftNetwork, target: TransformerTarget, dtype: torch.dtype | None = None
+        self,
+        model: DraftNetwork,
+        target: TransformerTarget,
+        dtype: torch.dtype | None = None,
+        sampling_of: Callable[[Sampling], Sampling] = attrgetter("drafting"),
     ) -> None:
         model.check(target)
         dtype = dtype or target.dtype
@@ -62,6 +71,38 @@ class HiddenStateDraft(DraftModel):
         # no method: a bound one would refer to this draft, which then outlives its last user
         self._step: StepFunction = self.session.step(_run)
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        self._ahead = torch.arange(model.slots + 1, device=target.device)
+        self._sampling_of, self._sampling = sampling_of, target.sampling
+        self._states = torch.empty(0)  # predicted at each row's root and, in slots, behind it
+
+    @abstractmethod
+    def _first(self, nodes: int) -> Tensor:
+        """The states predicted in the first round of a batch, [R, 1 or more, H]."""
+
+    @abstractmethod
+    def _next(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
+        """The states predicted in later rounds, [R, 1 or more, H], from the last round's tokens and
+        the true hidden states before them; `emitted` is their number, int64 [B].
+        """
+
+    @torch.inference_mode()
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Run the prefix; the target must have started a batch of the same prompts."""
+        self._last, self.greedy = None, self.head.sampling.greedy
+        self._sampling = self._sampling_of(self.head.sampling)
+        self._states = self._first(nodes)
+
+    def _predict(self) -> Tensor:
+        """The logits of the states at the roots, after guidance, [B, 1 or more, V]."""
+        if self._last is not None:
+            last, self._last = self._last, None
+            self._states = self._next(*last)
+        return self.head.guided_logits(self._states)
+
+    def _distribution(self, logits: Tensor, ahead: Tensor) -> Tensor:
+        """From logits after guidance, `ahead` tokens after the roots: float32 [B, P, V]."""
+        lengths = self.session.prompt.lengths
+        return self.head.distribution_of(logits, lengths, ahead, self._sampling)
 
     def for_depth(self, depth: int) -> Self:
         """The same draft for trees whose deepest node is at `depth`."""
@@ -86,7 +127,6 @@ class HiddenStateDraft(DraftModel):
         tokens of every row, [R, M, ...]; returns the predicted states, [R, M, H]. Prefix tokens
         that are not in `keep`, bool [R, T], are hidden.
         """
-        self._last, self.greedy = None, self.head.sampling.greedy
         self.session.begin_cache(self.cache, nodes, keep)
         placed = self.session.place_prefix(embeds.shape[1], self.cache, keep)
         return _run(self.network, self.cache, embeds, hidden, *placed, self.cache.write_index)

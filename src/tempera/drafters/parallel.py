@@ -6,7 +6,6 @@ hidden size, r rank of the Markov head.
 """
 
 import copy
-from abc import abstractmethod
 from typing import Self
 
 import torch
@@ -49,19 +48,7 @@ class SlotDraft(HiddenStateDraft):
         super().__init__(model, target, dtype)
         self.depth = self._possible(depth)
         self._markov: tuple[Tensor, Tensor] | None = None  # W1 [V, r] and W2 transposed, [r, V]
-        self._ahead = torch.arange(model.slots + 1, device=target.device)
-        self._sampling, self._slots = target.sampling, torch.empty(0)  # [R, L, H]
-        self._logits = self._slots  # of the slots, after guidance, [B, L, V]
-
-    @abstractmethod
-    def _first(self, nodes: int) -> Tensor:
-        """The slots' hidden states in the first round of a batch, [R, L, H]."""
-
-    @abstractmethod
-    def _next(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        """The slots' hidden states, [R, L, H], from the last round's tokens and the true hidden
-        states before them; `emitted` is their number, int64 [B].
-        """
+        self._logits = torch.empty(0)  # of the slots, after guidance, [B, L, V]
 
     def _possible(self, depth: int) -> int:
         """The depth, if the network can draft as far."""
@@ -82,22 +69,10 @@ class SlotDraft(HiddenStateDraft):
         return other
 
     @torch.inference_mode()
-    def begin(self, prompts: list[str], nodes: int) -> None:
-        """Run the slots of the first round; the target must have started a batch of the same
-        prompts.
-        """
-        self._last, self._sampling = None, self.head.sampling.drafting
-        self.greedy = self.head.sampling.greedy
-        self._slots = self._first(nodes)
-
-    @torch.inference_mode()
     def roots(self) -> Tensor:
         """The draft's distribution after each row's root, float32 [B, V]."""
-        if self._last is not None:
-            last, self._last = self._last, None
-            self._slots = self._next(*last)
-        self._logits = self.head.guided_logits(self._slots)
-        return self._distribution(self._logits[:, :1], 0)[:, 0]
+        self._logits = self._predict()
+        return self._distribution(self._logits[:, :1], self._ahead[:1])[:, 0]
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
@@ -110,13 +85,7 @@ class SlotDraft(HiddenStateDraft):
         else:
             first, second = self._markov
             logits = logits + first[tokens] @ second
-        return self._distribution(logits, level.depth)
-
-    def _distribution(self, logits: Tensor, depth: int) -> Tensor:
-        """From logits after guidance, `depth` tokens after the roots: float32 [B, P, V]."""
-        ahead = self._ahead[depth : depth + 1]
-        lengths = self.session.prompt.lengths
-        return self.head.distribution_of(logits, lengths, ahead, self._sampling)
+        return self._distribution(logits, self._ahead[level.depth : level.depth + 1])
 
 
 class ParallelDraft(SlotDraft):
