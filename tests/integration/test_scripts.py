@@ -118,7 +118,7 @@ MISTAKES = {
     "train_draft/main.py train_data=shards train_data.path=/absent": "no manifest.json",
     "train_draft/main.py batch_size=5 gradient_accumulation=2": "does not divide",
     f"train_draft/main.py seed={10**20}": "seed",
-    "train_draft/prepare.py source=imagefolder source.path=/absent": "/absent does not exist",
+    "train_draft/prepare.py source=imagefolder source.path=/absent": "no images in /absent",
 }
 
 
