@@ -11,7 +11,7 @@ from tiny_targets import write_llamagen_classes
 
 from tempera.commands import bench
 from tempera.config.compose import composed
-from tempera.config.instantiate import instantiate
+from tempera.config.instantiate import from_options
 from tempera.continuous.diffusion import DiffusionSampling
 from tempera.continuous.loop import Parallel, Speculative
 from tempera.continuous.mar import MAR, MARConfig
@@ -147,7 +147,7 @@ def test_impossible_benchmarks_raise_one_sentence():
             benchmark.measure(one, made, plan)
     for option in ("batch_sizes=[1,0]", "batch_sizes=[]", "repeats=0", "bandwidth=0"):
         with pytest.raises(TemperaError, match=option.partition("=")[0]):
-            instantiate(composed("bench", [option, "directory=x"]).plan)
+            from_options(composed("bench", [option]), "tempera.evaluation.benchmark.BenchmarkPlan")
 
 
 @pytest.mark.slow

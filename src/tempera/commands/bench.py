@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tempera.config import build
-from tempera.config.instantiate import instantiate
+from tempera.config.instantiate import from_options
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import BenchmarkColumn, Spread, measure
 from tempera.evaluation.latency import PARTS
@@ -24,7 +24,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "a benchmark of continuous tokens times rounds of draft and verification: choose "
             "method=cspd, cspd_published or cspd_exact."
         )
-    plan = instantiate(cfg.plan)
+    plan = from_options(cfg, "tempera.evaluation.benchmark.BenchmarkPlan")
     target: Any = build.build_fast_target(cfg)
     console = Console()
     with console.status("timing") as status:

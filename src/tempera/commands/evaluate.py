@@ -12,7 +12,7 @@ from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.config import build
 from tempera.config.changes import changes
-from tempera.config.instantiate import instantiate, parsed
+from tempera.config.instantiate import from_options, instantiate, parsed
 from tempera.data.prompts import Prompt, check_prompts, described, one_prompt
 from tempera.errors import TemperaError
 from tempera.evaluation.run import evaluate
@@ -69,7 +69,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     named = notes["changes"], identity.get("delta"), searched, cfg.expected_length
     name = run_name(identity["method"], *named)
     found = {"directory": directory, "name": name, "settings": identity, "about": notes}
-    plan = instantiate(cfg.plan, **found, **_batches(cfg, device))
+    plan = from_options(cfg, "tempera.evaluation.run.RunPlan", **found, **_batches(cfg, device))
     claim(directory, identity, notes, write=processes.is_main)
     tracker = build.start_tracker(cfg, directory, "eval", choices, {**identity, **notes})
     result = evaluate(plan, pipeline, prompts, evaluator, protocol, processes, given)

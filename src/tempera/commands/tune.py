@@ -13,7 +13,7 @@ from rich.console import Console
 from tempera.commands import evaluate
 from tempera.config import build
 from tempera.config.compose import composed, composed_run, written
-from tempera.config.instantiate import instantiate, parsed
+from tempera.config.instantiate import from_options, instantiate, parsed
 from tempera.config.tuned import (
     PLAIN,
     conditions,
@@ -45,7 +45,7 @@ from tempera.runtime.installation import command
 
 OWN = (
     *("budget", "batch_size", "parallel", "depths", "trees", "prices", "deltas", "limit", "offset"),
-    *("repeats", "runs", "images", "timed", "result", "directory", "overrides", "plan"),
+    *("repeats", "runs", "images", "timed", "result", "directory", "overrides"),
 )
 """Options of conf/tune.yaml that are not those of an evaluation."""
 LISTED = 8
@@ -81,7 +81,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     budget = _checked(cfg)
     settings = _Settings(cfg, lossless=budget.measure == "none")
-    prompts, plan = instantiate(cfg.data), instantiate(cfg.plan)
+    prompts = instantiate(cfg.data)
+    plan = from_options(cfg, "tempera.evaluation.tuning.TuningPlan")
     candidates = list(settings.candidates())
     base = settings.evaluation((DRAFTS[0].exact,))
     if (captions := build.build_captions(cfg)) is not None:

@@ -18,7 +18,7 @@ FREE = frozenset(
         *("data", "path", "limit", "offset", "prompt", "truncate", "paper", "run_name"),
         *("metrics", "scores", "speed", "tracking", "matching", "free_parameter", "verbose"),
         *("device", "dtype", "batch_size", "compile", "dry_run", "replays", "family"),
-        *("directory", "outputs", "choices", "overrides", "plan", "tokens", "pipeline"),
+        *("directory", "outputs", "choices", "overrides", "tokens", "pipeline"),
         *("weights", "revision", "statistics"),
     }
 )
