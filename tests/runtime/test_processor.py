@@ -22,6 +22,7 @@ def test_bfloat16_is_fast_where_the_processor_supports_it(
 def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
     monkeypatch: pytest.MonkeyPatch, units: bool
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda,
         "is_bf16_supported",

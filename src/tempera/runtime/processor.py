@@ -23,12 +23,10 @@ def computes_bfloat16(device: torch.device) -> bool:
     AVX-512, and on GPUs before Ampere (T4, V100), they are computed at a small fraction of
     float32's speed.
     """
-    if device.type == "cuda" and not torch.cuda.is_available():
-        return True  # of a dry run, for another machine
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
-        return True
+        return True  # also of a GPU that a dry run is for, elsewhere
     available = torch.backends.mkldnn.is_available()
     return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
