@@ -127,14 +127,8 @@ def _checked(cfg: DictConfig) -> Budget:
     for name in cfg.trees:
         Tree.named(name)  # raises TemperaError
     parsed(cfg.tracking)
-    budget, evaluator = Budget.parse(cfg.budget), instantiate(cfg.metrics)
-    evaluator.check(cfg.model.name)
-    if budget.measure == "clip" and not evaluator.scores_clip:
-        raise TemperaError(
-            f"`budget={cfg.budget}` needs a CLIP score, which these metrics do not give: choose "
-            "metrics=shapes or metrics=real."
-        )
-    return budget
+    instantiate(cfg.metrics).check(cfg.model.name)
+    return Budget.parse(cfg.budget)
 
 
 class _Settings:
@@ -287,10 +281,8 @@ class _RealRuns:
         compare(rows)
         (row,) = (row for row in rows if row.directory == str(self.places[options]))
         self.rows[options] = row
-        loss = row.differences.get("clip_score", {"low": -float("inf")})
         speed, kl, tv = (row.value(name) for name in (self.speed, "kl_per_token", "tv_bound"))
-        clip = -loss["low"]
-        return replace(prediction, speedup=speed, kl_per_token=kl, tv_bound=tv, clip_loss=clip)
+        return replace(prediction, speedup=speed, kl_per_token=kl, tv_bound=tv)
 
     def summary(self, outcome: Outcome) -> dict[str, Any]:
         """What tune.json says about a run."""

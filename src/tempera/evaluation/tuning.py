@@ -31,18 +31,17 @@ class Budget:
     """How much divergence or quality a setting may cost.
 
     Attributes:
-        measure: `none` (lossless settings only), `kl` (the metric `kl_per_token`, nats), `tv` (the
-            metric `tv_bound`, summed over an image) or `clip` (the loss of CLIP score against plain
-            autoregression on the same prompts and seeds: the upper end of its 95% interval).
+        measure: `none` (lossless settings only), `kl` (the metric `kl_per_token`, nats) or `tv`
+            (the metric `tv_bound`, summed over an image).
         limit: the largest value allowed.
     """
 
-    measure: Literal["none", "kl", "tv", "clip"]
+    measure: Literal["none", "kl", "tv"]
     limit: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
-        """From `none`, `kl:X`, `tv:X` or `clip:X`.
+        """From `none`, `kl:X` or `tv:X`.
 
         Raises:
             TemperaError: it is none of these, or X is not a number above 0.
@@ -54,17 +53,17 @@ class Budget:
             limit = math.nan
         if text == "none":
             return cls("none")
-        if measure in ("kl", "tv", "clip") and 0 < limit < math.inf:
+        if measure in ("kl", "tv") and 0 < limit < math.inf:
             return cls(measure, limit)  # type: ignore[arg-type]
         raise TemperaError(
-            f"budget={text} is not a budget: give none (lossless), or kl:, tv: or clip: with a "
-            "number above 0, as in budget=kl:0.05",
+            f"budget={text} is not a budget: give none (lossless), or kl: or tv: with a number "
+            "above 0, as in budget=kl:0.05",
             option="budget",
         )
 
     def admits(self, one: "Outcome") -> bool:
         """Whether a setting is within the budget; a lossless one always is."""
-        costs = {"kl": one.kl_per_token, "tv": one.tv_bound, "clip": one.clip_loss}
+        costs = {"kl": one.kl_per_token, "tv": one.tv_bound}
         return one.lossless or costs.get(self.measure, math.inf) <= self.limit
 
 
@@ -111,8 +110,6 @@ class Outcome:
         tokens: predicted tokens per second, over all images of a batch.
         round: predicted milliseconds of a round.
         accepted_length, kl_per_token, tv_bound: as the metrics of these names.
-        clip_loss: the upper end of the 95% interval of the loss of CLIP score against plain
-            autoregression; -∞ before a real run, which alone measures it.
     """
 
     options: tuple[str, ...]
@@ -123,7 +120,6 @@ class Outcome:
     accepted_length: float
     kl_per_token: float = 0.0
     tv_bound: float = 0.0
-    clip_loss: float = -math.inf
 
 
 @dataclass(frozen=True)
@@ -216,8 +212,8 @@ def try_out(
     runs: int,
     run: Callable[[Outcome], Outcome],
 ) -> list[Outcome]:
-    """Run the most promising settings, and the fastest lossless one if none of them is within the
-    budget.
+    """Run the settings within the budget that are predicted to be fastest, and the fastest lossless
+    one if none of them keeps it.
 
     Args:
         predictions: fastest first.
@@ -226,36 +222,9 @@ def try_out(
         run: makes a real run.
     """
     admitted = [one for one in predictions if budget.admits(one)]
-    if budget.measure == "clip":
-        done = _bisected(front(admitted), budget, runs, run)
-    else:
-        done = [run(one) for one in admitted[:runs]]
+    done = [run(one) for one in admitted[:runs]]
     if not any(map(budget.admits, done)):
         done.append(run(next(one for one in admitted if one.lossless)))
-    return done
-
-
-def front(predictions: Sequence[Outcome]) -> list[Outcome]:
-    """The predictions that no other beats in both speed-up and KL bound, slowest first."""
-    kept: list[Outcome] = []
-    for one in sorted(predictions, key=lambda one: (-one.speedup, one.kl_per_token)):
-        if not kept or one.kl_per_token < kept[-1].kl_per_token:
-            kept.append(one)
-    return kept[::-1]
-
-
-def _bisected(
-    ordered: Sequence[Outcome], budget: Budget, runs: int, run: Callable[[Outcome], Outcome]
-) -> list[Outcome]:
-    """Look for the fastest setting of a front that is within the budget; the first, slowest one is
-    lossless.
-    """
-    done: list[Outcome] = []
-    low, high = 0, len(ordered)
-    while high - low > 1 and len(done) < runs:
-        middle = (low + high) // 2
-        done.append(run(ordered[middle]))
-        low, high = (middle, high) if budget.admits(done[-1]) else (low, middle)
     return done
 
 

@@ -63,11 +63,6 @@ class Evaluator(Protocol):
         """Number of bootstrap resamples for each interval."""
         return 0
 
-    @property
-    def scores_clip(self) -> bool:
-        """Whether every picture gets a CLIP score, the metric `clip_score`."""
-        return False
-
     def check(self, model: str) -> None:
         """Check, before anything is generated, that all files are available and that this
         evaluator suits the model preset.

@@ -74,11 +74,6 @@ class StandardEvaluator(Evaluator):
     def identity(self) -> str:
         return self.images.identity
 
-    @property
-    @override
-    def scores_clip(self) -> bool:
-        return any("clip_score" in metrics for metrics in self._chosen[0].values())
-
     @override
     def check(self, model: str) -> None:
         if self.names is not None and not self.names:

@@ -55,11 +55,6 @@ class ShapesEvaluator(Evaluator):
         text = [*map(sha256_file, NETWORKS), scene, *options]
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
-    @property
-    @override
-    def scores_clip(self) -> bool:
-        return True
-
     @override
     def check(self, model: str) -> None:
         if model not in ("shapes", "shapes_mar"):
