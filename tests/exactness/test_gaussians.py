@@ -2,6 +2,7 @@
 law, the bias of the others is the documented one, faults are seen.
 """
 
+import copy
 import math
 import runpy
 from typing import Any
@@ -11,14 +12,21 @@ import torch
 from paths import ROOT
 from scipy import stats
 from torch import Tensor
+from torch.distributions import Normal
 
-from tempera.continuous.diffusion import Kernel
+from tempera.continuous.diffusion import DenoisingPath, Kernel, denoise
 from tempera.continuous.loop import ContinuousTrace, Parallel, Speculative
 from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.residual_sampler import reject_until
-from tempera.continuous.rules import CSpD, CSpDReferenceCode, DensityRule, PathCoupling
+from tempera.continuous.rules import (
+    CSpD,
+    CSpDReferenceCode,
+    DensityRule,
+    PathCoupling,
+    Proposal,
+)
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.trace import RESAMPLED
+from tempera.decoding.trace import ACCEPTED, RESAMPLED
 from tempera.exactness.gaussians import Linear, Toy, ToyHead, Wavy, check, compare
 
 LINEAR = Linear(stages=3, channels=2)
@@ -99,6 +107,31 @@ def test_the_paper_s_rule_is_exact_where_the_variances_before_the_last_stage_agr
     assert (report := check(CSpD(), head, draft=draft, rows=20_000)).agrees, report
 
 
+@pytest.mark.parametrize("alignment", [True, False])
+def test_the_paper_s_acceptance_is_that_of_its_densities(alignment: bool) -> None:
+    """Eqs. 1 and 4: the states before the last stage, x_S among them, weigh the last ratio."""
+    head, ids, none = Linear(3, 1), list(map(str, range(200))), torch.zeros(200, 1, 1)
+    other, drawn = head.imitation(0.25), torch.randn(200, 1, 4, 1)
+    path = denoise(other, none, drawn)
+    noise, again = (Noise(RandomStreams(0, ids)) for _ in range(2))
+    proposal = Proposal(path, drawn, other, none)
+    verdict = CSpD(alignment).verify(proposal, head, none.expand(-1, 2, -1), noise)
+    own = drawn if alignment else again.normal(1, 4, 1)
+    again.normal(4, 1)  # for the token after the draft
+    target = denoise(head, none, own)
+    start = Normal(0.0, 1.0)
+
+    def before_last(one: DenoisingPath) -> Tensor:
+        steps = Normal(*one.kernels).log_prob(one.states[..., 1:, :])
+        return (start.log_prob(one.states[..., 0, :]) + steps[..., :-1, :].sum(-2)).squeeze(-1)
+
+    last = [Normal(*one.kernels).log_prob(path.token.unsqueeze(-2))[..., -1, 0]
+            for one in (target, path)]  # fmt: skip
+    ratio = before_last(target) - before_last(path) + last[0] - last[1]
+    kept = again.uniform(1).log() <= ratio
+    assert torch.equal(verdict.origin[:, :1] == ACCEPTED, kept) and 20 < kept.sum() < 180
+
+
 @pytest.mark.slow
 def test_the_biases_in_the_docs() -> None:
     table = runpy.run_path(str(ROOT / "docs" / "continuous_laws.py"))["table"]
@@ -134,6 +167,15 @@ def drafted(rule: DensityRule, last_noise: bool = False) -> tuple[Tensor, Contin
     output = method.decode(Toy(head), RandomStreams(0, ids), ids)
     assert isinstance(output.trace, ContinuousTrace)
     return output.tokens.squeeze(-1).gather(1, output.trace.order), output.trace
+
+
+def test_a_last_stage_that_draws_nothing_is_no_reason_to_reject() -> None:
+    head, ids = Linear(3, 1, last_noise=False), list(map(str, range(200)))
+    other = copy.copy(head)
+    other.shift = head.shift + torch.tensor([[0.0], [0.0], [2.0]])
+    method = Speculative(Toy(other), PathCoupling(), 2, 0.0)
+    trace: Any = method.decode(Toy(head), RandomStreams(0, ids), ids).trace
+    assert trace.origin.eq(ACCEPTED).all() and not trace.trials.any()
 
 
 def test_a_failed_residual_is_a_draw_from_the_target() -> None:
