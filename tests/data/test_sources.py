@@ -131,9 +131,9 @@ def two_samples(path: Path) -> bytes:
 
 CUT: list[tuple[Any, list[str]]] = [
     (lambda content: content[:600], []),  # within a picture
-    (lambda content: content[: 4 * 512 - 20], []),  # within the header of a caption
+    (lambda content: content[: 4 * 512 + 100], ["one"]),  # within the header of a picture
     (lambda content: gzip.compress(content)[:-20], ["one"]),
-    (lambda content: b"nonsense" * 200, []),
+    (lambda content: b"nonsense" * 128, []),
     (lambda content: b"", []),
 ]
 
