@@ -222,10 +222,6 @@ def test_a_public_draft_serves_until_there_is_one_of_your_own(tmp_path: Path) ->
     assert composed(*options).drafter.path == str(own)
 
 
-def test_preparation_draws_as_many_images_at_once_as_the_model_decodes() -> None:
-    assert composed("model=lumina", config="prepare").batch_size == 4
-
-
 def test_the_shipped_models_check_prompts_before_they_are_built() -> None:
     assert build_captions(composed("model=shapes")) is None  # it takes any text
     with pytest.raises(TemperaError, match="'a dog', is not a shape"):

@@ -111,13 +111,11 @@ MISTAKES = {
     "eval/run.py tracking=wandb tracking.mode=on": "`tracking.mode=on`",
     "eval/run.py rule._target_=os.system": "os.system",
     "eval/run.py hydra.run.dir=/dev/null/run": "/dev/null/run",
-    "eval/run.py --delta 2": "write delta=2",
     "eval/run.py --experimental-rerun=run.pickle": "reads a pickle",
     "train_draft/main.py push_to_hub=mine": "not a repository",
     "train_draft/main.py push_to_hub=me/mine": "hf auth login",
     "train_draft/main.py train_data=shards train_data.path=/absent": "no manifest.json",
     "train_draft/main.py batch_size=5 gradient_accumulation=2": "does not divide",
-    f"train_draft/main.py seed={10**20}": "seed",
     "train_draft/prepare.py source=imagefolder source.path=/absent": "no images in /absent",
 }
 

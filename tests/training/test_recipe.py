@@ -9,12 +9,6 @@ from tempera.training.lr_schedules import SCHEDULES, cosine, set_rate, trapezoid
 from tempera.training.recipe import Recipe
 
 
-def test_weights_of_unrolled_steps_decay_and_sum_to_one() -> None:
-    assert Recipe().step_weights(1) == [1.0]
-    weights = Recipe(ttt_steps=2, ttt_decay=0.8).step_weights(3)
-    assert weights == pytest.approx([1 / 2.44, 0.8 / 2.44, 0.64 / 2.44])
-
-
 @pytest.mark.parametrize(("parts", "processes"), [(1, 1), (4, 1), (2, 2), (1, 4)])
 def test_a_step_covers_the_same_images_however_it_is_split(parts: int, processes: int) -> None:
     recipe = Recipe(batch_size=16, gradient_accumulation=parts)

@@ -48,9 +48,6 @@ OWN = (
     *("repeats", "runs", "images", "timed", "result", "directory", "overrides"),
 )
 """Options of conf/tune.yaml that are not those of an evaluation."""
-LISTED = 8
-"""Predictions to print."""
-NOT_TRIED = "left out: never tried; compare it in a sweep"
 
 
 class _DraftKind(NamedTuple):
@@ -100,7 +97,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     del target, drafters
     for name, outcome in settings.tried.items():
         console.print(f"{name}: {outcome}", highlight=False, soft_wrap=True)
-    _show_predicted([one for one in predictions if budget.admits(one)])
     runs = _RealRuns(settings)
     outcomes = try_out(predictions, budget, cfg.runs, runs)
     best = fastest(outcomes, budget)
@@ -155,7 +151,6 @@ class _Settings:
                 self.tried |= dict.fromkeys((draft.name, *draft.dynamic), "tried")
             except TemperaError as problem:
                 self._leave_out(draft, problem)
-        self.tried |= dict.fromkeys(("independent", "jacobi", "sjd", "scd", "sjd_pac"), NOT_TRIED)
 
     def _leave_out(self, draft: _DraftKind, problem: TemperaError) -> None:
         """Go on without a draft, unless the user named it or there is no other."""
@@ -318,19 +313,3 @@ class _RealRuns:
             rows.append({"setting": " ".join(one.options)} | cells | quality)
         title = f"predicted → measured, 95% intervals; {self.cfg.images} images"
         show(pd.DataFrame(rows), title)
-
-
-def _show_predicted(predictions: Sequence[Outcome]) -> None:
-    """Print the fastest predictions within the budget."""
-    rows = [
-        {
-            "setting": " ".join(one.options),
-            "speed-up": number(one.speedup, ".2f"),
-            "tokens/s": number(one.tokens, ".0f"),
-            "length": number(one.accepted_length, ".2f"),
-            "KL/token": number(one.kl_per_token, ".4f"),
-            "TV bound": number(one.tv_bound, ".1f"),
-        }
-        for one in predictions[:LISTED]
-    ]
-    show(pd.DataFrame(rows), "fastest settings predicted within the budget")
