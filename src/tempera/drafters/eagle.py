@@ -32,11 +32,8 @@ class EagleDraft(HiddenStateDraft):
 
     @override
     def _next(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        prompt = self.session.prompt
-        layout = self.session.layout_of(tokens.shape[1], self.cache)
         embeds = self.head.embed(tokens, self.network.embed_tokens)
-        states = self._run_step(embeds, hidden, layout, prompt.start_of(emitted))
-        return prompt.from_root(states, emitted)
+        return self._rerun(embeds, hidden, emitted)
 
     @torch.inference_mode()
     def roots(self) -> Tensor:

@@ -131,6 +131,15 @@ class HiddenStateDraft(DraftModel):
         placed = self.session.place_prefix(embeds.shape[1], self.cache, keep)
         return _run(self.network, self.cache, embeds, hidden, *placed, self.cache.write_index)
 
+    def _rerun(self, embeds: Tensor, hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
+        """Run the tokens that the last round emitted, and those right behind them, [R, M, ...];
+        returns the predicted states at each row's root and behind it, [R, count, H].
+        """
+        prompt = self.session.prompt
+        layout = self.session.layout_of(embeds.shape[1], self.cache)
+        states = self._run_step(embeds, hidden, layout, prompt.start_of(emitted))
+        return prompt.from_root(states, emitted, count)
+
     def _run_step(
         self, embeds: Tensor, hidden: Tensor, layout: Layout, start: Tensor | None = None
     ) -> Tensor:

@@ -125,9 +125,7 @@ class ParallelDraft(SlotDraft):
             for x, mask in zip((self.head.embed(tokens), hidden), self._mask, strict=True)
         )
         embeds, hidden = self._with_masks(embeds, hidden)
-        layout = self.session.layout_of(embeds.shape[1], self.cache)
-        states = self._run_step(embeds, hidden, layout, prompt.start_of(emitted))
-        return prompt.from_root(states, emitted, self.depth)
+        return self._rerun(embeds, hidden, emitted, self.depth)
 
     def _with_masks(self, embeds: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The embeddings and hidden states of real tokens, and of L − 1 masks behind them."""
