@@ -256,7 +256,8 @@ def time_rounds(
     images, or for discrete tokens of a few rounds in the middle of one; with a clock in each part
     of a round, or without.
     """
-    longest = max(map(_tokens, methods.values()))
+    depths = [one.drafter.depth for one in methods.values() if isinstance(one, Method)]
+    longest = DRAFTS * (1 + max(depths, default=0))  # an image may have fewer tokens
     timings: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
     for seed in range(-1, repeats):
         for name, method in methods.items():
@@ -265,11 +266,6 @@ def time_rounds(
         name: {part: Spread.of([one[part] for one in found[1:]]) for part in found[-1]}
         for name, found in timings.items()
     }
-
-
-def _tokens(method: DecodingMethod) -> int:
-    """Tokens of an excerpt that suits a method; an image may have fewer."""
-    return DRAFTS * (1 + method.drafter.depth) if isinstance(method, Method) else 0
 
 
 def _timed(

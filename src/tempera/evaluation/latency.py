@@ -67,7 +67,8 @@ def measure(
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
     ]
     waiting = set(store.missing([group[0].id for group in groups]))
-    kinds = timed_kinds(pipeline)
+    method = pipeline.method
+    kinds = [method] if method.is_plain else [method.plain, method]
     if waiting:
         for _ in range(warmup):
             for kind in kinds:
@@ -83,12 +84,6 @@ def measure(
                 progress(group[0])
     rows = store.rows()
     return [rows[group[0].id] for group in groups]
-
-
-def timed_kinds(pipeline: Pipeline) -> list[DecodingMethod]:
-    """Plain autoregression and the method, or one of them if they are the same."""
-    method = pipeline.method
-    return [method] if method.is_plain else [method.plain, method]
 
 
 def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prompt]:
