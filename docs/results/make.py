@@ -2,10 +2,11 @@
 
     python docs/results/make.py runs             # each row once: 1 to 3 minutes on one core
     python docs/results/make.py speed SESSION    # each kind of round, in turn with plain AR
+    python docs/results/make.py study            # relaxations at equal length: hours
     python docs/results/make.py pages            # tables, sentences and pareto.png
 
-`runs` and `speed` skip what is done and write results.json, which is committed; `pages` reads
-nothing else. SESSION is a name such as 2026-11-25: a session times every kind of round once, on
+The first three skip what is done and write results.json, which is committed; `pages` reads nothing
+else. SESSION is a name such as 2026-11-25: a session times every kind of round once, on
 one core. Acceptance and quality do not depend on the machine's load, but times do.
 """
 
@@ -16,7 +17,7 @@ import runpy
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from string import Formatter
 from types import SimpleNamespace
@@ -63,6 +64,13 @@ QUALITY = ["limit=512", "speed.prompts=0"]
 SPEED = ["limit=12", "speed.prompts=12", "metrics=none", "diagnostics=false"]
 BENCH = ["eval/bench.py", "model=llamagen_xl_stage1", "weights=random", "dtype=float32",
          "batch_sizes=[1]", "repeats=5"]  # fmt: skip
+STUDY = ["experiment=study", "limit=2048", "seed=0,1", "matching.prompts=256"]
+REPORTED = {"length, evaluation": "length", "TV bound": "tv", "KL bound per token": "kl",
+            "FID ↓": "fid", "CLIP score ↑": "clip", "attribute accuracy ↑": "attributes",
+            "shape accuracy ↑": "shapes", "colour accuracy ↑": "colours"}  # fmt: skip
+"""Columns of the study's tables whose numbers are quoted."""
+BESIDE = {"length": "accepted length", "TV bound": "TV bound ↓", "KL bound": "KL bound per token ↓"}
+LOST = [*REPORTED][3:]
 
 
 class Interval(NamedTuple):
@@ -71,6 +79,11 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+
+    @property
+    def loss(self) -> "Interval":
+        """How much smaller a difference is than 0."""
+        return Interval(-self.value, -self.high, -self.low)
 
     def __format__(self, spec: str) -> str:
         digits, both, _ = spec.partition("±")
@@ -173,6 +186,21 @@ def speed(session: str) -> None:
         write(results)
 
 
+def study() -> None:
+    """Run the study, and keep the tables of its report."""
+    from tempera.reporting import collect
+    from tempera.reporting.study import tables
+
+    start("eval/run.py", "-m", "tracking=none", *STUDY)
+    found, _ = collect.collect(collect.find_runs([ROOT / "outputs" / "study"])[0])
+    kept = {}
+    names = ("overview", "losses", "differences", "correlations")
+    for name, section in zip(names, tables(found), strict=True):
+        lines = section.table.to_dict("records")
+        kept[name] = {line.pop(section.table.columns[0]): line for line in lines}
+    write(read() | {"study": kept})
+
+
 def cost_here(directory: Path) -> list[float]:
     """A timed run's cost of a round in rounds of plain AR, with its interval."""
     measured = json.loads((directory / "metrics.json").read_text())["metrics"]["efficiency"]
@@ -192,6 +220,77 @@ def machine() -> str:
     return re.sub(r"\(R\)|\(TM\)| Processor", "", found[1]) if found else "unknown processor"
 
 
+def of_text(cell: str) -> Interval:
+    """A cell of a report: its value, and its interval or the value again."""
+    if cell == "infinite":
+        return Interval(*[float("inf")] * 3)
+    found = [float(one) for one in re.findall(r"[+-]?\d+\.?\d*", cell)]
+    return Interval(*(found if len(found) == 3 else found[:1] * 3))
+
+
+def study_numbers(kept: dict[str, Any]) -> dict[str, Any]:
+    """All numbers of the study: of each row, of each correlation, and over all relaxations."""
+    rows: dict[str, Any] = {}
+    for name, line in kept["overview"].items():
+        cells = {**line, **kept["losses"].get(name, {})}
+        known: dict[str, Any] = {REPORTED[one]: of_text(cells[one]) for one in REPORTED
+                                 if one in cells}  # fmt: skip
+        beside = kept["differences"].get(name, {})
+        known |= {f"{key}_beside": of_text(beside[one]) for one, key in REPORTED.items()
+                  if one in beside}  # fmt: skip
+        uniform = rows.get(f"uniform_rsd {name[name.find('at ') :]}")
+        if uniform:
+            for key in ("tv", "kl"):
+                known[f"{key}_more"] = known[key].value / getattr(uniform, key).value - 1
+                known[f"{key}_less"] = -known[f"{key}_more"]
+        rows[name] = SimpleNamespace(**known)
+    low, high = (row for name, row in rows.items() if name.startswith("uniform_rsd"))
+    of_relaxed = {name: row for name, row in rows.items() if " at " in name}
+    step = 0.02 / (high.length.value - low.length.value)
+    rows["0.02 tokens"] = SimpleNamespace(
+        tv=step * (high.tv.value - low.tv.value), kl=step * (high.kl.value - low.kl.value)
+    )
+    scores = ("fid", "clip", "attributes", "shapes", "colours")
+    ends = {key: [getattr(row, key) for name, row in of_relaxed.items() if "lantern " not in name]
+            for key in scores}  # fmt: skip
+    rows["most"] = SimpleNamespace(
+        **{key: -min(one.low for one in ends[key]) for key in scores[1:]},
+        fid=max(one.high for one in ends["fid"]),
+        length=max(abs(row.length.value - float(name[-3:])) for name, row in of_relaxed.items()),
+    )
+    rows["width"] = SimpleNamespace(
+        **{key: statistics.median((one.high - one.low) / 2 for one in ends[key]) for key in scores},
+        lower_fid=sum("*" in kept["losses"][name]["FID ↓"] for name in of_relaxed),
+    )
+    for name, line in kept["correlations"].items():
+        rows[name] = {one.removeprefix("loss of "): of_text(line[one]) for one in line}
+    return rows
+
+
+def study_tables(kept: dict[str, Any]) -> dict[str, str]:
+    """The study's tables in Markdown, by their names on the page."""
+    found, lost, ranks = [], [], []
+    for name, line in kept["overview"].items():
+        method, at, length = name.partition(" at ")
+        run = {"run": f"`{re.sub(' tree=chain| drafter=eagle', '', method)}`{at}{length}"}
+        beside, losses = kept["differences"].get(name, {}), kept["losses"].get(name)
+        differences = {f"Δ {one}": beside.get(column, "–") for one, column in BESIDE.items()}
+        found.append(run | line | differences)
+        if losses:
+            lost.append(run | {column: losses[column] for column in LOST})
+    for name, line in kept["correlations"].items():
+        ranks.append({"divergence, length": name} | line)
+    return {"found": lines_of(found), "lost": lines_of(lost), "ranks": lines_of(ranks)}
+
+
+def lines_of(records: list[dict[str, str]]) -> str:
+    """A table in Markdown of cells as a report has them, with each interval beneath its value."""
+    lines = [[*records[0]], ["-"] * len(records[0]), *([*one.values()] for one in records)]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    text = re.sub(r" \((\S+ … \S+)\)", r"<br><small>\1</small>", text)
+    return re.sub(r"-(?=\d)", "−", text.replace("*", r"\*"))
+
+
 def numbers(results: dict[str, Any]) -> dict[str, SimpleNamespace]:
     """All numbers of each row: what was measured, and what follows from it."""
     rows = {}
@@ -201,8 +300,6 @@ def numbers(results: dict[str, Any]) -> dict[str, SimpleNamespace]:
         if "kl_per_token" in known:
             known["exact"] = "yes" if known["kl_per_token"].value < 1e-6 else "no"
         known["saved"] = 1 - 1 / length.value
-        if "shape_accuracy_minus_ar" in known:
-            known["lost_shapes"] = -known["shape_accuracy_minus_ar"].value
         kind = KIND[row]
         xl = of_sessions(results, SAME_ON_XL.get(kind, kind) + " on XL")
         costs = {
@@ -317,7 +414,7 @@ def times(results: dict[str, Any]) -> str:
 
 
 def quotes(
-    text: str, rows: dict[str, SimpleNamespace], templates: Sequence[str]
+    text: str, known: dict[str, dict[str, Any]], templates: Sequence[str]
 ) -> Iterator[tuple[re.Match[str], list[str]]]:
     """Where a page quotes these sentences, and the numbers that should stand there."""
     for template in templates:
@@ -326,21 +423,26 @@ def quotes(
             pattern += r"\s+".join(map(re.escape, re.split(r"\s+", words)))
             if field is not None:
                 pattern += NUMBER
-                values.append(f"{{{field}:{spec}}}".format(r=rows))
+                values.append(f"{{{field}:{spec}}}".format(**known).replace("-", "−"))
         for found in re.finditer(pattern, text):
             yield found, values
 
 
+def everything(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What sentences quote: `r` of the rows, `s` of the study."""
+    return {"r": numbers(results), "s": study_numbers(results["study"])}
+
+
 def render(text: str, results: dict[str, Any]) -> str:
     """A page with its tables and its quoted numbers as in the results."""
-    rows = numbers(results)
-    made = {name: table(name, rows) for name in COLUMNS}
+    known = everything(results)
+    made = {name: table(name, known["r"]) for name in COLUMNS} | study_tables(results["study"])
     made |= {"sessions": sessions(results), "real": times(results)}
     for name, lines in made.items():
         text = re.sub(rf"(?s)(<!-- {name} -->\n+)\|.*?(\n+<!-- end -->)", rf"\1{lines}\2", text)
     edits = [
         (*found.span(place), value)
-        for found, values in quotes(text, rows, QUOTES)
+        for found, values in quotes(text, known, QUOTES)
         for place, value in enumerate(values, start=1)
     ]
     for first, end, value in sorted(edits, reverse=True):
@@ -357,4 +459,7 @@ def pages() -> None:
 
 
 if __name__ == "__main__":
-    {"runs": runs, "speed": speed, "pages": pages}[sys.argv[1]](*sys.argv[2:])
+    commands: dict[str, Callable[..., None]] = {
+        "runs": runs, "speed": speed, "study": study, "pages": pages,
+    }  # fmt: skip
+    commands[sys.argv[1]](*sys.argv[2:])
