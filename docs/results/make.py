@@ -163,8 +163,9 @@ def collect() -> None:
 
 
 def ends(metric: Any) -> list[float]:
-    """Value and interval of a metric of a run, to five digits."""
-    return [float(f"{metric[end]:.5g}") for end in Interval._fields]
+    """Value and interval of a metric of a run, or the value three times, to five digits."""
+    found = [metric[end] for end in Interval._fields]
+    return [float(f"{metric['value'] if one is None else one:.5g}") for one in found]
 
 
 def speed(session: str) -> None:
