@@ -372,7 +372,8 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "CLIP score": "{clip_score_minus_ar:+.3f±}",
     },
 }
-CHOSEN = ["ar", "eagle", "block", "parallel", "scd", "coolsd delta=2",
+CHOSEN = ["ar", "eagle", "parallel", "block drafter=parallel", "scd", "coolsd delta=2",
+          "coolsd drafter=parallel floor=1 delta=3",
           "optimal_rsd schedule=optimal expected_length=3.8", "lantern"]  # fmt: skip
 """README's rows; the other tables have all."""
 
