@@ -13,13 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
-SERIES = {  # label: the names of its rows, colour, and its place beside their end in each panel
-    "uniform": (r"uniform_rsd .*", "#0072B2", [(6, -14), (6, -14)]),
-    "Cool-SD": (r"coolsd delta=.*", "#D55E00", [(6, -14), (-8, 4)]),
-    "Cool-SD, floor": (r"coolsd floor=1 .*", "#CC79A7", [(6, 6), (-8, 4)]),
-    "KL-optimal": (r"optimal_rsd .*", "#009E73", [(6, 6), (6, -14)]),
-    "LANTERN++": (r"lanternpp", "#666666", [(6, -4), (6, -4)]),
-    "LANTERN": (r"lantern", "#000000", [(6, 6), (6, 6)]),
+SERIES = {  # label: names of its rows, colour, and in each panel a point and its place beside it
+    "uniform": (r"uniform_rsd .*", "#0072B2", [(0, -8, 4), (-1, 6, -14)]),
+    "Cool-SD": (r"coolsd delta=.*", "#D55E00", [(0, 8, 0), (-1, -8, 4)]),
+    "Cool-SD, floor": (r"coolsd floor=1 .*", "#CC79A7", [(-1, 6, 14), (0, -8, -6)]),
+    "KL-optimal": (r"optimal_rsd .*", "#009E73", [(-1, 6, 6), (-1, 6, -14)]),
+    "LANTERN++": (r"lanternpp", "#666666", [(-1, 8, -4), (-1, 8, -4)]),
+    "LANTERN": (r"lantern", "#000000", [(-1, 6, 6), (-1, 6, 6)]),
 }
 PANELS = {  # heading and limits of the y-axis
     "attribute_accuracy": ("attribute accuracy ↑", (0.97, 1.0)),
@@ -46,13 +46,13 @@ def points() -> Points:
 
 
 def draw(axes: Axes, panel: str, shown: dict[str, list[list[float]]]) -> None:
-    """One panel: the series, labelled where they end, and plain autoregression as a line."""
+    """One panel: the series with their labels, and plain autoregression as a line."""
     heading, limits = PANELS[panel]
     for label, (_, colour, places) in SERIES.items():
         if line := shown[label]:
             axes.plot(*zip(*line, strict=True), "o-", color=colour, markersize=5)
-            place = places[list(PANELS).index(panel)]
-            axes.annotate(label, line[-1], xytext=place, textcoords="offset points",
+            point, *place = places[list(PANELS).index(panel)]
+            axes.annotate(label, line[point], xytext=place, textcoords="offset points",
                           ha="right" if place[0] < 0 else "left", color=colour)  # fmt: skip
     plain = shown[AR][0][1]
     axes.axhline(plain, color="grey", linestyle="--", linewidth=1)

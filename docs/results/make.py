@@ -50,7 +50,7 @@ ROUNDS = [  # rows by the kind of their rounds; the first of each kind is timed
 ]  # fmt: skip
 KIND = {row: kind[0] for kind in ROUNDS for row in kind}
 PLAIN = ["ar", "mar ar"]
-REAL = ["eagle", "parallel", "lantern", "scd"]
+REAL = ["eagle", "parallel", "lantern"]
 """Kinds of rounds that are also timed on LlamaGen-XL."""
 SAME_ON_XL = {"block": "eagle", "optimal_rsd price=1": "eagle",
               "block drafter=parallel": "parallel",
@@ -372,7 +372,7 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "CLIP score": "{clip_score_minus_ar:+.3f±}",
     },
 }
-CHOSEN = ["ar", "eagle", "parallel", "block drafter=parallel", "scd", "coolsd delta=2",
+CHOSEN = ["ar", "eagle", "block drafter=parallel", "scd", "coolsd delta=2",
           "coolsd drafter=parallel floor=1 delta=3",
           "optimal_rsd schedule=optimal expected_length=3.8", "lantern"]  # fmt: skip
 """README's rows; the other tables have all."""
