@@ -169,13 +169,13 @@ def test_values_and_intervals_as_text(args: Any, text: str) -> None:
 
 
 def test_the_console_begins_with_gain_cost_and_break_even() -> None:
-    metrics = {"accepted_length": 3.7, "efficiency": 1 / 2.2, "speedup": 1.68}
+    metrics = {"accepted_length": 3.7, "efficiency": 1 / 2.9, "speedup": 1.1, "target_passes": 90.0}
     run = finished("eagle", metrics={key: {"value": one} for key, one in metrics.items()})
     run.grid = [12, 12]
     assert headline(run) == [
         "3.70 tokens per target pass: 39 passes an image instead of 144.",
-        "A round takes as long here as 2.2 AR rounds: 1.7× the speed.",
-        "It breaks even at 2.2 tokens per pass.",
+        "A round takes as long here as 2.90 AR rounds: 1.3× the speed.",
+        "It breaks even at 2.90 tokens per pass.",
     ]
     draft = {"accepted_length": {"value": 1.0}, "target_passes": {"value": 0.0}}
     (line,) = headline(finished("draft", metrics=draft))

@@ -1,7 +1,6 @@
 """A run's results on the console."""
 
 import math
-import os
 from collections.abc import Sequence
 
 import pandas as pd
@@ -39,22 +38,18 @@ def print_run(run: Run, verbose: bool = False, console: Console | None = None) -
 
 def headline(run: Run) -> list[str]:
     """What is gained, what a round costs here, and the accepted length at which nothing is
-    gained.
+    gained. The target scores a whole round in one pass.
     """
-    length, efficiency = math.prod(run.grid), run.value("efficiency")
-    passes = length / run.value("accepted_length")
-    if "target_passes" in run.metrics:
-        passes = run.value("target_passes")
-    if not passes:
+    if run.value("target_passes") == 0:
         return ["The draft's own images, without the target."]
-    instead = "" if passes == length else f" instead of {length}"
-    lines = [
-        f"{length / passes:.2f} tokens per target pass: {passes:.0f} passes an image{instead}."
-    ]
-    if efficiency > 0 and run.value("accepted_length") != 1:
-        speedup = run.value("speedup")
-        cost = f"{1 / efficiency:.1f}"
-        lines.append(f"A round takes as long here as {cost} AR rounds: {speedup:.1f}× the speed.")
+    length, tokens = math.prod(run.grid), run.value("accepted_length")
+    passes = f"{length / tokens:.0f} passes an image"
+    instead = "" if tokens == 1 else f" instead of {length}"
+    lines = [f"{tokens:.2f} tokens per target pass: {passes}{instead}."]
+    efficiency = run.value("efficiency")
+    if efficiency > 0 and tokens != 1:
+        cost, speed = f"{1 / efficiency:.2f}", f"{tokens * efficiency:.1f}"
+        lines.append(f"A round takes as long here as {cost} AR rounds: {speed}× the speed.")
         lines.append(f"It breaks even at {cost} tokens per pass.")
     return lines
 
@@ -77,12 +72,6 @@ def _notes(run: Run, verbose: bool) -> list[str]:
     if run.time:
         parts = ", ".join(f"{part} {one['share']:.0%}" for part, one in run.time["parts"].items())
         notes.append(f"Time of a round: {parts}.")
-        load, cores = os.getloadavg()[0], os.cpu_count() or 1
-        if load > cores:
-            notes.append(
-                f"Speed was measured beside other work, which lowers it: {load:.0f} processes "
-                f"share {cores} cores."
-            )
     if not verbose:
         notes.append("verbose=true prints all metrics.")
     return notes
