@@ -78,8 +78,7 @@ def test_a_dry_run_for_a_gpu_elsewhere(tmp_path: Path, capsys: pytest.CaptureFix
     given = ["method=eagle", "prompt=a red ring", "limit=1", "metrics=none", "dry_run=true"]
     cfg = composed(*given, "device=cuda")
     assert 0 < evaluate(cfg)["memory"] < evaluate(composed(*given, "device=cpu"))["memory"]
-    told = capsys.readouterr().out
-    assert "in bfloat16 on cuda, which this machine lacks: bfloat16 is assumed" in told
+    assert "in bfloat16 on cuda" in capsys.readouterr().out
     cfg.dry_run = False
     with pytest.raises(TemperaError, match="device=cuda"):
         evaluate(cfg)

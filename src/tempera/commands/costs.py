@@ -3,7 +3,7 @@ the networks have sizes and no data.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -55,14 +55,8 @@ class Memory:
         return self.weights + self.cache + max(self.logits, self.decoder) + self.learning
 
     def __str__(self) -> str:
-        parts = {
-            "weights": self.weights,
-            "KV cache": self.cache,
-            "logits": self.logits,
-            "image decoder": self.decoder,
-            "gradients and optimiser": self.learning,
-        }
-        shown = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items() if size)
+        parts = asdict(self).items()
+        shown = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts if size)
         return f"about {_gigabytes(self.total)} ({shown})"
 
 
@@ -141,15 +135,8 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
 def _told(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> dict[str, float]:
     device = build.parse_device(cfg.device, dry=True)
     dtype = str(build.parse_dtype(cfg.dtype, device)).removeprefix("torch.")
-    free = ""
-    if device.type == "cuda" and not torch.cuda.is_available():
-        free = ", which this machine lacks" + (
-            ": bfloat16 is assumed" if cfg.dtype == "auto" else ""
-        )
-    elif device.type == "cuda":
-        free = f", of which {_gigabytes(torch.cuda.mem_get_info(device)[0])} are free"
     print(f"to do: {work}\nto download: {downloads(download)}")
-    print(f"memory: {memory} in {dtype} on {device}{free}")
+    print(f"memory: {memory} in {dtype} on {device}")
     known = {} if download is None else {"download": float(download)}
     return {"memory": float(memory.total), **known}
 
