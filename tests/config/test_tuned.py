@@ -21,46 +21,11 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.fixture
-def parallel(stored: Path) -> Path:
-    """A stored setting with a parallel draft of its own; returns the draft's weights."""
-    weights = stored.with_name("other") / "model.safetensors"
-    weights.parent.mkdir()
-    weights.write_bytes(b"weights")
-    options = ["method=block", "drafter=parallel", "depth=2", f"drafter.path={weights.parent}"]
-    found_under = conditions(composed("eval", ["method=eagle"]))
-    save_tuned(stored, options, found_under, {"budget": "none"}, str(weights.parent))
-    return weights
-
-
-@pytest.mark.slow
-def test_auto_with_a_parallel_draft(parallel: Path) -> None:
-    found = composed("eval", ["method=auto", "seed=3"])
-    assert found.drafter._target_ == "tempera.drafters.parallel.build_parallel"
-    assert (found.drafter.path, found.depth, found.seed) == (str(parallel.parent), 2, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"others")])
-def test_a_parallel_draft_that_has_changed_is_refused(change: Any, parallel: Path) -> None:
-    change(parallel)
-    with pytest.raises(TemperaError, match=f"the draft in {parallel.parent}, which has changed or"):
-        composed("eval", ["method=auto"])
-
-
 @pytest.mark.slow
 def test_auto_is_the_stored_options(stored: Path) -> None:
-    found = composed("eval", ["method=auto", "seed=3"])
-    assert found == composed("eval", [*CHOSEN, "seed=3"])
-    assert (found.depth, found.delta, "tuned" in found) == (3, 2.0, False)
-
-
-@pytest.mark.slow
-def test_a_run_knows_the_choices_behind_auto(stored: Path) -> None:
-    cfg = composed_run("eval", ["method=auto"], "somewhere")
-    assert cfg.directory == "somewhere"
-    assert cfg.choices.method == "uniform_rsd" and cfg.choices.schedule == "uniform"
-    assert list(cfg.overrides) == CHOSEN
+    found = composed_run("eval", ["method=auto", "seed=3"], "somewhere")
+    assert found == composed_run("eval", ["seed=3", *CHOSEN], "somewhere")
+    assert (found.depth, found.choices.method, "tuned" in found) == (3, "uniform_rsd", False)
 
 
 @pytest.mark.slow

@@ -36,8 +36,6 @@ from tempera.evaluation.tuning import (
     predict,
     try_out,
 )
-from tempera.metrics import table
-from tempera.reporting.baseline import compare
 from tempera.reporting.collect import Run, collect
 from tempera.reporting.tables import cell, number, show
 from tempera.runtime.files import write_json
@@ -101,17 +99,16 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     outcomes = try_out(predictions, budget, cfg.runs, runs)
     best = fastest(outcomes, budget)
     about = {"budget": cfg.budget, "batch_size": cfg.batch_size, "drafters": settings.tried}
-    about["chosen"] = runs.summary(best)
+    about["chosen"] = runs.summary(best.options)
     result = about | {
-        "runs": [runs.summary(outcome) for outcome in outcomes],
+        "runs": [runs.summary(one.options) for one in outcomes],
         "predictions": [asdict(one) for one in predictions],
     }
     write_json(Path(str(cfg.directory)) / "tune.json", result)
-    options = best.options
-    draft = settings.evaluation(options).drafter.path if has_own_draft(options) else None
-    save_tuned(Path(str(cfg.result)), settings.stored(options), conditions(base), about, draft)
-    runs.show(outcomes)
-    use = shlex.join(settings.arguments(options))
+    stored = settings.stored(best.options)
+    save_tuned(Path(str(cfg.result)), stored, conditions(base), about)
+    runs.show()
+    use = shlex.join(settings.arguments(best.options))
     console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
     console.print(f"or method=auto, which reads {cfg.result}", highlight=False, soft_wrap=True)
     return result
@@ -247,7 +244,7 @@ class _Settings:
 
 
 class _RealRuns:
-    """Real runs, each in a directory of its own, beside one of plain autoregression."""
+    """Real runs, each in a directory of its own."""
 
     def __init__(self, settings: _Settings) -> None:
         self.settings, self.cfg = settings, settings.cfg
@@ -258,42 +255,28 @@ class _RealRuns:
             written("speed.prompts", self.cfg.timed),
             written("speed.batches", [] if size == 1 else [size]),
         ]
-        self.places: dict[tuple[str, ...], Path] = {}
-        self.predicted: dict[tuple[str, ...], Outcome] = {}
-        self.rows: dict[tuple[str, ...], Run] = {}
+        self.found: dict[tuple[str, ...], tuple[Outcome, Run]] = {}
 
     def __call__(self, prediction: Outcome) -> Outcome:
-        """Evaluate a setting, and plain autoregression before the first one."""
+        """Evaluate a setting."""
         options = prediction.options
-        self.predicted[options] = prediction
-        for one in (PLAIN, options):
-            if one not in self.places:
-                place = Path(str(self.cfg.directory)) / "runs" / ",".join(one)
-                arguments = [*self.settings.arguments(one), *self.options]
-                evaluate.main(composed_run("eval", arguments, place))
-                self.places[one] = place
-        rows, _ = collect(sorted({self.places[PLAIN], self.places[options]}))
-        compare(rows)
-        (row,) = (row for row in rows if row.directory == str(self.places[options]))
-        self.rows[options] = row
+        place = Path(str(self.cfg.directory)) / "runs" / ",".join(options)
+        arguments = [*self.settings.arguments(options), *self.options]
+        evaluate.main(composed_run("eval", arguments, place))
+        (row,), _ = collect([place])
+        self.found[options] = prediction, row
         speed, kl, tv = (row.value(name) for name in (self.speed, "kl_per_token", "tv_bound"))
         return replace(prediction, speedup=speed, kl_per_token=kl, tv_bound=tv)
 
-    def summary(self, outcome: Outcome) -> dict[str, Any]:
+    def summary(self, options: tuple[str, ...]) -> dict[str, Any]:
         """What tune.json says about a run."""
-        row = self.rows[outcome.options]
-        return {
-            "predicted": asdict(self.predicted[outcome.options]),
-            "measured": row.metrics,
-            "differences": row.differences,
-            "directory": row.directory,
-        }
+        one, row = self.found[options]
+        return {"predicted": asdict(one), "measured": row.metrics, "directory": row.directory}
 
-    def show(self, outcomes: Sequence[Outcome]) -> None:
-        """Print predicted against measured, and quality against plain autoregression."""
+    def show(self) -> None:
+        """Print predicted against measured."""
         rows = []
-        for outcome in sorted(outcomes, key=lambda outcome: -outcome.speedup):
-            one, row = self.predicted[outcome.options], self.rows[outcome.options]
+        for one, row in self.found.values():
             compared = {
                 "speed-up": (one.speedup, self.speed, ".2f"),
                 "accepted length": (one.accepted_length, "accepted_length", ".2f"),
@@ -303,13 +286,6 @@ class _RealRuns:
                 heading: f"{number(value, form)} → {cell(row.metrics[key], form)}"
                 for heading, (value, key, form) in compared.items()
             }
-            quality = {
-                f"{metric.heading} − AR's": cell(row.differences.get(metric.key, {}), metric.format)
-                for metric in table.METRICS
-                if metric.section == "quality"
-                and metric.in_report
-                and any(metric.key in row.differences for row in self.rows.values())
-            }
-            rows.append({"setting": " ".join(one.options)} | cells | quality)
+            rows.append({"setting": " ".join(one.options)} | cells)
         title = f"predicted → measured, 95% intervals; {self.cfg.images} images"
         show(pd.DataFrame(rows), title)

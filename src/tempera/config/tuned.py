@@ -22,18 +22,19 @@ SAMPLING = ("guidance", "temperature", "top_k", "top_p")
 
 
 def conditions(cfg: DictConfig) -> dict[str, Any]:
-    """What the speed and the divergence of a setting depend on: the model, the draft's weights
-    (made for one target only), sampling, dtype, compiled or plain steps, and the device.
+    """What the speed and the divergence of a setting depend on: the model, the weights of EAGLE's
+    draft (made for one target only), sampling, dtype, compiled or plain steps, and the device.
     """
     import torch
 
     from tempera.config.build import parse_device, parse_dtype
+    from tempera.runtime.network_directory import weights_hash
 
     device = parse_device(cfg.device)
     path = OmegaConf.select(cfg, "drafter.path")
     return {
         "model": cfg.model.name,
-        "draft": None if path is None else _weights_of(str(path)),
+        "draft": None if path is None else weights_hash(Path(str(path))),
         **{name: float(cfg[name]) for name in SAMPLING},
         "dtype": str(parse_dtype(cfg.dtype, device)).removeprefix("torch."),
         "compile": cfg.get("compile", False),
@@ -42,11 +43,7 @@ def conditions(cfg: DictConfig) -> dict[str, Any]:
 
 
 def save_tuned(
-    path: Path,
-    options: Sequence[str],
-    found_under: Mapping[str, Any],
-    about: Mapping[str, Any],
-    own_draft: str | None = None,
+    path: Path, options: Sequence[str], found_under: Mapping[str, Any], about: Mapping[str, Any]
 ) -> None:
     """Write what `method=auto` stands for.
 
@@ -55,12 +52,8 @@ def save_tuned(
         options: of the command line, such as method=block and depth=4.
         found_under: the `conditions`.
         about: further facts for the reader.
-        own_draft: directory of the draft, if it is not EAGLE's.
     """
-    found: dict[str, Any] = {"options": list(options), "conditions": dict(found_under)}
-    if own_draft is not None:
-        found["own_draft"] = {"path": own_draft, "weights": _weights_of(own_draft)}
-    write_json(path, {**found, **about})
+    write_json(path, {"options": list(options), "conditions": dict(found_under), **about})
 
 
 def is_auto(cfg: DictConfig) -> bool:
@@ -80,8 +73,7 @@ def with_tuned(cfg: DictConfig, arguments: Sequence[str]) -> list[str]:
         raise TemperaError(f"there is no {path}, which method=auto reads: {again} first")
     stored = read_json(path)
     options, known = stored.get("options"), stored.get("conditions")
-    own = stored.get("own_draft", {})
-    if not (isinstance(known, dict) and isinstance(own, dict) and isinstance(options, list)):
+    if not (isinstance(known, dict) and isinstance(options, list)):
         raise TemperaError(f"{path} is not a result of tuning: {again}")
     for name, now in conditions(cfg).items():
         if known.get(name) != now:
@@ -89,11 +81,6 @@ def with_tuned(cfg: DictConfig, arguments: Sequence[str]) -> list[str]:
                 f"{path} was found with {name}={known.get(name)}, but this run has {name}={now}: "
                 f"{again}, or choose a method"
             )
-    if own and _weights_of(str(own.get("path"))) != own.get("weights"):
-        raise TemperaError(
-            f"{path} was found with the draft in {own.get('path')}, which has changed or is gone: "
-            f"{again}, or choose a method"
-        )
     others = [one for one in arguments if option_name(one) not in ("method", "tuned")]
     return merged(others, list(map(str, options)))
 
@@ -119,10 +106,3 @@ def has_own_draft(options: Sequence[str]) -> bool:
 def option_name(argument: str) -> str:
     """The name in an argument `name=value`, `+name=value` or `~name`."""
     return argument.partition("=")[0].lstrip("+~")
-
-
-def _weights_of(directory: str) -> str | None:
-    """Identifies the weights of the draft in a directory; None if it holds none."""
-    from tempera.runtime.network_directory import weights_hash
-
-    return weights_hash(Path(directory))
