@@ -13,7 +13,6 @@ from tiny_evaluation import network, tiny_options
 from tempera.commands import evaluate
 from tempera.commands import tune as tune_command
 from tempera.config.compose import composed, composed_run
-from tempera.config.tuned import has_own_draft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.evaluation.tuning import Budget, Outcome, fastest, try_out
@@ -68,7 +67,8 @@ def test_the_command_and_method_auto(
     monkeypatch.chdir(tmp_path)
     tiny = [one for one in tiny_options(tmp_path) if not one.startswith(("limit", "batch", "sp"))]
     quick = ["limit=2", "images=4", "timed=1", "repeats=1", "runs=1", "depths=[2,3]", "top_k=0"]
-    grid = ["trees=[]", "prices=[1.0]", "deltas=[2.0]", "budget=kl:5", "parallel=other"]
+    grid = ["trees=[]", "prices=[1.0]", "deltas=[2.0]", "budget=kl:5"]
+    tiny.append("model.parallel=other")
     ParallelModel.of(network(), "tiny", length=2).save_pretrained("other")
     cfg = composed_run("tune", [*tiny, *quick, *grid], "place")
     tune_command.main(cfg)
@@ -101,7 +101,7 @@ def test_the_command_and_method_auto(
     assert plain["tokens"] < 1000 / plain["round"]  # an image begins with its prompt
     chosen = result["chosen"]["predicted"]["options"]
     used = json.loads(Path("outputs/tuning/shapes.json").read_text(encoding="utf-8"))["options"]
-    assert used == [*chosen, *(["drafter.path=other"] if has_own_draft(chosen) else [])]
+    assert used == chosen
     assert f" {tiny[0]} " in out and f" {' '.join(used)}\n" in out
     made = {path.parent.name for path in Path("place/runs").rglob("metrics.json")}
     assert made == {",".join(run["predicted"]["options"]) for run in result["runs"]}
@@ -133,7 +133,7 @@ def test_a_draft_for_another_target_is_left_out_unless_it_was_named(
     assert {one.draft for one in settings.candidates()} == {"eagle", "parallel"}
     assert sorted(settings.drafters(None)) == ["eagle depth=2", "eagle2"]
     assert settings.tried["parallel"] == "left out: made for another target"
-    cfg = composed_run("tune", [*quick, "parallel=here"], "somewhere")
+    cfg = composed_run("tune", [*quick, "model.parallel=here"], "somewhere")
     with pytest.raises(TemperaError, match="made for another target"):
         tune_command._Settings(cfg, True).drafters(None)
 
@@ -150,7 +150,7 @@ def test_a_draft_for_another_target_is_left_out_unless_it_was_named(
         ("batch_size=2", "batch_size=2"),
         ("repeats=0", "`repeats=0`"),
         ("drafter.path=nowhere", "drafter.path=DIR"),
-        ("parallel=nowhere", "parallel=DIR"),
+        ("model.parallel=nowhere", "model.parallel=DIR"),
         ("method=coolsd", "`method`"),
     ],
 )

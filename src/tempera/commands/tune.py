@@ -14,14 +14,7 @@ from tempera.commands import evaluate
 from tempera.config import build
 from tempera.config.compose import composed, composed_run, written
 from tempera.config.instantiate import from_options, instantiate, parsed
-from tempera.config.tuned import (
-    PLAIN,
-    conditions,
-    has_own_draft,
-    merged,
-    option_name,
-    save_tuned,
-)
+from tempera.config.tuned import PLAIN, conditions, merged, option_name, save_tuned
 from tempera.data.prompts import check_prompts
 from tempera.decoding.interfaces import Drafter
 from tempera.decoding.trees import Tree
@@ -42,15 +35,15 @@ from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
 
 OWN = (
-    *("budget", "batch_size", "parallel", "depths", "trees", "prices", "deltas", "limit", "offset"),
+    *("budget", "batch_size", "depths", "trees", "prices", "deltas", "limit", "offset"),
     *("repeats", "runs", "images", "timed", "result", "directory", "overrides"),
 )
 """Options of conf/tune.yaml that are not those of an evaluation."""
 
 
 class _DraftKind(NamedTuple):
-    """A kind of draft network. path: the option of conf/tune.yaml that is its directory; others:
-    what gives it to the methods of EAGLE's draft; dynamic: methods that draft other trees with it.
+    """A kind of draft network. path: the option that is its directory; others: what gives it to the
+    methods of EAGLE's draft; dynamic: methods that draft other trees with it.
     """
 
     name: str
@@ -66,7 +59,7 @@ class _DraftKind(NamedTuple):
 
 DRAFTS = (
     _DraftKind("eagle", "drafter.path", dynamic=("eagle2",)),
-    _DraftKind("parallel", "parallel", others=("drafter=parallel",)),
+    _DraftKind("parallel", "model.parallel", others=("drafter=parallel",)),
 )
 
 
@@ -87,11 +80,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     known = [one for one in candidates if one.shape in drafters]
     console = Console()
     with console.status("measuring") as status:
-
-        def tell(part: str) -> None:
-            status.update(f"measuring: {part}")
-
-        predictions = predict(target, drafters, known, prompts, plan, PLAIN, tell)
+        predictions = predict(
+            target, drafters, known, prompts, plan, PLAIN, lambda part: status.update(part)
+        )
     del target, drafters
     for name, outcome in settings.tried.items():
         console.print(f"{name}: {outcome}", highlight=False, soft_wrap=True)
@@ -105,8 +96,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         "predictions": [asdict(one) for one in predictions],
     }
     write_json(Path(str(cfg.directory)) / "tune.json", result)
-    stored = settings.stored(best.options)
-    save_tuned(Path(str(cfg.result)), stored, conditions(base), about)
+    save_tuned(Path(str(cfg.result)), best.options, conditions(base), about)
     runs.show()
     use = shlex.join(settings.arguments(best.options))
     console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
@@ -157,14 +147,9 @@ class _Settings:
         self.drafts.remove(draft)
         self.tried |= dict.fromkeys((draft.name, *draft.dynamic), f"left out: {problem}")
 
-    def stored(self, options: Sequence[str]) -> list[str]:
-        """The options of a setting, with the draft's path if the user gave it here."""
-        own = self.cfg.parallel is not None and has_own_draft(options)
-        return [*options, *([written("drafter.path", self.cfg.parallel)] if own else [])]
-
     def arguments(self, options: Sequence[str]) -> list[str]:
         """The options of an evaluation with a setting."""
-        return merged(self.shared, self.stored(options))
+        return merged(self.shared, options)
 
     def evaluation(self, options: Sequence[str]) -> DictConfig:
         """The configuration of an evaluation with a setting."""

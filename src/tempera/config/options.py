@@ -65,7 +65,6 @@ class Tune(Computed):
 
     budget: str
     batch_size: Positive
-    parallel: str | None
     depths: list[int]
     trees: list[str]
     prices: list[float]

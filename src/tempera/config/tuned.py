@@ -91,16 +91,11 @@ def merged(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
     """
     if tuple(options) == PLAIN:
         dropped = [one for one in arguments if option_name(one).startswith("drafter.")]
-    elif has_own_draft(options):
+    elif any(option in OWN_DRAFT for option in options):
         dropped = [one for one in arguments if option_name(one) == "drafter.path"]
     else:
         dropped = []
     return [*(one for one in arguments if one not in dropped), *options]
-
-
-def has_own_draft(options: Sequence[str]) -> bool:
-    """Whether a setting has another draft than EAGLE's."""
-    return any(option in OWN_DRAFT for option in options)
 
 
 def option_name(argument: str) -> str:
