@@ -49,9 +49,7 @@ def _told(cfg: DictConfig) -> dict[str, int]:
     with build.without_weights(cfg) as (sized, files):
         build.build_encoder(sized)
     missing = to_download(files)
-    given = [one for one in cfg.source if one != "_target_" and cfg.source[one] is not None]
-    source = ", ".join(f"{name}={cfg.source[name]}" for name in given)
     limit = "all" if cfg.limit is None else f"at most {cfg.limit:,}"
-    print(f"to do: {limit} entries of the source ({source}) to shards in {cfg.directory}")
+    print(f"to do: {limit} entries of the source to shards in {cfg.directory}")
     print(f"to download: {downloads(missing)}, and what the source lacks on this machine")
     return {} if missing is None else {"download": missing}

@@ -39,8 +39,6 @@ METRICS = "metrics.json"
 """What describes the draft, beside it."""
 CONDITIONS = "conditions"
 """Where it keeps the text encoder's features of all captions."""
-_SHOWN = ("accepted_length", "top3", "tv")
-"""Validation metrics beside the progress bar."""
 
 
 @dataclass
@@ -243,12 +241,11 @@ class TrainingRun:
 
     def report(self, losses: Mapping[str, float], bar: "tqdm[Any]") -> None:
         """Log the losses of the step just taken."""
-        step, latest = self.state.progress.step, self.state.progress.latest
+        step = self.state.progress.step
         values = {**losses, "lr": self.recipe.lr * self.recipe.schedule(step - 1)}
         self.tracker.log({f"train/{name}": value for name, value in values.items()}, step)
         bar.n = step
-        shown = {**losses, **{name: latest[name] for name in _SHOWN if name in latest}}
-        bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
+        bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()})
 
     def validate(self, bar: "tqdm[Any]") -> None:
         """Measure the draft on the hold-out, and save it if it is the best so far."""
