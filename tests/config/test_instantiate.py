@@ -80,9 +80,3 @@ def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
     with pytest.raises(TemperaError) as problem:
         instantiate(cfg.rule)
     assert problem.value.option == "delta"
-
-
-def test_an_error_of_a_nested_target_arrives_itself() -> None:
-    inner = {"_target_": "tempera.rules.schedules.uniform", "delta": -2, "length": 3}
-    with pytest.raises(TemperaError, match="delta=-2"):
-        instantiate(node(number=1, thing=inner))

@@ -2,7 +2,6 @@
 computation written apart from the package, decodes, drafts.
 """
 
-import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import reference_transformer as reference
 import torch
-from accelerate.state import AcceleratorState
 from cases import slow_but
 from network_drafts import write_smaller
 from omegaconf import open_dict
@@ -35,7 +33,6 @@ from tiny_targets import (
 )
 from torch.nn.functional import gelu
 
-from tempera.commands.scripts import prepare, train
 from tempera.config import build
 from tempera.config.build import (
     build_drafter,
@@ -48,7 +45,6 @@ from tempera.data.sources import Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
-from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
@@ -56,11 +52,6 @@ from tempera.targets.shared_vocabulary import about_as_many
 from tempera.targets.token_head import FORBIDDEN
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.teacher_forcing import teach
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    AcceleratorState._reset_state(True)
 
 
 class Made(dict[str, Any]):
@@ -342,56 +333,3 @@ def test_tokens_become_pixels_and_come_back_in_shape(
     found = encoder.encode([Entry("a.png", "a", "a red ring", Image.new("RGB", (50, 40)))]).codes
     assert encoder.grid == grid and found.shape == (1, grid[0] * grid[1])
     assert found.max() < targets[name].vocab_size
-
-
-@pytest.fixture(scope="module")
-def drawn(
-    options: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """Shards of images that every family draws for MS-COCO captions, by train_draft/prepare.py."""
-
-    def make(name: str) -> Path:
-        directory, prompts = tmp_path_factory.mktemp("shards"), FAMILIES[name].prompts
-        captions = [{"image_id": i, "id": i, "caption": prompts[i % 2]} for i in range(12)]
-        file = directory / "captions.json"
-        file.write_text(json.dumps({"annotations": captions}))
-        source = ["source=coco_captions", f"source.path={file}", "encoder=target", "batch_size=12"]
-        place = ["device=cpu", f"directory={directory / 'codes'}"]
-        AcceleratorState._reset_state(True)
-        made = prepare(composed(*options[name], *source, *place, config="prepare"))
-        assert made == {"count": 12, "broken": 0}
-        AcceleratorState._reset_state(True)
-        return directory
-
-    return Made(make)
-
-
-QUICK = ["steps=2", "batch_size=2", "validate_every=2", "holdout=2", "decodes=1", "depth=2"]
-QUICK += ["warmup_steps=0", "tracking=none", "device=cpu"]
-PRECISIONS = {"float32": ["dtype=float32"], "bf16": ["dtype=bfloat16", "mixed_precision=bf16"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "precision"), [("llamagen_text", "float32"), *((name, "bf16") for name in FAMILIES)]
-)
-def test_a_draft_is_trained_and_drafts(
-    name: str,
-    precision: str,
-    options: dict[str, list[str]],
-    drawn: dict[str, Path],
-    targets: dict[str, Any],
-    tmp_path: Path,
-) -> None:
-    data = ["train_data=shards", f"train_data.path={drawn[name] / 'codes'}"]
-    data += [*QUICK, *PRECISIONS[precision], f"directory={tmp_path}"]
-    metrics = train(composed(*options[name], *data, config="train_draft"))
-    assert metrics["finished"] and metrics["steps"] == 2 and metrics["best"]["accepted_length"] >= 1
-    method = ["method=eagle", f"drafter.path={tmp_path / 'draft'}", "depth=2", "device=cpu"]
-    cfg = composed(*options[name], *method, PRECISIONS[precision][0])
-    target, prompts = build_target(cfg), list(FAMILIES[name].prompts)
-    drafter: Any = build_drafter(cfg, target)
-    tokens = decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts).tokens
-    assert tokens.shape == (2, targets[name].length)
-    weights = EagleModel.from_pretrained(tmp_path / "draft").parameters()
-    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in weights)

@@ -17,7 +17,6 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import OmegaConf
 from paths import ROOT
 from tiny_evaluation import tiny_options
-from tiny_networks import tiny_eagle, tiny_target
 
 from hydra_plugins.tempera_cases import CaseSweeper
 
@@ -132,28 +131,12 @@ def test_mistakes_are_reported_in_one_sentence(line: str, run: Run, tmp_path: Pa
     assert left == []
 
 
-@pytest.mark.slow
-def test_a_draft_for_another_target_is_named(run: Run, tiny: list[str], tmp_path: Path) -> None:
-    tiny_eagle(tiny_target()).save_pretrained(tmp_path / "mine")
-    given = [one for one in tiny if not one.startswith("drafter")]
-    answer = run("eval/run.py", *given, f"drafter.path={tmp_path / 'mine'}")
-    refused(answer, "draft for this target")
-    assert not list(tmp_path.rglob("metrics.json"))
-
-
 def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: {}["lost"])
     refused(run("eval/run.py", "hydra.run.dir=run"), "KeyError", "HYDRA_FULL_ERROR=1")
     assert "Traceback" in Path("run/eval.log").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("script", ["eval/run.py", "train_draft/main.py"])
-def test_help_begins_with_the_usage(script: str, run: Run) -> None:
-    status, out, _ = run(script, "--help")
-    assert status == 0 and out.startswith(f"python {script} ")
-    assert "\nOptions (name=value):\n" in out and "\nGroups (" in out
 
 
 def test_streams_that_are_closed_unread_or_ascii_are_no_error(tmp_path: Path) -> None:
