@@ -52,11 +52,11 @@ def _writer() -> str:
 
 def unwritable(path: Path, problem: Exception) -> TemperaError:
     """The error for a file that could not be written."""
-    code = problem.errno if isinstance(problem, OSError) else None
-    reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-    full = code in FULL or any(os.strerror(number) in reason for number in FULL)
-    advice = "free some space" if full else "give a directory that can be written"
-    return TemperaError(f"cannot write {path}: {shortened(reason)}; {advice}.")
+    told = getattr(problem, "strerror", None) or str(problem)
+    return TemperaError(
+        f"cannot write {path}: {shortened(told)}; free some space, or give a directory that can be "
+        "written."
+    )
 
 
 def is_unwritable(problem: BaseException) -> bool:

@@ -18,21 +18,7 @@ from tempera.runtime.files import is_unwritable, reason, unwritable
 
 
 class CannotReach(TemperaError):
-    """Files are not cached and cannot be downloaded.
-
-    Args:
-        missing: repositories, and the commands that download what is missing of them.
-        reason: the hub library's.
-    """
-
-    def __init__(self, missing: Sequence[tuple[str, str]], reason: str) -> None:
-        ids, commands = (dict.fromkeys(column) for column in zip(*missing, strict=True))
-        super().__init__(
-            f"{', '.join(ids)} {'is' if len(ids) == 1 else 'are'} not in the hub's cache, and the "
-            f"hub cannot be reached ({reason}): on a machine with a network run "
-            f"`{'; '.join(commands)}`, and copy the cache directory (HF_HUB_CACHE) here."
-        )
-        self.missing, self.reason = missing, reason
+    """Files are not cached and cannot be downloaded."""
 
 
 class _Bars(tqdm):
@@ -45,12 +31,9 @@ class _Bars(tqdm):
 
 
 def together(problems: Sequence[TemperaError]) -> TemperaError:
-    """One error for several; what cannot be reached is told in one sentence."""
-    unreachable = [problem for problem in problems if isinstance(problem, CannotReach)]
-    told = [str(problem) for problem in problems if problem not in unreachable]
-    if missing := [one for problem in unreachable for one in problem.missing]:
-        told.append(str(CannotReach(missing, unreachable[0].reason)))
-    return TemperaError("; ".join(dict.fromkeys(one.rstrip(".") for one in told)) + ".")
+    """One error for several."""
+    told = dict.fromkeys(str(problem).rstrip(".") for problem in problems)
+    return TemperaError("; ".join(told) + ".")
 
 
 @dataclass(frozen=True)
@@ -196,4 +179,8 @@ class Repository:
                     raise TemperaError(
                         f"the {self.kind} {self.id} of the hub {sentence}."
                     ) from None
-            raise CannotReach([(self.id, self.command(patterns))], reason(problem)) from None
+            raise CannotReach(
+                f"{self.id} is not in the hub's cache, and the hub cannot be reached "
+                f"({reason(problem)}): on a machine with a network run `{self.command(patterns)}`, "
+                "and copy the cache directory (HF_HUB_CACHE) here."
+            ) from None

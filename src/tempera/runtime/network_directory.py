@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, reason, replacing, sha256_file, write_json
-from tempera.runtime.hub import CannotReach, Repository
+from tempera.runtime.hub import Repository
 from tempera.runtime.tensor_files import fill, read_tensors
 
 CONFIG = "config.json"
@@ -116,14 +116,11 @@ def draft_directory(path: str | Path, advice: str = "give a draft's directory") 
     `owner/name@revision`, downloaded unless the cache has them.
 
     Raises:
-        TemperaError: they cannot be had, or some are missing; the error ends with `advice`.
+        TemperaError: they cannot be had, or some are missing; then the error ends with `advice`.
     """
     place = Path(path).expanduser()
     if not place.exists() and (repository := Repository.named(str(path))):
-        try:
-            place = repository.snapshot([CONFIG, WEIGHTS, PICKLE])
-        except CannotReach as problem:
-            raise TemperaError(f"{str(problem).rstrip('.')}; or {advice}.") from None
+        place = repository.snapshot([CONFIG, WEIGHTS, PICKLE])
     check_files(place, advice, (WEIGHTS, PICKLE))
     return place
 
