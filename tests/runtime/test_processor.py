@@ -1,11 +1,8 @@
-from pathlib import Path
-
 import pytest
 import torch
 from tiny_targets import composed
 
 from tempera.config.build import build_image_decoder, parse_dtype
-from tempera.runtime import processor
 from tempera.runtime.processor import computes_bfloat16
 
 
@@ -30,20 +27,6 @@ def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
     )
     assert computes_bfloat16(torch.device("cuda")) is units
     assert parse_dtype("auto", torch.device("cuda")) == (torch.bfloat16 if units else torch.float32)
-
-
-@pytest.mark.parametrize("built", [None, "12.8"])
-def test_a_gpu_that_is_not_used_is_mentioned(
-    built: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", built)
-    for driver, said in ((tmp_path / "none", ""), (tmp_path, "nvidia" if built else "without")):
-        monkeypatch.setattr(processor, "DRIVER", driver)
-        processor.tell_device()
-        told = capsys.readouterr().out
-        assert said in told and bool(said) == bool(told)
 
 
 @pytest.mark.parametrize("model", ["shapes", "shapes_mar"])

@@ -89,9 +89,7 @@ def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
         environment: of this process. A batch script has the number of tasks too, but is one
             process: only a step has SLURM_STEP_NUM_TASKS.
     """
-    tasks = environment.get("SLURM_STEP_NUM_TASKS") or (
-        environment.get("SLURM_NTASKS", "1") if "SLURM_STEP_ID" in environment else "1"
-    )
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if int(tasks) < 2 or "RANK" in environment or "SLURM_PROCID" not in environment:
         return {}
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")

@@ -93,17 +93,16 @@ class PretrainedFiles:
             return _parts(place) if place.name.endswith(".index.json") else [place]
         if (repository := self._repository) is not None:
             place = repository.snapshot(self._patterns())
-        elif not place.exists():
-            raise self._missing(
-                f"{self.weights} does not exist: give the file {self.files[0]}, a directory that "
-                "holds it, or a hub id (owner/name, or owner/name@revision);"
-            )
         for name in self.files:
             if (place / name).is_file():
                 return [place / name]
             if (place / f"{name}.index.json").is_file():
                 return _parts(place / f"{name}.index.json")
-        raise self._missing(f"{place} holds no {self.files[0]}:")
+        wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])  # or its parts
+        command = Repository(self.hub).command([wanted], "DIR")
+        raise TemperaError(
+            f"{place} holds no {self.files[0]}: get it with `{command}` and give weights=DIR"
+        )
 
     def stated(self, defaults: Mapping[str, Any], kind: str) -> dict[str, Any]:
         """The sizes and options of a network: those that `config.json` beside its weights states,
@@ -126,8 +125,6 @@ class PretrainedFiles:
 
         def part(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
             found: dict[str, Any] = next((values[name] for name in names if values.get(name)), {})
-            if not isinstance(found, dict):
-                raise _unsupported(place, names[0], found, "an object")
             return found
 
         text = part(content, "text_config") or content
@@ -184,12 +181,6 @@ class PretrainedFiles:
             for name in self.files
             for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
         ] + ["config.json"]
-
-    def _missing(self, problem: str) -> TemperaError:
-        """The error to raise; its command also fetches weights in several parts."""
-        wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])
-        command = Repository(self.hub).command([wanted], "DIR")
-        return TemperaError(f"{problem} get it with `{command}` and give weights=DIR")
 
 
 def _unsupported(place: Path, name: str, value: object, only: object) -> TemperaError:
