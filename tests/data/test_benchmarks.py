@@ -1,14 +1,11 @@
 """Prompt sets: from local files in the published formats, and from a hub on loopback."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hub import Hub
+from hub import Hub, parquet
 
 from tempera.data import benchmarks
 from tempera.data.benchmarks import (
@@ -90,12 +87,6 @@ def test_parti_is_shuffled_unless_its_order_is_wanted(tmp_path: Path) -> None:
     shuffled = parti_prompts(str(file))
     assert shuffled != plain and sorted(shuffled, key=lambda p: p.id) == plain
     assert keys(prompt_file(str(file))) == [prompt.id for prompt in plain]
-
-
-def parquet(**columns: list[object]) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.table(columns), file)
-    return file.getvalue()
 
 
 @pytest.mark.slow

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.slow
 ALONE = Processes(cpu=True)
 TROUBLE = {
     "good/a": None, "redirect/a": None, "missing/a": "HTTP 404", "hang/a": "Timeout",
-    "slow/a": "Timeout", "loop/a": "TooManyRedirects", "html/a": "no image", "huge/a": "too large",
-    "bomb/a": "no image", "noai/a": "training forbidden (X-Robots-Tag)",
-    "cut/a": "RemoteProtocolError", "tiny/a": "too small",
+    "slow/a": "Timeout", "html/a": "no image", "huge/a": "too large", "bomb/a": "no image",
+    "noai/a": "training forbidden (X-Robots-Tag)", "cut/a": "RemoteProtocolError",
+    "tiny/a": "too small",
 }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def captions(source: LaionCoco, start: int = 0) -> list[str]:
 
 
 def test_pairs_are_downloaded_until_there_are_enough_and_once(
-    hub: Hub, web: ImageServer, tmp_path: Path, monkeypatch: Any, capsys: Any
+    hub: Hub, web: ImageServer, tmp_path: Path, monkeypatch: Any
 ) -> None:
     fill(hub, web)
     pairs = source(tmp_path)
@@ -102,7 +102,6 @@ def test_pairs_are_downloaded_until_there_are_enough_and_once(
     found = captions(pairs)
     assert pairs.count() == 20 == len(set(found))
     assert all(captions(pairs, start) == found[start:] for start in (7, 8, 15, 20, 21))
-    assert "URLs skipped: HTTP 404" in capsys.readouterr().out
     commit = hub.repositories["datasets", "laion/relaion-coco"].names["main"]
     assert pairs.describe()["commit"] == commit
     before = len(web.requests), len(hub.requests)
@@ -117,10 +116,9 @@ def test_pairs_are_downloaded_until_there_are_enough_and_once(
     with pytest.raises(TemperaError, match="made with seed=0"):
         source(tmp_path, seed=1).fetch(ALONE)
     shard = tmp_path / "images" / "00001.parquet"
-    for wrong in (shard.read_bytes()[:-9], table([web.url])):
-        shard.write_bytes(wrong)
-        with pytest.raises(TemperaError, match=r"00001\.parquet cannot be read"):
-            again.fetch(ALONE)
+    shard.write_bytes(shard.read_bytes()[:-9])
+    with pytest.raises(TemperaError, match=r"00001\.parquet cannot be read"):
+        again.fetch(ALONE)
 
 
 def test_a_killed_download_goes_on_and_ends_the_same(

@@ -35,8 +35,6 @@ class ImageServer(Server):
                 return Answer(200, image, body, pause=0.3, chunk=1)
             case "redirect":
                 return Answer(302, {"Location": f"/good/{path.rsplit('/', 1)[1]}"})
-            case "loop":
-                return Answer(302, {"Location": path})
             case "html":
                 return Answer(200, {"Content-Type": "text/html"}, b"<html>moved</html>")
             case "huge":

@@ -130,14 +130,12 @@ class LaionCoco(Limits, Source):
                     break
                 made.append(self._make(self._shard(len(made)), batch, failed))
                 bar.update(made[-1])
-        kinds = ", ".join(f"{kind} {times:,}" for kind, times in failed.most_common())
         if not sum(made):
+            kinds = ", ".join(f"{kind} {times:,}" for kind, times in failed.most_common())
             raise TemperaError(
                 f"no image of {self.path or self.repository} could be downloaded "
-                f"({kinds or 'no rows'}): check the network, or give another source."
+                f"({kinds or 'no captions'}): check the network, or give another source."
             )
-        if kinds:
-            print(f"{self.count():,} pairs in {self.images}; URLs skipped: {kinds}")
 
     def _shard(self, number: int) -> Path:
         return Path(self.images, f"{number:05d}.parquet")
@@ -147,12 +145,9 @@ class LaionCoco(Limits, Source):
         pairs: list[int] = []
         while (path := self._shard(len(pairs))).is_file():
             try:
-                file = pq.ParquetFile(path)
-                if not file.schema_arrow.equals(COLUMNS):
-                    raise ValueError(f"its columns are not {', '.join(COLUMNS.names)}")
+                pairs.append(pq.ParquetFile(path).metadata.num_rows)
             except UNREADABLE as problem:
                 raise _unreadable(path, problem) from None
-            pairs.append(file.metadata.num_rows)
         return pairs
 
     def _make(self, shard: Path, rows: list[Row], failed: Counter[str]) -> int:
@@ -160,7 +155,6 @@ class LaionCoco(Limits, Source):
         wanted = [(key, url or "", caption) for key, url, caption in rows if caption]
         got = download([url for _, url, _ in wanted], self)
         failed.update(one for one in got if isinstance(one, str))
-        failed.update(["no caption"] * (len(rows) - len(wanted)))
         good = [(*row, one) for row, one in zip(wanted, got, strict=True) if isinstance(one, bytes)]
         columns = [[row[place] for row in good] for place in range(len(COLUMNS))]
         with replacing(shard) as temporary:
