@@ -49,8 +49,3 @@ def test_the_papers_formats() -> None:
     spec = emu3()
     assert spec.grid == (90, 91) and "90*90" in spec.prompt
     assert spec.token_ids[-2:].tolist() == [184621, 151846]
-
-
-def test_a_format_without_a_place_for_the_prompt_is_refused() -> None:
-    with pytest.raises(TemperaError, match="has no place for the prompt"):
-        ModelSpec(2, 3, 5, 20, prompt=(1, "text"), null=(), context=20)

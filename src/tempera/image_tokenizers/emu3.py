@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
@@ -39,13 +38,7 @@ class Emu3Tokenizer(nn.Module):
 
     def encode(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [−1, 1] → codes int64 [B, h, w]."""
-        height, width = images.shape[-2:]
-        if height % self.factor or width % self.factor:
-            raise TemperaError(
-                f"an image of {height}×{width} pixels does not divide into {self.factor}-pixel "
-                "patches: resize it."
-            )
-        sizes = torch.tensor([[height, width]] * len(images))
+        sizes = torch.tensor([images.shape[-2:]] * len(images))
         return torch.stack(self.vq.encode(images, sizes).image_tokens)
 
     def decode_codes(self, codes: Tensor) -> Tensor:

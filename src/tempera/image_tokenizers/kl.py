@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, decoder, encoder, from_vqgan
 from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
@@ -49,13 +48,6 @@ class KLModel(nn.Module):
         """Images [B, 3, H, W] in [−1, 1] → mean and log-variance of their latents, [B, C, h, w]
         each, before scaling.
         """
-        factor = self.config.networks.factor
-        if images.shape[-1] % factor or images.shape[-2] % factor:
-            size = f"{images.shape[-2]}×{images.shape[-1]}"
-            raise TemperaError(
-                f"an image of {size} pixels does not divide into {factor}-pixel patches: resize "
-                f"it to multiples of {factor}."
-            )
         mean, log_variance = self.quant_conv(self.encoder(images)).chunk(2, 1)
         return mean, log_variance.clamp(-30, 20)
 

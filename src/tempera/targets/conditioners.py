@@ -46,10 +46,8 @@ class CaptionTokens:
         ids = self.tokenize(clean_caption(clean_caption(prompt)))
         if not ids:
             raise TemperaError(
-                f"{where} is empty once addresses, handles and Chinese are taken out: give it at "
+                f"{where} is empty, at least without addresses, handles and Chinese: give it at "
                 "least one word."
-                if prompt.strip()
-                else f"{where} is empty: give it at least one word."
             )
         if len(ids) >= self.length and not self.truncate:
             raise too_long(where, len(ids) + 1, self.length)

@@ -27,9 +27,6 @@ class ModelSpec:
         line_end: id that ends every line of codes; None if lines have no end token.
         null_filling: if given, the unconditional row is not `null` but the prompt with this special
             token in place of all tokens but the first and the last.
-
-    Raises:
-        TemperaError: the prompt has no `{text}`.
     """
 
     lines: int
@@ -41,13 +38,6 @@ class ModelSpec:
     context: int
     line_end: int | None = None
     null_filling: str | None = None
-
-    def __post_init__(self) -> None:
-        if not any(isinstance(piece, str) and "{text}" in piece for piece in self.prompt):
-            raise TemperaError(
-                f"the prompt format {self.prompt} has no place for the prompt: write {{text}} "
-                "into one of its texts."
-            )
 
     @property
     def grid(self) -> tuple[int, int]:
