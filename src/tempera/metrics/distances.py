@@ -3,7 +3,7 @@ the inception score, each with a 95% interval over the generated pictures.
 
 Features are float64 [n, D], arrays or tensors; tensors are processed on their own device. Intervals
 hold the reference set fixed. FID and recall depend on the number of images, so compare only runs
-with the same number.
+with the same number. `tempera.metrics.quality` leaves them out for fewer than 16.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
 from tempera.runtime.torchvision import import_torchvision
@@ -44,7 +43,7 @@ def frechet(generated: Features, real: Features, resamples: int = 200) -> Interv
     with few images per feature, the bootstrap's repeated images narrow Σ and its interval becomes
     too wide.
     """
-    x, y = _checked(generated, real)
+    x, y = _tensors(generated, real)
     centre, root = y.mean(0), _root(y)
     n, average = len(x), x.mean(0)
     centred = x - average
@@ -91,7 +90,7 @@ def kernel(generated: Features, real: Features, resamples: int = 200) -> Interva
 
     A resample leaves out the pairs of an image with its own copies, so repeats do not bias it.
     """
-    x, y = _checked(generated, real)
+    x, y = _tensors(generated, real)
     n, m = len(x), len(y)
     weights = torch.as_tensor(
         np.concatenate([np.ones((1, n)), bootstrap.counts(n, resamples)]), device=x.device
@@ -125,7 +124,7 @@ def precision(generated: Features, real: Features, resamples: int = 200) -> Inte
     manifold of the real ones. The manifold is the union of balls around the images' features; each
     ball reaches to its centre's third nearest neighbour.
     """
-    x, y = _checked(generated, real, 2 * (NEIGHBOURS + 1))
+    x, y = _tensors(generated, real)
     (inside,) = _inside(x, y, [torch.arange(len(y), device=y.device)])
     values = inside.double().cpu().numpy()
     return replace(bootstrap.mean(values, resamples), pseudovalues=values)
@@ -139,7 +138,7 @@ def recall(generated: Features, real: Features, resamples: int = 200) -> Interva
     subsets without repeats (delete-d jackknife; Shao and Wu 1989), whose spread is scaled by
     √(b/(n−b)).
     """
-    x, y = _checked(generated, real, 2 * (NEIGHBOURS + 1))
+    x, y = _tensors(generated, real)
     n = len(x)
     size = max(NEIGHBOURS + 1, min(n // 2, 1000))
     order = np.random.default_rng([0, n])
@@ -209,16 +208,7 @@ def _apart(left: Tensor, right: Tensor) -> Tensor:
     return torch.cdist(left, right, compute_mode="use_mm_for_euclid_dist")
 
 
-def _checked(generated: Features, real: Features, least: int = 2) -> tuple[Tensor, Tensor]:
+def _tensors(generated: Features, real: Features) -> tuple[Tensor, Tensor]:
     """Both sets as float64 tensors on the device of the generated one."""
-    if generated.shape[1:] != real.shape[1:]:
-        widths = f"{generated.shape[1]} and {real.shape[1]}"
-        raise TemperaError(
-            f"features of generated and reference images differ in width ({widths}): use one "
-            "network for both."
-        )
-    if min(len(generated), len(real)) < least:
-        found = f"{len(generated)} generated and {len(real)} reference images"
-        raise TemperaError(f"{found} are too few: this distance needs at least {least} of each.")
     x = torch.as_tensor(generated).double()
     return x, torch.as_tensor(real, device=x.device).double()
