@@ -14,8 +14,6 @@ from tempera.reporting.collect import Run, Values
 
 CONTEXT = ("model", "guidance", "temperature", "top_k", "top_p", "seed", "dtype")
 """Settings that runs must share to be compared prompt by prompt."""
-EQUAL_LENGTH = 0.02
-"""Relative difference up to which two accepted lengths count as equal."""
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> None:
@@ -62,11 +60,6 @@ def _is_baseline(run: Run, baseline: str | None) -> bool:
 def same_draws(left: Run, right: Run) -> bool:
     """Whether both runs use the same random draws for the same prompt."""
     return all(left.settings.get(name) == right.settings.get(name) for name in CONTEXT)
-
-
-def of_equal_length(run: Run) -> bool:
-    """Whether the run's accepted length equals its baseline's, within `EQUAL_LENGTH`."""
-    return abs(run.value("accepted_length") / (run.baseline_length or np.nan) - 1) <= EQUAL_LENGTH
 
 
 def _differences(run: Run, other: Run) -> dict[str, Values]:

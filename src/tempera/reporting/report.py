@@ -13,7 +13,6 @@ import pandas as pd
 
 from tempera.metrics import table
 from tempera.reporting import page, paper_tables, pareto, study
-from tempera.reporting.baseline import of_equal_length
 from tempera.reporting.collect import Run, results
 from tempera.reporting.console import FOR_FID
 from tempera.reporting.tables import Section, escaped, markdown, texts
@@ -98,14 +97,12 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
     named = pd.DataFrame({"run": [run.name for run in compared]})
     if baseline is not None:
         text += (
-            " Each run is compared with the baseline run whose accepted length is nearest: ≈ if "
-            "the two lengths agree to 2%, ≠ if not."
+            " Each run is compared with the baseline run whose accepted length is nearest: compare "
+            "quality where the two lengths agree."
         )
         named["baseline"] = [str(run.baseline) for run in compared]
         named["accepted lengths"] = [
-            f"{run.value('accepted_length'):.2f} {'≈' if of_equal_length(run) else '≠'} "
-            f"{run.baseline_length:.2f}"
-            for run in compared
+            f"{run.value('accepted_length'):.2f} and {run.baseline_length:.2f}" for run in compared
         ]
     shown = texts(compared, table.report_order(), "differences", "+.4f")
     title = f"Difference from {baseline or 'plain autoregression'}"
