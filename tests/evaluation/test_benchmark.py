@@ -69,7 +69,7 @@ def test_every_part_is_measured_and_the_ratio_follows_from_the_rounds():
     counted = (*model.layers.parameters(), *model.norm.parameters())
     expected = sum(p.numel() for p in (*counted, *target.network.lm_head.parameters()))
     assert report.weights == 4 * expected and benchmark.bandwidth(target.device, 1) > 1e8
-    assert json.loads(json.dumps(report.as_dict()))["columns"][1]["batch_size"] == 3
+    assert report.columns[1].batch_size == 3
 
 
 @pytest.mark.parametrize("prefill", [0.3, 0.0])

@@ -52,9 +52,3 @@ def test_a_masked_query_reads_the_cache_without_one_entry(masked: int) -> None:
         )
         torch.testing.assert_close(found[:, token], total_variation(without, whole)[:, 0])
     assert (found.nan_to_num() > 1e-3).any()
-
-
-def test_without_diagnostics_nothing_is_measured() -> None:
-    streams = RandomStreams(0, ["0", "1"], torch.device("cpu"))
-    method = Masking(NoDraft(), Exact(), 1)
-    assert method.decode(tiny_target(), streams, PROMPTS).trace.tv is None

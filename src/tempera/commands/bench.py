@@ -1,6 +1,6 @@
 """`tempera-bench`: the time of a round and its parts, without a data set."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for name in next(iter(columns.values())):
         table.add_row(name, *(column[name] for column in columns.values()))
     console.print(table)
-    result = {"model": cfg.model.name, "made_of": made_of, **report.as_dict()}
+    result = {"model": cfg.model.name, "made_of": made_of, **asdict(report)}
     write_json(Path(str(cfg.directory)) / "bench.json", result)
     return result
 

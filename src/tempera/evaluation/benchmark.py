@@ -10,7 +10,7 @@ at an accepted length is accepted length × time of AR's round ÷ time of the me
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -121,10 +121,6 @@ class BenchmarkReport:
     bandwidth: float | None
     weights: int | None
     columns: list[BenchmarkColumn]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as JSON."""
-        return asdict(self)
 
 
 class Excerpt:

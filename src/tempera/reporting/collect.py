@@ -13,7 +13,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
 from tempera.metrics.comparisons import Weighted
-from tempera.reporting.run_names import is_plain, run_name
+from tempera.reporting.run_names import run_name
 from tempera.runtime.files import read_json, regular_file
 from tempera.runtime.installation import command
 
@@ -104,8 +104,8 @@ class Run(BaseModel):
 
     @property
     def plain(self) -> bool:
-        """Whether this is plain autoregression."""
-        return is_plain(self.settings)
+        """Whether this is plain autoregression: method=ar with one token per step."""
+        return self.method == "ar" and self.settings.get("steps") is None
 
     def value(self, metric: str) -> float:
         """A metric; NaN if it is unknown."""

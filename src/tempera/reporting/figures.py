@@ -21,10 +21,9 @@ def grid(
     title: str,
     pictures: Sequence[NDArray[np.uint8]],
     captions: Sequence[str],
-    columns: int = COLUMNS,
 ) -> None:
     """Write a titled grid of pictures (uint8 [3, H, W]), each below its caption."""
-    columns = min(columns, len(pictures))
+    columns = min(COLUMNS, len(pictures))
     rows = -(-len(pictures) // columns)
     figure = _figure(max(4, 1.6 * columns), 0.6 + 2 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()

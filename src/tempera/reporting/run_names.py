@@ -4,11 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def is_plain(settings: Mapping[str, Any]) -> bool:
-    """Whether a run is plain autoregression: method=ar with one token per step."""
-    return settings.get("method") == "ar" and settings.get("steps") is None
-
-
 def run_name(
     method: str,
     changes: Mapping[str, Any],
