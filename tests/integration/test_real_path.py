@@ -102,7 +102,7 @@ def evaluated(
 
 
 def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And reported; what W&B would record names the data and the settings."""
     recorded: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
         metrics = trained(options, *small)
         assert len(web.paths()) == len(set(web.paths())) <= 120
     assert metrics["finished"] and metrics["data"]["count"] == 70
-    assert metrics["data"]["source"]["commit"] and "HTTP 404" in capsys.readouterr().out
+    assert metrics["data"]["source"]["commit"]
     assert metrics["steps"] == 2  # 0.05 epochs of some 66 images in batches of 2
     assert recorded["train_draft"]["data"]["sha256"] == metrics["data"]["sha256"]
     assert metrics["data"]["source"]["repository"] == "laion/relaion-coco"
