@@ -1,9 +1,11 @@
 """Real images: opened before anything is generated, then cropped and resized."""
 
 import os
-from collections.abc import Callable
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +16,8 @@ from tempera.errors import TemperaError
 from tempera.metrics import reference as references
 from tempera.metrics.reference import Reference
 from tempera.runtime.hub import Repository
+
+PICTURES = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), np.uint8)
 
 
 @pytest.fixture
@@ -43,21 +47,49 @@ def test_central_squares_in_the_pictures_own_size(images: Path) -> None:
     assert batch[-1].min() == batch[-1].max() == 128
 
 
-@pytest.mark.parametrize("write", [lambda path: path.write_bytes(b"junk"), os.mkfifo])
-def test_everything_is_opened_first(write: Callable[[Path], object], images: Path) -> None:
-    """One sentence before anything is generated."""
-    write(images / "z.PNG")
-    with pytest.raises(TemperaError, match=r"z\.PNG cannot be read as an image") as problem:
-        Reference(str(images)).check()
+def test_a_batch_of_adms(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "batch.npz", PICTURES, np.arange(60))
+    reference = Reference(str(tmp_path / "batch.npz"))
+    reference.check()
+    batches = list(reference.pictures(8))
+    assert [len(batch) for batch in batches] == [50, 10]
+    assert np.array_equal(np.concatenate(batches), PICTURES.transpose(0, 3, 1, 2))
+
+
+def oversized(path: Path) -> None:
+    """A header that says more than any memory holds."""
+    with zipfile.ZipFile(path, "w") as archive, archive.open("arr_0.npy", "w") as file:
+        shape = {"shape": (10**6, 512, 512, 3), "descr": "|u1", "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("z.PNG", b"junk", "cannot be read as an image"),
+        ("z.png", os.mkfifo, "cannot be read as an image"),
+        ("a.npz", {"other": PICTURES}, "holds no pictures .*arr_0"),
+        ("a.npz", {"arr_0": PICTURES[:15]}, "holds 15 images"),
+        ("a.npz", {"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
+        ("a.npz", {"arr_0": PICTURES[..., 0]}, r"arr_0 is uint8 \[60, 8, 8\], not uint8"),
+        ("a.npz", {"arr_0": np.array([{}])}, "holds no pictures"),
+        ("a.npz", b"junk", "holds no pictures"),
+        ("a.npz", oversized, "holds no pictures"),
+        ("a.npz", os.mkfifo, "is a pipe or a device"),
+        ("a.npz", str, "there is no file"),
+    ],
+)
+def test_everything_is_opened_first(name: str, content: Any, words: str, images: Path) -> None:
+    """One sentence before anything is generated: of a picture in a directory, or an archive."""
+    path = images / name
+    if isinstance(content, dict):
+        np.savez(path, **content)
+    else:
+        path.write_bytes(content) if isinstance(content, bytes) else content(path)
+    place = path if name == "a.npz" else images
+    with pytest.raises(TemperaError, match=words) as problem:
+        Reference(str(place)).check()
     assert problem.value.option == "metrics.reference"
-
-
-def test_few_images_are_refused(images: Path) -> None:
-    for path in sorted(images.rglob("*.png"))[:5]:
-        path.unlink()
-    for place, words in (("", "holds 15 images"), ("nowhere", "is not a directory")):
-        with pytest.raises(TemperaError, match=words):
-            Reference(str(images / place)).check()
 
 
 @pytest.mark.slow

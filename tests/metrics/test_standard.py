@@ -117,7 +117,7 @@ def test_names(file: Path, images: Path) -> None:
     [
         (["owm"], {}, "no metric owm: the names are own, clip_score"),
         (["own"], {}, "no real images to compare with"),
-        (["own"], {"reference": "nowhere"}, "nowhere is not a directory"),
+        (["own"], {"reference": "nowhere"}, "nowhere does not exist"),
         (["clip_score"], {"own": Brightness("no.pt")}, f"{NAME}, which a metric reads, is not at"),
         ([], {}, "names lists no metric"),
     ],

@@ -15,7 +15,7 @@ from rich.progress import track
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Pictures
 from tempera.metrics.weights import identity
-from tempera.runtime.files import reason
+from tempera.runtime.files import reason, regular_file
 from tempera.runtime.hub import CannotReach, Repository
 from tempera.runtime.image_files import decode_picture
 
@@ -35,8 +35,9 @@ class Reference:
     pictures.
 
     Args:
-        place: a directory with png, jpg and webp files at any depth, `coco` for MS-COCO 2017's
-            5,000 validation images from the hub, or None for no reference.
+        place: a directory with png, jpg and webp files at any depth, a `.npz` file as ADM publishes
+            for ImageNet, `coco` for MS-COCO 2017's 5,000 validation images from the hub, or None
+            for no reference.
     """
 
     place: str | None = None
@@ -59,16 +60,18 @@ class Reference:
                 "metrics.reference=coco for MS-COCO's"
             )
         files = self._files()
-        if len(files) < LEAST:
-            there = Path(self.place).expanduser().is_dir()
-            found = f"holds {len(files) or 'no'} images" if there else "is not a directory"
+        count = len(_array(files[0])) if self._is_array else len(files)
+        if count < LEAST:
+            there = Path(self.place).expanduser().exists()
+            found = f"holds {count or 'no'} images" if there else "does not exist"
             raise _refused(
                 f"metrics.reference={self.place} {found}: give a directory of {LEAST} or more real "
-                "images (png, jpg or webp), or coco."
+                "images (png, jpg or webp), a .npz file of ADM's, or coco."
             )
-        with ThreadPoolExecutor() as pool:
-            checked = pool.map(lambda path: _read(path, str(path)).close(), files)
-            list(track(checked, "checking the reference", len(files), transient=True))
+        if not self._is_array:
+            with ThreadPoolExecutor() as pool:
+                checked = pool.map(lambda path: _read(path, str(path)).close(), files)
+                list(track(checked, "checking the reference", len(files), transient=True))
 
     def to_download(self) -> int:
         """Bytes that `fetch` will download; 0 if the hub cannot be reached."""
@@ -97,6 +100,8 @@ class Reference:
                 for rows in pq.ParquetFile(part).iter_batches(50, columns=["image"]):
                     for row in rows.to_pylist():
                         yield _read(row["image"]["bytes"], row["image"]["path"])
+        elif self._is_array:
+            yield from map(Image.fromarray, _array(self._files()[0]))
         else:
             yield from (_read(path, str(path)) for path in self._files())
 
@@ -104,11 +109,36 @@ class Reference:
     def _of_hub(self) -> bool:
         return self.place == "coco"
 
+    @property
+    def _is_array(self) -> bool:
+        return self.place is not None and self.place.lower().endswith(".npz")
+
     def _files(self) -> list[Path]:
         if self.place is None or self._of_hub:
             return []
-        found = Path(self.place).expanduser().rglob("[!.]*")
-        return sorted(path for path in found if path.suffix.lower() in ENDINGS)
+        place = Path(self.place).expanduser()
+        if self._is_array:
+            return [place]
+        return sorted(path for path in place.rglob("[!.]*") if path.suffix.lower() in ENDINGS)
+
+
+def _array(path: Path) -> Pictures:
+    """The pictures in a file of ADM's, uint8 [n, h, w, 3].
+
+    Raises:
+        TemperaError: it holds none.
+    """
+    try:
+        found: Pictures = np.load(regular_file(path))["arr_0"]  # compares its checksum
+        problem = f"arr_0 is {found.dtype} {list(found.shape)}, not uint8 [n, h, w, 3]"
+        if found.dtype == np.uint8 and found.ndim == 4 and found.shape[3] == 3 and found.size:
+            return found
+    except Exception as fault:  # zipfile, zlib and numpy raise anything on damaged bytes
+        problem = reason(fault)
+    raise _refused(
+        f"{path} holds no pictures ({problem}): give a reference batch of ADM's, such as "
+        "VIRTUAL_imagenet256_labeled.npz."
+    )
 
 
 def _read(image: Path | bytes, name: str) -> Image.Image:
