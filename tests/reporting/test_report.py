@@ -5,18 +5,20 @@ import runpy
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
 from paths import CONF, ROOT
 from report_runs import RUNS, finished, made_up_runs
+from scipy.stats import ttest_rel
 
 from tempera.commands import report as report_command
 from tempera.config.compose import composed
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting import pareto, report, run_report, tables
+from tempera.reporting import pareto, report, run_report, tables, wandb_report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import Run, collect, find_runs, results
 from tempera.reporting.console import headline, main_metrics
@@ -102,14 +104,16 @@ def test_differences_are_paired_with_the_plain_run_of_the_same_draws() -> None:
     assert [*runs[2].differences] == ["clip_score"]
 
 
-def test_accepted_lengths_are_compared_as_tokens_per_round() -> None:
-    """Not as a mean over prompts of each one's ratio."""
+def test_accepted_lengths_are_compared_as_tokens_per_round_with_their_t_statistic() -> None:
+    """Not as a mean over prompts of each one's ratio; t as in Cool-SD, Appendix C.4."""
     both = [
         finished("fast", {"accepted_length": [4, 2]}, weights={"accepted_length": [1.0, 3.0]}),
         finished("slow", {"accepted_length": [1, 1.5]}, weights={"accepted_length": [4.0, 4.0]}),
     ]
     compare(both, "slow")
-    assert both[0].differences["accepted_length"]["value"] == pytest.approx(10 / 4 - 1.25)
+    found = both[0].differences["accepted_length"]
+    assert found["value"] == pytest.approx(10 / 4 - 1.25)
+    assert found["t"] == pytest.approx(ttest_rel([4, 2], [1, 1.5]).statistic)
 
 
 def test_a_baseline_of_the_nearest_accepted_length() -> None:
@@ -208,6 +212,22 @@ def test_a_damaged_run_is_named_and_left_out(
     (tmp_path / "3_coolsd" / "metrics.json").write_text("[]")
     with pytest.raises(TemperaError, match=r"no run can be read; .*metrics\.json"):
         collect(find_runs([tmp_path])[0])
+
+
+def test_publishing_sends_the_report(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, online = read(made), Mock()
+    monkeypatch.setattr(wandb_report, "wandb_tracker", online)
+    monkeypatch.setattr("wandb.login", lambda **_: True)
+    wandb_report.publish(runs, made / "out", "mine", "me")
+    settings, tracker = online.call_args.kwargs, online.return_value
+    assert settings | {"job_type": "report", "mode": "online", "entity": "me"} == settings
+    assert tracker.image.call_args.args == ("pareto", made / "out" / "pareto.png")
+    assert len(tracker.table.call_args.args[2]) == 4
+    files = {path.name for path in tracker.artifact.call_args.args[2]}
+    assert files >= {"report.md", "report.html", "results.csv", "pareto.png"}
+    monkeypatch.setattr("wandb.login", lambda **_: False)
+    with pytest.raises(TemperaError, match="wandb login"):
+        wandb_report.publish(runs, made / "out")
 
 
 def test_an_option_may_have_the_name_of_a_metric() -> None:

@@ -22,4 +22,8 @@ def main(cfg: DictConfig) -> list[Path]:
         print(f"left out: {problem}")
     for file in files:
         print(file)
+    if cfg.publish:
+        from tempera.reporting.wandb_report import publish
+
+        print(publish(runs, output, str(cfg.project), cfg.entity))
     return files

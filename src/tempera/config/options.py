@@ -109,6 +109,9 @@ class Report:
     runs: str | int | list[str]
     output: Path
     baseline: str | None
+    publish: bool
+    project: str
+    entity: str | None
 
 
 KINDS: dict[str, type] = {

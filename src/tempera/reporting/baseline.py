@@ -18,7 +18,8 @@ CONTEXT = ("model", "guidance", "temperature", "top_k", "top_p", "seed", "dtype"
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> None:
     """Compare each run with a baseline run, and set its `baseline`, `baseline_length` and
-    `differences`: for every paired metric the mean difference (`value`), its interval and `n`.
+    `differences`: for every paired metric the mean difference (`value`), its interval, `n`, and
+    `t`, the paired t statistic over prompts (Cool-SD, Appendix C.4).
 
     Among the baseline runs of the same model, sampling and seed, the one whose accepted length is
     nearest is used. Baseline runs themselves, and runs without a match, have no differences.
@@ -71,5 +72,7 @@ def _differences(run: Run, other: Run) -> dict[str, Values]:
         gaps = (run.values.loc[shared, key] - other.values.loc[shared, key]).dropna()
         if len(gaps) and (same or not table.find(key).of_set):
             sides = [one.weighted(key, gaps.index) for one in (run, other)]
-            result[key] = difference(*sides).as_dict()
+            with np.errstate(invalid="ignore", divide="ignore"):  # of few, equal, infinite values
+                t = float(np.divide(gaps.mean(), gaps.sem()))
+            result[key] = {**difference(*sides).as_dict(), "t": t}
     return result

@@ -1,6 +1,7 @@
 """A run's results on the console."""
 
 import math
+import os
 from collections.abc import Sequence
 
 import pandas as pd
@@ -72,6 +73,12 @@ def _notes(run: Run, verbose: bool) -> list[str]:
     if run.time:
         parts = ", ".join(f"{part} {one['share']:.0%}" for part, one in run.time["parts"].items())
         notes.append(f"Time of a round: {parts}.")
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        if load > cores:
+            notes.append(
+                f"Speed was measured beside other work, which lowers it: {load:.0f} processes "
+                f"share {cores} cores."
+            )
     if not verbose:
         notes.append("verbose=true prints all metrics.")
     return notes

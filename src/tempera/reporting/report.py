@@ -15,7 +15,7 @@ from tempera.metrics import table
 from tempera.reporting import page, paper_tables, pareto, study
 from tempera.reporting.collect import Run, results
 from tempera.reporting.console import FOR_FID
-from tempera.reporting.tables import Section, escaped, markdown, texts
+from tempera.reporting.tables import Section, escaped, markdown, number, texts
 from tempera.runtime.files import writable_directory, write_text
 
 
@@ -98,12 +98,15 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
     if baseline is not None:
         text += (
             " Each run is compared with the baseline run whose accepted length is nearest: compare "
-            "quality where the two lengths agree."
+            "quality where the two lengths agree. t is the paired t statistic of the prompts' "
+            "accepted lengths."
         )
         named["baseline"] = [str(run.baseline) for run in compared]
         named["accepted lengths"] = [
             f"{run.value('accepted_length'):.2f} and {run.baseline_length:.2f}" for run in compared
         ]
+        ts = (run.differences.get("accepted_length", {}).get("t") for run in compared)
+        named["t"] = [number(t, ".1f") for t in ts]
     shown = texts(compared, table.report_order(), "differences", "+.4f")
     title = f"Difference from {baseline or 'plain autoregression'}"
     return [Section(title, pd.concat([named, shown], axis=1), text)]
