@@ -143,7 +143,7 @@ def test_streams_that_are_closed_unread_or_ascii_are_no_error(tmp_path: Path) ->
     script = f"{sys.executable} {ROOT / 'eval/run.py'}"
     closed = subprocess.run(f"{script} --cfg job <&- >&- 2>&-", shell=True, cwd=tmp_path)
     assert closed.returncode == 0
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUNBUFFERED": ""}
     made = subprocess.Popen(
         [*script.split(), "--help"], env=ascii_only, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -85,9 +85,14 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
         sys.argv[1:] = _read(sys.argv[1:], positional)
         if not started_as_main():
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
-        hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name=config_name)(
-            job
-        )()
+        start = hydra.main(
+            version_base="1.3", config_path=str(conf_directory()), config_name=config_name
+        )(job)
+        try:
+            start()
+        except SystemExit:  # of --help: what it printed is still in the buffer
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except KeyboardInterrupt as interruption:
         _exit(INTERRUPTED, str(interruption) or AGAIN)
