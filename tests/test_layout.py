@@ -21,7 +21,7 @@ CORE = (
     "rules",
     "targets",
 )
-BUDGETS = {"core": 5_800, "src/tempera": 15_760, "tests": 15_340}
+BUDGETS = {"core": 5_800, "src/tempera": 15_000, "tests": 14_000}
 """Most lines of code, without docstrings, comments and blank lines. A change that needs more takes
 something else away.
 """

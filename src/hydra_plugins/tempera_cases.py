@@ -101,7 +101,7 @@ class CaseSweeper(BasicSweeper):
         chosen = {tuple(one for one in job if one.startswith(CHOOSING)) for job in jobs}
         for job in sorted(chosen):
             cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(job))
-            if "drafter" in cfg and "tuned" not in cfg and not cfg.dry_run:
+            if "drafter" in cfg and not cfg.dry_run:
                 check_draft(cfg)
 
     def _cases(self, overrides: list[Override]) -> Sequence[str]:

@@ -58,19 +58,9 @@ class Result:
         """Accepted drafted tokens ÷ rounds, over all images (the papers' τ)."""
         return int(self.trace.accepted.sum()) / int(self.trace.rounds.sum())
 
-    @property
-    def speed(self) -> float:
-        """Images per second of decoding: `len(images) / seconds`. The first call on a device also
-        pays for its warm-up; for comparisons see `speed` in the command line's evaluation.
-        """
-        return len(self.prompts) / self.seconds
-
     def __repr__(self) -> str:
         """The numbers without the tensors."""
-        return (
-            f"Result({len(self.prompts)} images, accepted_length={self.accepted_length:.2f}, "
-            f"tau={self.tau:.2f}, speed={self.speed:.3g} images/s)"
-        )
+        return f"Result({len(self.prompts)} images, accepted_length={self.accepted_length:.2f})"
 
 
 class LoadedModel:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -153,11 +154,18 @@ def of(**columns: Any) -> Any:
     return changed
 
 
+def twice(directory: Path) -> None:
+    """The second shard instead of the first, in the manifest, too."""
+    shutil.copy(directory / "shard-00001.parquet", directory / "shard-00000.parquet")
+    edit("sha256", sha256_file(directory / "shard-00001.parquet"))(directory)
+
+
 BELIEVED = [
     (lambda directory: (directory / MANIFEST).unlink(), "holds no manifest"),
     (edit("count", -1), "damaged .shards.0.count"),
     (edit("count", 1), "holds 2 images and not 1"),
     (edit("sha256", "0"), "00000.parquet is .* damaged"),
+    (twice, "00000.parquet is .* a copy"),
     (of(codes=[[1] * 5] * 2), "codes has rows of other than 6"),
     (of(codes=[[2**40] * 6] * 2), "codes holds numbers outside"),
     (of(codes=[[-1] * 6] * 2), "codes holds numbers outside"),

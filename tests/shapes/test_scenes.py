@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from shapes_recipe.mixed import MixedCodes
 
 from tempera.data.shards import CodedImages
-from tempera.shapes.scenes import MixedCodes
 
 
 class Numbered:

@@ -45,8 +45,8 @@ class DraftTraining:
     steps: int = 3000
     options: list[str] = field(
         default_factory=lambda: [
-            "train_data=shapes_mixed",
-            "train_data.limit=2048",
+            "train_data._target_=shapes_recipe.mixed.mixed_codes",
+            "+train_data.limit=2048",
             "draft.features=[2,4,5]",
             "mixed_precision=bf16",
         ]

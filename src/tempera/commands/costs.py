@@ -114,8 +114,7 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
     """Print what a training takes in each process that holds the target as a whole; see
     `dry_evaluation`.
     """
-    draws = cfg.train_data.get("draws") or str(cfg.train_data._target_).endswith(".mixed_codes")
-    drawn = cfg.train_data.batch_size if draws else 1
+    drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
     captions = [CAPTION] * max(drawn, recipe.decodes)
     with build.without_weights(cfg) as (sized, files):
         target: Any = build.build_target(sized)

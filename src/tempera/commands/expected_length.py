@@ -13,8 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
+from tempera.config.compose import option_name
 from tempera.config.instantiate import instantiate, parsed, takes
-from tempera.config.tuned import option_name
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import calibration, length_search

@@ -1,4 +1,4 @@
-"""`tempera-tune`: the fastest setting within a budget on this machine, for `method=auto`."""
+"""`tempera-tune`: the fastest setting within a budget on this machine."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,8 @@ from rich.console import Console
 
 from tempera.commands import evaluate
 from tempera.config import build
-from tempera.config.compose import composed, composed_run, written
+from tempera.config.compose import composed, composed_run, option_name, written
 from tempera.config.instantiate import from_options, instantiate, parsed
-from tempera.config.tuned import PLAIN, conditions, merged, option_name, save_tuned
 from tempera.data.prompts import check_prompts
 from tempera.decoding.interfaces import Drafter
 from tempera.decoding.trees import Tree
@@ -36,9 +35,13 @@ from tempera.runtime.installation import command
 
 OWN = (
     *("budget", "batch_size", "depths", "trees", "prices", "deltas", "limit", "offset"),
-    *("repeats", "runs", "images", "timed", "result", "directory", "overrides"),
+    *("repeats", "runs", "images", "timed", "directory", "overrides"),
 )
 """Options of conf/tune.yaml that are not those of an evaluation."""
+PLAIN = ("method=ar",)
+"""The options of plain autoregression, which may be the fastest setting."""
+OWN_DRAFT = ("method=parallel", "drafter=parallel")
+"""Options of settings whose draft is not the one that `drafter.path` names."""
 
 
 class _DraftKind(NamedTuple):
@@ -64,8 +67,8 @@ DRAFTS = (
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Predict, run the best settings, print a table, write tune.json and the result, and return the
-    content of tune.json.
+    """Predict, run the best settings, print a table and the command to use, and return what it
+    writes to tune.json.
     """
     budget = _checked(cfg)
     settings = _Settings(cfg, lossless=budget.measure == "none")
@@ -96,11 +99,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         "predictions": [asdict(one) for one in predictions],
     }
     write_json(Path(str(cfg.directory)) / "tune.json", result)
-    save_tuned(Path(str(cfg.result)), best.options, conditions(base), about)
     runs.show()
     use = shlex.join(settings.arguments(best.options))
     console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
-    console.print(f"or method=auto, which reads {cfg.result}", highlight=False, soft_wrap=True)
     return result
 
 
@@ -148,8 +149,16 @@ class _Settings:
         self.tried |= dict.fromkeys((draft.name, *draft.dynamic), f"left out: {problem}")
 
     def arguments(self, options: Sequence[str]) -> list[str]:
-        """The options of an evaluation with a setting."""
-        return merged(self.shared, options)
+        """The options of an evaluation with a setting. Plain autoregression has none of a draft,
+        and a setting with another draft than EAGLE's not the path of EAGLE's.
+        """
+        dropped = ""
+        if tuple(options) == PLAIN:
+            dropped = "drafter."
+        elif any(option in OWN_DRAFT for option in options):
+            dropped = "drafter.path="
+        kept = [one for one in self.shared if not (dropped and one.startswith(dropped))]
+        return [*kept, *options]
 
     def evaluation(self, options: Sequence[str]) -> DictConfig:
         """The configuration of an evaluation with a setting."""

@@ -18,10 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from tempera.config.compose import composed_run, other_hydra, pasted, quoted
+from tempera.config.compose import other_hydra, pasted, quoted
 from tempera.config.messages import sentence, text_of
 from tempera.config.options import check_options
-from tempera.config.tuned import is_auto, with_tuned
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
 from tempera.runtime.installation import conf_directory
@@ -63,7 +62,6 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
         """One run, or one point of a sweep."""
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
-            cfg = _without_auto(cfg, config_name)
             check_options(cfg, config_name)
             if cfg.get("device") == "auto" and started_as_main():
                 from tempera.runtime.processor import tell_device
@@ -161,16 +159,6 @@ def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
             )
     read = sorted(map(literal, arguments), key=lambda one: one not in ("-m", "--multirun"))
     return read if positional is None else named(read, positional)
-
-
-def _without_auto(cfg: DictConfig, config_name: str) -> DictConfig:
-    """The configuration with the options that `method=auto` stands for, which are printed."""
-    if not is_auto(cfg):
-        return cfg
-    arguments = list(HydraConfig.get().overrides.task)
-    found = composed_run(config_name, arguments, str(cfg.get("directory", "")))
-    print(f"method=auto is {' '.join(with_tuned(cfg, []))}")
-    return found
 
 
 def literal(argument: str) -> str:

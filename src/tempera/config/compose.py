@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
 from tempera.config.options import check_options
-from tempera.config.tuned import is_auto, with_tuned
 from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
 
@@ -25,8 +24,7 @@ WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
 
 
 def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
-    """Compose `conf/<config_name>.yaml` with options `name=value`; see `tempera.config.tuned` for
-    method=auto.
+    """Compose `conf/<config_name>.yaml` with options `name=value`.
 
     Raises:
         TemperaError: an option is wrong; the message is that of the command line.
@@ -38,7 +36,7 @@ def composed_run(config_name: str, arguments: Sequence[str], directory: Path | s
     """`composed` with what Hydra would add to a run in a directory: the directory, the choice in
     each group and the arguments.
     """
-    cfg, choices, arguments = _composed(config_name, arguments)
+    cfg, choices = _composed(config_name, arguments)
     facts = {"directory": str(directory), "choices": choices, "overrides": list(arguments)}
     for name, value in facts.items():
         if name in cfg:
@@ -46,12 +44,8 @@ def composed_run(config_name: str, arguments: Sequence[str], directory: Path | s
     return cfg
 
 
-def _composed(
-    config_name: str, arguments: Sequence[str]
-) -> tuple[DictConfig, dict[str, Any], Sequence[str]]:
-    """The configuration, the choices and the arguments, which differ from the given ones if the
-    method is `auto`.
-    """
+def _composed(config_name: str, arguments: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
+    """The configuration, and the choices."""
     searched = [*_searched(), *arguments]
     with other_hydra(), in_one_sentence(config_name, arguments):
         with initialize_config_dir(str(conf_directory()), version_base="1.3"):
@@ -59,10 +53,13 @@ def _composed(
         choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
         with open_dict(cfg):
             del cfg["hydra"]
-        if is_auto(cfg):
-            return _composed(config_name, with_tuned(cfg, arguments))
         check_options(cfg, config_name)
-    return cfg, choices, arguments
+    return cfg, choices
+
+
+def option_name(argument: str) -> str:
+    """The name in an argument `name=value`, `+name=value` or `~name`."""
+    return argument.partition("=")[0].lstrip("+~")
 
 
 @contextmanager

@@ -76,7 +76,6 @@ class Tune(Computed):
     runs: Positive
     images: Positive
     timed: Positive
-    result: Path
 
 
 class Train(Computed):

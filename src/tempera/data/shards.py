@@ -182,12 +182,13 @@ def read_shards(
     again = f"run `{command('prepare')}` with the same options"
     if not manifest.complete:
         raise TemperaError(f"the shards in {directory} are unfinished: {again}.")
+    hashes = [shard.sha256 for shard in manifest.shards if shard.count]
     codes = Numbers(0, min(vocab_size, manifest.vocab_size), math.prod(grid))
     rows: list[dict[str, Any]] = []
     for number, shard in enumerate(manifest.shards):
         path = shard_file(directory, number)
-        if not is_intact(path, shard):
-            raise TemperaError(f"{path} is missing or damaged: delete it, and {again}.")
+        if not is_intact(path, shard) or hashes.count(shard.sha256) > 1:
+            raise TemperaError(f"{path} is missing, damaged or a copy: delete it, and {again}.")
         part = read_table(path, {"key": None, "caption": None, "codes": codes})
         if len(part) != shard.count:
             raise TemperaError(

@@ -23,14 +23,12 @@ class SweepTable(Callback):
         from tempera.reporting.tables import show
 
         try:
-            runs, damaged = collect(find_runs([config.hydra.sweep.dir])[0])
+            runs, _ = collect(find_runs([config.hydra.sweep.dir])[0])
         except TemperaError:  # no run finished: the sweep has said why
             return
         show(results_table(runs, few=True))
         for one in beside(runs):
             show(one.table, one.title)
             print("\n".join(one.notes))
-        for problem in damaged:
-            print(f"left out: {problem}")
         directory = shlex.quote(f"runs={config.hydra.sweep.dir}")
         print(f"pictures and plots: {command('report')} {directory}")

@@ -11,7 +11,7 @@ from tempera.runtime.tracking import WandbTracker, wandb_tracker
 def publish(
     runs: Sequence[Run], output: Path, project: str = "tempera", entity: str | None = None
 ) -> str:
-    """Log the report's table, figures and page as a W&B run of the type `report`, and return its
+    """Log the report's table and page as a W&B run of the type `report`, and return its
     address.
 
     Raises:
@@ -27,13 +27,10 @@ def publish(
     tracker = wandb_tracker(
         directory=output, project=project, entity=entity, mode="online", job_type="report"
     )
-    figures = sorted(output.glob("*.png"))
-    for figure in figures:
-        tracker.image(figure.stem, figure)
     frame = results(runs)
     tracker.table("runs", [*frame], frame.astype(object).to_numpy().tolist())
     tracker.html("report", output / "report.html")
     files = ("report.md", "report.html", "results.csv")
-    tracker.artifact("report", "report", [*(output / file for file in files), *figures])
+    tracker.artifact("report", "report", [output / file for file in files])
     tracker.finish()
     return str(tracker.run.url) if isinstance(tracker, WandbTracker) else ""

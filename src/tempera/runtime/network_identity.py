@@ -3,17 +3,9 @@
 import hashlib
 import json
 from dataclasses import asdict
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-
-
-@runtime_checkable
-class HuggingFaceConfig(Protocol):
-    """A configuration of `transformers`, recognised without importing that library."""
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """The values that differ from the class's defaults."""
 
 
 def identity_of(network: Any) -> str:
@@ -40,7 +32,7 @@ def identity_of(network: Any) -> str:
 def config_dict(network: Any) -> dict[str, Any]:
     """Sizes and options of a network, from its Hugging Face or dataclass configuration."""
     config = network.config
-    if isinstance(config, HuggingFaceConfig):  # a dataclass too, with values that do not matter
+    if hasattr(config, "to_diff_dict"):  # of transformers; a dataclass too, with other values
         ignored = ("transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
         values = config.to_diff_dict()
         return {name: value for name, value in values.items() if name not in ignored}

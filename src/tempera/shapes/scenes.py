@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import override
 
 from tempera.data.encoders import VQEncoder
@@ -14,10 +14,9 @@ from tempera.data.prompts import Prompt
 from tempera.data.shards import CodedImages
 from tempera.data.sources import Broken, Entry, Source
 from tempera.image_tokenizers.vq import VQModel
-from tempera.runtime.distributed import Processes
 from tempera.shapes.world import World
 from tempera.targets.transformer import TransformerTarget
-from tempera.training.dataset import HOLDOUT, ShardCodes, encoded_codes
+from tempera.training.dataset import HOLDOUT
 
 
 class WorldCodes:
@@ -100,54 +99,3 @@ def world_codes(
 ) -> WorldCodes:
     """`train_data=shapes`: scenes of the shapes world, encoded as they are needed."""
     return WorldCodes(VQEncoder(target.grid, tokenizer), seed)
-
-
-class MixedCodes:
-    """Scenes of the world, and images that the target generated; held out are the latter, which are
-    what a draft meets in decoding.
-
-    Args:
-        world: the scenes.
-        generated: the target's own images.
-        share: of the target's own among training images.
-    """
-
-    def __init__(self, world: WorldCodes, generated: ShardCodes, share: float) -> None:
-        self.world, self.generated, self.share = world, generated, share
-
-    def train(self, positions: list[int]) -> CodedImages:
-        """The target's own images stand at even distances among the scenes."""
-        parts = []
-        for position in positions:
-            before = int(position * self.share)
-            own = int((position + 1) * self.share) > before
-            part = self.generated.train([before]) if own else self.world.train([position - before])
-            parts.append(part)
-        return CodedImages(
-            [key for part in parts for key in part.keys],
-            [caption for part in parts for caption in part.captions],
-            np.concatenate([part.codes for part in parts]),
-        )
-
-    def holdout(self, positions: list[int]) -> CodedImages:
-        """Held-out images of the target's own."""
-        return self.generated.holdout(positions)
-
-
-def mixed_codes(
-    target: TransformerTarget,
-    tokenizer: VQModel,
-    directory: Path,
-    processes: Processes | None = None,
-    limit: PositiveInt = 4096,
-    share: Annotated[float, Field(ge=0, le=1)] = 0.5,
-    batch_size: int = 64,
-    seed: NonNegativeInt = 0,
-) -> MixedCodes:
-    """`train_data=shapes_mixed`: scenes of the world of `seed`, and `limit` images that the target
-    generates for captions of its later scenes, kept in `directory`/codes.
-    """
-    source = WorldScenes(limit, seed, first=10**6)
-    options: Any = {"limit": limit, "batch_size": batch_size, "seed": seed, "processes": processes}
-    own = encoded_codes(target, tokenizer, directory, source, draws=True, **options)
-    return MixedCodes(world_codes(target, tokenizer, directory, seed), own, share)
