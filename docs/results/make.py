@@ -1,6 +1,6 @@
 """All numbers of the shipped model on README and these pages, from runs to text.
 
-    python docs/results/make.py runs             # each row once: 1 to 3 minutes on one core
+    python docs/results/make.py runs             # each row once: 1 to 10 minutes on one core
     python docs/results/make.py speed SESSION    # each kind of round, in turn with plain AR
     python docs/results/make.py study            # relaxations at equal length: hours
     python docs/results/make.py pages            # tables, sentences and pareto.png
