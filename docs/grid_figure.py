@@ -50,7 +50,7 @@ def draw(file: str, rows: list[str], make: dict[str, Any]) -> None:
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set_visible(False)
         label = textwrap.fill(row.removeprefix("mar "), 20, break_on_hyphens=False)
-        length = f"{known[row].accepted_length:.2f} tokens per pass"
+        length = f"{known[row].accepted_length:.2f} tokens per round"
         line[0].set_ylabel(f"{label}\n{length}", rotation=0, ha="right", va="center", labelpad=8)
     for panel, text in zip(panels[0], texts.values(), strict=True):
         panel.set_title(textwrap.fill(text, 20), size=9)
