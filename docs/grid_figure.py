@@ -2,13 +2,14 @@
 
 python docs/grid_figure.py
 
-Pictures are those of `python docs/results/make.py runs`, accepted lengths of results.json.
+Pictures are those of `python docs/results/make.py runs`, accepted lengths of results.json. The
+description of each grid holds its labels.
 """
 
+import json
 import runpy
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -37,27 +38,36 @@ SHOWN = {
 PICTURES = 6
 
 
-def draw(file: str, rows: list[str], make: dict[str, Any]) -> None:
+MAKE = runpy.run_path(str(DOCS / "results" / "make.py"))
+
+
+def labels(file: str) -> dict[str, str]:
+    """The accepted length beside each row of a grid."""
+    known = MAKE["numbers"](MAKE["read"]())
+    return {row: f"{known[row].accepted_length:.2f} tokens per round" for row in SHOWN[file]}
+
+
+def draw(file: str) -> None:
     """Write one grid: a line for each row, a column for each of the first prompts."""
-    known = make["numbers"](make["read"]())
-    runs = {row: read_run(make["metrics"](row).parent) for row in rows}
-    texts = dict(list(runs[rows[0]].texts.items())[:PICTURES])
-    figure = Figure(figsize=(1.45 * PICTURES + 2.1, 1.35 * len(rows) + 0.7), layout="constrained")
-    panels = figure.subplots(len(rows), PICTURES)
+    shown = labels(file)
+    runs = {row: read_run(MAKE["metrics"](row).parent) for row in shown}
+    texts = dict(list(next(iter(runs.values())).texts.items())[:PICTURES])
+    figure = Figure(figsize=(1.45 * PICTURES + 2.1, 1.35 * len(runs) + 0.7), layout="constrained")
+    panels = figure.subplots(len(runs), PICTURES)
     for line, (row, run) in zip(panels, runs.items(), strict=True):
         for panel, name in zip(line, texts, strict=True):
             panel.imshow(imread(picture_path(Path(run.directory), name)))
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set_visible(False)
-        label = textwrap.fill(row.removeprefix("mar "), 20, break_on_hyphens=False)
-        length = f"{known[row].accepted_length:.2f} tokens per round"
-        line[0].set_ylabel(f"{label}\n{length}", rotation=0, ha="right", va="center", labelpad=8)
+        method = textwrap.fill(row.removeprefix("mar "), 20, break_on_hyphens=False)
+        line[0].set_ylabel(
+            f"{method}\n{shown[row]}", rotation=0, ha="right", va="center", labelpad=8
+        )
     for panel, text in zip(panels[0], texts.values(), strict=True):
         panel.set_title(textwrap.fill(text, 20), size=9)
-    figure.savefig(DOCS / file, dpi=110)
+    figure.savefig(DOCS / file, dpi=110, metadata={"Description": json.dumps(shown)})
 
 
 if __name__ == "__main__":
-    made = runpy.run_path(str(DOCS / "results" / "make.py"))
-    for file, rows in SHOWN.items():
-        draw(file, rows, made)
+    for file in SHOWN:
+        draw(file)

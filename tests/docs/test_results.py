@@ -12,6 +12,7 @@ from PIL import Image
 
 MAKE = runpy.run_path(str(ROOT / "docs" / "results" / "make.py"))
 FIGURE = runpy.run_path(str(ROOT / "docs" / "pareto_figure.py"))
+GRID = runpy.run_path(str(ROOT / "docs" / "grid_figure.py"))
 RESULTS = MAKE["read"]()
 QUOTES = MAKE["QUOTES"]
 README, DISCRETE = ROOT / "README.md", ROOT / "docs" / "results" / "discrete.md"
@@ -49,6 +50,11 @@ def test_the_picture_shows_the_results() -> None:
     shown = json.loads(Image.open(ROOT / "docs" / "pareto.png").text["Description"])
     assert shown == FIGURE["points"]()
     assert all(panel["uniform"] for panel in shown.values())
+
+
+@pytest.mark.parametrize("file", GRID["SHOWN"])
+def test_a_grid_shows_the_results(file: str) -> None:
+    assert json.loads(Image.open(ROOT / "docs" / file).text["Description"]) == GRID["labels"](file)
 
 
 def test_a_speed_up_is_length_over_cost() -> None:
