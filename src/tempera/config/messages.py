@@ -151,7 +151,7 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     method = next((one for one in chosen if one.startswith("method=")), "these choices")
     if owners and "," in method:
         cases = f'["method=ar","method=coolsd {option}=VALUE"]'
-        return f"not all methods of this sweep have `{option}`: give 'hydra.sweeper.cases={cases}'"
+        return f"only some methods have `{option}`: list cases, as 'hydra.sweeper.cases={cases}'"
     if owners:
         return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
     near = difflib.get_close_matches(option, names, n=1, cutoff=0.75)

@@ -42,6 +42,7 @@ class Inception(Adapter):
         network = extractor("InceptionV3", ["2048", "logits_unbiased"], self.files[0]).to(device)
 
         def features(pictures: Tensor) -> Tensor:
+            """[N, 3, H, W] -> pool features, then logits without bias, [N, 2048 + 1008]."""
             return torch.cat(network(pictures.to(device)), 1)
 
         def of_pool(distance: Distance) -> Distance:
