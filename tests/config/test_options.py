@@ -8,6 +8,7 @@ from tempera.commands.evaluate import main as evaluate
 from tempera.config.build import build_recipe, build_rule, build_sampling
 from tempera.config.cli import _read, literal, named
 from tempera.config.compose import composed, composed_run, quoted
+from tempera.config.instantiate import instantiate
 from tempera.config.messages import sentence
 from tempera.config.resolvers import groups, usage
 from tempera.errors import TemperaError
@@ -49,6 +50,9 @@ REFUSED = [
     ("eval", "speed=3", "`speed=3`"),
     ("eval", "matching=x", "`matching=x`"),
     ("train_draft", "decodes=100000", "decodes"),
+    ("train_draft", "lr=nan", "lr"),
+    ("train_draft", "mixed_precision=fp8", "mixed_precision"),
+    ("train_draft", "loss.cross_entropy=-1", "loss.cross_entropy"),
     # values of groups
     ("eval", "delta=abc", "delta"),
     ("eval", "delta=[1,2]", "delta"),
@@ -81,6 +85,7 @@ def parts(config: str, arguments: str) -> None:
     cfg = composed(config, arguments.split())
     if config == "train_draft":
         build_recipe(cfg)
+        instantiate(cfg.loss)
     if config == "eval":
         build_sampling(cfg)
         build_rule(cfg)

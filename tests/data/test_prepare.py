@@ -132,11 +132,11 @@ def test_refusals(captions: list[Any], options: dict[str, Any], told: str, tmp_p
 
 
 def edit(name: str, value: Any) -> Any:
-    """Changes a value of the manifest's first shard."""
+    """Changes a value of the manifest, or of its first shard."""
 
     def edited(directory: Path) -> None:
         content = json.loads((directory / MANIFEST).read_text())
-        content["shards"][0][name] = value
+        (content if name in content else content["shards"][0])[name] = value
         (directory / MANIFEST).write_text(json.dumps(content))
 
     return edited
@@ -162,6 +162,7 @@ def twice(directory: Path) -> None:
 
 BELIEVED = [
     (lambda directory: (directory / MANIFEST).unlink(), "holds no manifest"),
+    (edit("format", 0), "begun by another version of tempera"),
     (edit("count", -1), "damaged .shards.0.count"),
     (edit("count", 1), "holds 2 images and not 1"),
     (edit("sha256", "0"), "00000.parquet is .* damaged"),

@@ -11,8 +11,13 @@ from tiny_evaluation import tiny_evaluate, tiny_pipeline
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
+from tempera.evaluation import run_directory
 from tempera.shapes.scenes import world_prompts
 
+RECORDED = """id text batch seconds rounds tested accepted tested_by_tenth accepted_by_tenth depth
+tokens accepted_length tau logprob logprob_squares perplexity tv tv_bound kl_per_token
+top1 top10 entropy collision proximity"""
+"""Columns of the records; a run with others cannot go on: raise `FORMAT` with them."""
 TIMED = ("latency", "latency_ar", "speedup", "efficiency", "throughput")
 
 
@@ -49,6 +54,7 @@ def test_a_run_writes_all_documented_files(tmp_path: Path) -> None:
     assert set(metrics) == set(content["metrics"]) >= expected
     for name, interval in content["metrics"].items():
         assert interval["low"] <= interval["value"] <= interval["high"], name
+    assert {*pq.read_table(tmp_path / "run" / "records").column_names} == {*RECORDED.split()}
     found = pq.read_table(tmp_path / "run" / "results.parquet").to_pylist()
     rows = {row["id"]: row for row in found}
     assert set(rows) == {prompt.id for prompt in world_prompts(20)}
@@ -114,7 +120,9 @@ def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: 
     assert a == c
 
 
-def test_other_settings_or_another_text_under_an_id_are_refused(tmp_path: Path) -> None:
+def test_other_settings_texts_and_versions_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")])
     with pytest.raises(TemperaError, match=r"made with delta=1\.5, but this run has delta=2"):
         tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")], delta=2)
@@ -122,6 +130,9 @@ def test_other_settings_or_another_text_under_an_id_are_refused(tmp_path: Path) 
         TemperaError, match="holds 'a red ring' under the id a, which is now 'a blue ring'"
     ):
         tiny_evaluate(tmp_path, prompts=[Prompt("a", "a blue ring")])
+    monkeypatch.setattr(run_directory, "FORMAT", 0)
+    with pytest.raises(TemperaError, match="begun by another version of tempera: give another"):
+        tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")], delta=2)
 
 
 def test_one_prompt_and_plain_autoregression(

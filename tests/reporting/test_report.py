@@ -132,16 +132,6 @@ def test_a_baseline_of_the_nearest_accepted_length() -> None:
     assert problem.value.option == "baseline"
 
 
-def test_every_choice_tells_runs_apart() -> None:
-    changed: list[dict[str, Any]] = [{}, {"drafter": "sjd"}, {"rule": "block", "temperature": 0.5}]
-    runs = [finished("coolsd", delta=1.1, changes=one) for one in changed]
-    assert list(results(runs)["name"]) == [
-        "coolsd δ=1.1",
-        "coolsd drafter=sjd δ=1.1",
-        "coolsd rule=block temperature=0.5 δ=1.1",
-    ]
-
-
 def test_what_must_be_known_before_comparing() -> None:
     assert report.cautions([finished("ar", images=3)]) == []
     two = [finished("eagle", metrics={"speedup": {}}, images=i, machine=f"cpu{i}") for i in (1, 2)]

@@ -21,7 +21,7 @@ from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.runtime.tracking import Tracker
-from tempera.training import trainer
+from tempera.training import checkpoint, trainer
 from tempera.training.checkpoint import LAST, load_state
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.recipe import Recipe
@@ -245,7 +245,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(
     assert load_state(tmp_path, state, 12)
 
 
-def test_refusals(tmp_path: Path, whole: Path) -> None:
+def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         TemperaError, match=r"made with recipe.lr=0.003, but this run has recipe.lr=0.01"
     ):
@@ -262,6 +262,9 @@ def test_refusals(tmp_path: Path, whole: Path) -> None:
         tiny_train(tmp_path / "file" / "run")
     with pytest.raises(TemperaError, match="does not divide"):
         tiny_train(tmp_path / "new", batch_size=5, gradient_accumulation=2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 0)
+    with pytest.raises(TemperaError, match="begun by another version of tempera"):
+        tiny_train(whole, **WHOLE)
 
 
 def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(

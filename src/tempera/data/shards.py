@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import check_same, read_json, reason, replacing, sha256_file
+from tempera.runtime.files import FORMAT, check_same, read_json, reason, replacing, sha256_file
 from tempera.runtime.installation import command
 from tempera.runtime.row_store import Numbers, read_table
 
@@ -61,7 +61,7 @@ class Manifest:
     vocab_size: Positive
     shard_size: Positive
     limit: Positive | None
-    format: Literal[1] = 1
+    format: int = FORMAT
     complete: bool = False
     shards: tuple[Shard, ...] = ()
     broken: tuple[str, ...] = ()
@@ -177,8 +177,8 @@ def read_shards(
             another tokenizer, vocabulary or grid.
     """
     manifest = Manifest.load(directory)
-    made_with = {"tokenizer": manifest.tokenizer, "grid": manifest.grid}
-    check_same(directory, made_with, {"tokenizer": tokenizer, "grid": grid})
+    wanted = {"format": FORMAT, "tokenizer": tokenizer, "grid": grid}
+    check_same(directory, {name: getattr(manifest, name) for name in wanted}, wanted)
     again = f"run `{command('prepare')}` with the same options"
     if not manifest.complete:
         raise TemperaError(f"the shards in {directory} are unfinished: {again}.")

@@ -20,6 +20,7 @@ from typing import Any
 
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import (
+    FORMAT,
     check_same,
     create_json,
     read_json,
@@ -56,10 +57,10 @@ def claim(
         TemperaError: the directory cannot be written, or belongs to a run with other settings.
     """
     path = directory / "run.json"
-    content = {"identity": dict(identity), **about}
+    content = {"identity": {"format": FORMAT, **identity}, **about}
     new = write and create_json(writable_directory(directory) / "run.json", content)
     if not new and path.exists():
         known = read_json(path).get("identity")
-        check_same(directory, known if isinstance(known, dict) else {}, identity)
+        check_same(directory, known if isinstance(known, dict) else {}, content["identity"])
         if write:
             write_json(path, content)

@@ -16,6 +16,10 @@ from safetensors import SafetensorError
 
 from tempera.errors import TemperaError, shortened
 
+FORMAT = 1
+"""Of run directories, training directories and shards, each of which names it. It is raised where
+this version cannot go on with what an earlier one began: other columns, other random draws.
+"""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """No space left on the disk, or for one user or one file."""
 
@@ -173,11 +177,17 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def check_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on in a directory with other facts than it was begun with.
+    """Refuse to go on in a directory with other facts than it was begun with; `format` among them
+    is `FORMAT`.
 
     Raises:
         TemperaError: names the first fact that differs.
     """
+    if before.get("format") != now.get("format"):
+        raise TemperaError(
+            f"{place} was begun by another version of tempera: give another directory, delete this "
+            "one, or go on with that version."
+        )
     old, new = (_flat(json.loads(json.dumps(facts))) for facts in (before, now))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import (
+    FORMAT,
     check_same,
     create_json,
     read_json,
@@ -132,6 +133,6 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
     Raises:
         TemperaError: the directory holds a run with another configuration.
     """
-    path = directory / RECORD
+    path, record = directory / RECORD, {"format": FORMAT, **record}
     if not (write and create_json(path, record)) and path.exists():
         check_same(directory, read_json(path), record)
