@@ -36,7 +36,8 @@ class SpeedProtocol:
 
     Args:
         prompts: number of timed prompts, the first ones of the run; 0 skips timing.
-        warmup: number of untimed images of each kind before the first timed one, per process.
+        warmup: number of untimed images of each kind before the first timed one, per process; of
+            larger batches only one.
         batches: larger batch sizes to time as well, that metrics have; each with the same number of
             prompts, rounded up to whole batches.
     """
@@ -51,7 +52,7 @@ def measure(
     prompts: Sequence[Prompt],
     store: Store,
     warmup: int = 1,
-    progress: Callable[[Prompt], None] | None = None,
+    progress: Callable[[Prompt], object] = lambda prompt: None,
     batch_size: int = 1,
 ) -> list[Row]:
     """Time each batch of prompts that has no timing in the store yet.
@@ -80,8 +81,7 @@ def measure(
             if batch_size == 1 and place < CLOCKED:
                 row |= _parts(pipeline, group)
             store.add([row])
-            if progress is not None:
-                progress(group[0])
+            progress(group[0])
     rows = store.rows()
     return [rows[group[0].id] for group in groups]
 
@@ -107,8 +107,7 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
             name = "ar" if kind.is_plain else "method"
             outputs[name] = pipeline.tokens(prompts, kind)
             seconds[name] = (pipeline.now() - start) / len(prompts)
-    output = outputs.get("method", outputs.get("ar"))
-    assert output is not None
+    output = outputs.get("method") or outputs["ar"]
     start = pipeline.now()
     pipeline.pictures(output.tokens)
     return {

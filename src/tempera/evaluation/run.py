@@ -85,8 +85,9 @@ def evaluate(
     if not processes.is_main:
         return None
     timings = _timed(plan, pipeline, prompts[: protocol.prompts], protocol.warmup)
+    once = min(protocol.warmup, 1)
     larger: dict[int, list[Row]] = {
-        size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), 0, size)
+        size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), once, size)
         for size in protocol.batches
     }
     scores, metrics = _evaluated(plan, pipeline, prompts, evaluator)
