@@ -14,7 +14,6 @@ from tempera.errors import TemperaError
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
-Share = Annotated[float, Field(ge=0, le=1)]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 

@@ -6,7 +6,6 @@ Several processes share the batches of every shard, and the main process writes 
 processes does not change the files.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice, takewhile
@@ -74,9 +73,8 @@ def prepare(
     if manifest.complete:
         return manifest
     processes = processes or Processes(cpu=True)
-    end = sys.maxsize if limit is None else limit
     entries = _checked(source.read(manifest.next), captions)
-    entries = islice(entries, max(end - manifest.next, 0))
+    entries = islice(entries, None if limit is None else max(limit - manifest.next, 0))
     with tqdm(
         desc="encode", unit="image", total=entries_to_read(source, limit), initial=manifest.next,
         disable=not processes.is_main,

@@ -347,6 +347,5 @@ def matching(pattern: str, suffix: str) -> list[Path]:
 
 def _fingerprint(files: Sequence[Path]) -> str:
     """A short hash of names and sizes, to notice that a source has changed."""
-    sizes = (f"{file} {file.stat().st_size}" for file in files if file.exists())
-    listing = "\n".join(sizes)
+    listing = "\n".join(f"{file} {file.stat().st_size}" for file in files if file.exists())
     return hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()[:16]

@@ -149,18 +149,14 @@ class Pipeline:
             observe=observe,
         )
 
-    def decoded(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, T], or [B, T, D] -> images [B, 3, H, W], about [−1, 1]. The decoder's
+    @torch.inference_mode()
+    def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
+        """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W]. The decoder's
         activations take gigabytes for a large image, so it takes few of these at a time.
         """
         codes = tokens.to(self.device).unflatten(1, self.target.grid)
         chunks = codes.split(max(1, DECODED_CODES // self.target.length))
-        return torch.cat([self.image_decoder.decode_codes(chunk) for chunk in chunks])
-
-    @torch.inference_mode()
-    def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
-        """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W]."""
-        images = self.decoded(tokens)
+        images = torch.cat([self.image_decoder.decode_codes(chunk) for chunk in chunks])
         return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
 
     def now(self) -> float:

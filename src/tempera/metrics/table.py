@@ -16,8 +16,6 @@ from omegaconf import OmegaConf
 from tempera.errors import TemperaError
 
 Section = Literal["acceptance", "divergence", "speed", "quality"]
-BATCHES = (8, 32, 128, 256)
-"""Batch sizes above 1 at which a speed-up can be measured."""
 
 
 @dataclass(frozen=True)

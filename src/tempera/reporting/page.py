@@ -30,7 +30,7 @@ from tempera.runtime.image_files import Picture, picture_path, read_picture
 from tempera.runtime.row_store import Row, Store
 
 SHOWN = 24
-"""The page shows the pictures of this many prompts of each run, its first ones."""
+"""Page and grid.png show the pictures of this many prompts of each run, its first ones."""
 REPLAY_BUDGET = 6_000_000
 """Characters for replays, about as many as the pictures of 30 runs take."""
 NEEDED = ("rows", "columns", "place", "origin")

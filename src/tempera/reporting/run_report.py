@@ -13,8 +13,6 @@ from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Row, read_table
 from tempera.runtime.tracking import Tracker
 
-SHOWN = 24
-"""Pictures on grid.png, those of the first prompts, so that all runs show the same."""
 LOGGED = 64
 """Pictures in the tracker's table."""
 
@@ -32,7 +30,7 @@ def write(
     """
     rows = read_table(directory / "results.parquet", most=LOGGED)
     run = read_run(directory)
-    _draw(run, result, rows[:SHOWN])
+    _draw(run, result, rows[: page.SHOWN])
     page.write(directory / "report.html", [run], sections_of([run]))
     only = picture_path(directory, rows[0]["id"]) if run.images == 1 else None
     print_run(run, verbose)

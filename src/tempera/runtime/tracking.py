@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tempera.errors import TemperaError, shortened
+from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import read_text, write_text
 from tempera.runtime.installation import commit
 
@@ -131,7 +132,7 @@ def wandb_tracker(
     Raises:
         TemperaError: W&B refuses the mode, the project, the entity or the run.
     """
-    if int(os.environ.get("RANK", "0")) != 0:
+    if not started_as_main():
         return Tracker()
     chosen = _mode(mode)
     arguments: dict[str, Any] = {
