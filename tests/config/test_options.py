@@ -15,7 +15,6 @@ from tempera.errors import TemperaError
 
 REFUSED = [
     # unknown names: the nearest is suggested
-    ("eval", "prompts=x", "`prompt`"),
     ("eval", "dleta=2", "`delta`"),
     ("train_draft", "learning_rate=1", "`learning_rate`"),
     ("eval", "~drafter.dtype", "null already"),
@@ -23,7 +22,6 @@ REFUSED = [
     ("eval", "method=eagle delta=2", "rule=relaxed"),
     ("eval", "foo=1", "`foo`"),
     # unknown choices
-    ("eval", "method=foo", "coolsd"),
     ("eval", "method=coolds", "coolsd"),
     ("eval", "experiment=frontir", "frontier"),
     ("train_draft", "recipe=foo", "chameleon"),

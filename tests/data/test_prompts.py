@@ -6,10 +6,9 @@ import pandas
 import pytest
 
 from tempera.data.benchmarks import coco_prompts
-from tempera.data.prompts import Prompt, check_prompts, check_unique, file_prompts, one_prompt
+from tempera.data.prompts import Prompt, check_unique, file_prompts, one_prompt
 from tempera.errors import TemperaError
 from tempera.shapes.scenes import world_prompts
-from tempera.targets.conditioners import CaptionTokens
 
 
 def write(path: Path, content: str | bytes) -> str:
@@ -167,9 +166,3 @@ def test_missing_files_and_bad_slices(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(TemperaError, match=told):
             file_prompts(*given)  # type: ignore[arg-type]
-
-
-def test_prompts_are_checked_as_a_whole() -> None:
-    prompts = [Prompt(str(number), text) for number, text in enumerate(("a cat", "a b c d e"))]
-    with pytest.raises(TemperaError, match="prompt 2 of 2 has 6 tokens"):
-        check_prompts(prompts, CaptionTokens(lambda text: list(range(len(text.split()))), 4))

@@ -70,6 +70,7 @@ def test_every_part_is_measured_and_the_ratio_follows_from_the_rounds():
     expected = sum(p.numel() for p in (*counted, *target.network.lm_head.parameters()))
     assert report.weights == 4 * expected and benchmark.bandwidth(target.device, 1) > 1e8
     assert report.columns[1].batch_size == 3
+    assert benchmark.Excerpt(target, 4).start == (LENGTH - 4) // 2  # the middle of the image
 
 
 @pytest.mark.parametrize("prefill", [0.3, 0.0])
@@ -90,12 +91,14 @@ def test_rounds_of_continuous_tokens_are_timed_without_the_prefill(prefill):
 
 
 class Slow(Method):
-    """A method whose round k takes `seconds[k]` in each of two parts, on the clock `hand`."""
+    """A method whose round k takes `seconds[k]` in each of two parts, on the clock `hand`; twice as
+    long in the decode to warm up.
+    """
 
     hand, seconds = 0.0, ()
 
     def decode(self, target, streams, prompts, *, clock, observe):
-        for spent in self.seconds:
+        for spent in self.seconds if self.hand else [2 * spent for spent in self.seconds]:
             for part in ("draft", "target"):
                 self.__dict__["hand"] = self.hand + spent
                 if clock is not None:
@@ -111,7 +114,7 @@ def test_later_rounds_are_all_but_the_first(seconds, later, monkeypatch):
     slow = Slow(method(target).drafter, Exact())
     slow.__dict__["seconds"] = seconds
     monkeypatch.setattr(benchmark, "now", lambda device: slow.hand)
-    pace = benchmark.time_rounds(target, {"slow": slow}, ["a"], 2, clocked=True)["slow"]
+    pace = benchmark.time_rounds(target, {"slow": slow}, ["a"], 1, clocked=True)["slow"]
     part = later or seconds[0]
     expected = {
         "draft": part,

@@ -16,6 +16,7 @@ from tempera.config.build import build_rule
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
+from tempera.evaluation import calibration
 from tempera.evaluation.calibration import (
     Recorder,
     Statistics,
@@ -33,6 +34,7 @@ from tempera.rules.optimal import Priced
 from tempera.rules.optimal_prices import GRID, PricedRounds, reachable_by_price
 from tempera.rules.schedules import Prices
 from tempera.rules.standard import Exact, Relaxed
+from tempera.shapes.networks import SHIPPED
 from tempera.shapes.scenes import world_prompts
 
 LENGTH = 3
@@ -115,6 +117,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("both", {"expected_length": 4.2}, "out of reach"),
     ("both", {"length": 5, "tree": Tree.chain(5)}, "this run drafts 5"),
     ("both", {"measured_with": NOW | {"guidance": 3.0}}, "guidance=1.0, but .*guidance=3.0"),
+    ("both", {"measured_with": NOW | {"draft": str(SHIPPED / "draft")}}, "draft=None, but .*draft"),
     ("both", {"statistics": "nowhere.safetensors"}, "there is no nowhere.safetensors"),
     ("calibrated", {"delta": 2.0}, "takes no δ: leave delta=2 out"),
     ("calibrated", {"ceiling": 0.5}, "ceiling=0.5 is not possible"),
@@ -152,8 +155,10 @@ def test_a_shorter_draft_uses_the_first_depths(statistics: str) -> None:
     assert len(optimal(2, Tree.chain(2), statistics, 2.5, NOW).prices) == 2
 
 
-def test_not_a_file_of_statistics(tmp_path: Path, statistics: str) -> None:
-    """No other file is read, or replaced."""
+def test_not_a_file_of_statistics(
+    tmp_path: Path, statistics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other file is read, or replaced; nor are statistics at other prices."""
     other = tmp_path / "thesis.txt"
     other.write_text("x")
     with pytest.raises(TemperaError, match="holds no statistics of a draft"):
@@ -162,6 +167,9 @@ def test_not_a_file_of_statistics(tmp_path: Path, statistics: str) -> None:
         check_place(other)
     check_place(Path(statistics))
     check_place(tmp_path / "new" / "s.safetensors")
+    monkeypatch.setattr(calibration, "GRID", (0.5, *GRID[1:]))
+    with pytest.raises(TemperaError, match="holds no statistics of a draft"):
+        load_statistics(Path(statistics))
 
 
 def rule(*options: str) -> Any:

@@ -1,4 +1,5 @@
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -6,12 +7,16 @@ from unittest.mock import Mock
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 from tiny_evaluation import tiny_evaluate, tiny_pipeline
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import run_directory
+from tempera.evaluation.latency import machine
+from tempera.evaluation.pipeline import Pipeline
+from tempera.runtime.image_files import PNG
 from tempera.shapes.scenes import world_prompts
 
 RECORDED = """id text batch seconds rounds tested accepted tested_by_tenth accepted_by_tenth depth
@@ -38,8 +43,15 @@ def results(directory: Path) -> dict[str, Any]:
     return {"metrics": untimed, "rows": rows, "pictures": pictures}
 
 
-def test_a_run_writes_all_documented_files(tmp_path: Path) -> None:
-    metrics = tiny_evaluate(tmp_path / "run", report=True)
+def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, clock = Mock(), count()
+    monkeypatch.setattr(Pipeline, "now", lambda _: float(next(clock)))
+    metrics = tiny_evaluate(tmp_path / "run", tiny_pipeline(before=decoded), report=True, batch=8)
+    # 3 batches of pictures, 3 + 3 to warm up, 3 timed; of a larger batch 1 + 1, and 1
+    assert decoded.call_count == 15 and metrics["speedup_8"] > 0
+    place = machine(torch.device("cpu"))
+    names = {path.name for path in (tmp_path / "run" / "timings").iterdir()}
+    assert names == {place, f"{place}-batch-8"}
     names = {path.name for path in (tmp_path / "run").iterdir()}
     files = "run.json metrics.json results.parquet images report.html"
     assert names >= set(f"{files} grid.png acceptance.png".split())
@@ -65,11 +77,12 @@ def test_a_run_writes_all_documented_files(tmp_path: Path) -> None:
     rounds = sum(row["rounds"] for row in found)
     assert metrics["accepted_length"] == pytest.approx(6 * 20 / rounds)
     assert metrics["tau"] == pytest.approx(sum(sum(row["accepted"]) for row in found) / rounds)
+    assert metrics["throughput"] == pytest.approx(6 * 20 / 3)  # a second for each of 3 batches
     for name in ("fid", "kid", "precision"):  # pseudo-values
         assert np.mean([row[name] for row in found]) == pytest.approx(metrics[name])
     assert "recall" not in row
     grey = np.asarray(Image.open(tmp_path / "run" / "images" / "world-000003.png"))
-    assert grey.shape == (8, 48, 3)
+    assert grey.shape == (8, 48, 3) and {*grey.flatten().tolist()} <= {0, 96, 191, 255}
     assert sum(row["latency"] is not None for row in found) == 3
     parts = content["time"]["parts"].values()
     assert sum(part["share"] for part in parts) == pytest.approx(1, abs=0.1)
@@ -100,7 +113,7 @@ def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path, tiny_pipeline(before=lambda: pytest.fail("generated again")))
     assert results(tmp_path) == before
     assert json.loads((tmp_path / "metrics.json").read_text())["metrics"]["speedup"] == timings
-    (tmp_path / "images" / "world-000007.png").unlink()  # and is generated from its tokens
+    (tmp_path / "images" / "world-000007.png").write_bytes(PNG)  # half of it; it is made again
     tiny_evaluate(tmp_path)
     assert results(tmp_path) == before
 
@@ -114,6 +127,7 @@ def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: 
     tiny_evaluate(tmp_path / "c", prompts=prompts[:9])
     tiny_evaluate(tmp_path / "c", prompts=prompts)
     a, b, c = (results(tmp_path / name) for name in "abc")
+    assert [row["batch"] for row in c["rows"]] == [*[8] * 8, 1, *[7] * 7, *[4] * 4]
     for row in [*a["rows"], *b["rows"], *c["rows"]]:
         row.pop("batch")
     assert a == b

@@ -67,12 +67,10 @@ def oversized(path: Path) -> None:
     ("name", "content", "words"),
     [
         ("z.PNG", b"junk", "cannot be read as an image"),
-        ("z.png", os.mkfifo, "cannot be read as an image"),
         ("a.npz", {"other": PICTURES}, "holds no pictures .*arr_0"),
         ("a.npz", {"arr_0": PICTURES[:15]}, "holds 15 images"),
         ("a.npz", {"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
         ("a.npz", {"arr_0": PICTURES[..., 0]}, r"arr_0 is uint8 \[60, 8, 8\], not uint8"),
-        ("a.npz", {"arr_0": np.array([{}])}, "holds no pictures"),
         ("a.npz", b"junk", "holds no pictures"),
         ("a.npz", oversized, "holds no pictures"),
         ("a.npz", os.mkfifo, "is a pipe or a device"),

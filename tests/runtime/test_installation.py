@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from paths import CONF, ROOT
+from paths import ROOT
 
 from tempera.runtime import installation
 
@@ -27,15 +27,6 @@ def test_messages_call_commands_as_the_user_did(
     monkeypatch.setattr(installation, "PACKAGE", tmp_path)
     monkeypatch.setattr(sys, "argv", [called])
     assert installation.command("report") == message
-
-
-def test_conf_is_found_in_a_checkout_and_in_a_wheel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert installation.conf_directory() == CONF
-    (tmp_path / "conf").mkdir()
-    monkeypatch.setattr(installation, "PACKAGE", tmp_path)
-    assert installation.conf_directory() == tmp_path / "conf"
 
 
 def test_every_command_has_its_script_and_its_entry_point() -> None:

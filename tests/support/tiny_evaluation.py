@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ class Blocks:
 
     def decode_codes(self, codes: torch.Tensor) -> torch.Tensor:
         self.before()
-        grey = codes.float() / 2 - 1
+        grey = 0.75 * codes.float() - 1
         return grey[:, None].repeat_interleave(8, 2).repeat_interleave(8, 3).expand(-1, 3, -1, -1)
 
 
@@ -78,6 +79,7 @@ def tiny_evaluate(
     prompts: Sequence[Prompt] | None = None,
     tracker: Tracker | None = None,
     timed: int = 3,
+    batch: Any = None,
     batch_size: int = 8,
     scores: str | None = None,
     report: bool = False,
@@ -96,7 +98,7 @@ def tiny_evaluate(
         pipeline or tiny_pipeline(),
         prompts,
         ToyEvaluator(),
-        SpeedProtocol(timed),
+        SpeedProtocol(timed, batches=[batch] if batch else []),
         Processes(cpu=True),
         given,
     )
