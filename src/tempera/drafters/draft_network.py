@@ -24,7 +24,7 @@ from tempera.runtime.network_directory import (
     write_network,
 )
 from tempera.runtime.network_identity import config_dict, identity_of
-from tempera.runtime.pretrained import RANDOM, are_sizes_enough
+from tempera.runtime.pretrained import RANDOM, are_sizes_enough, on_meta, randomise
 from tempera.runtime.processor import arithmetic
 from tempera.targets import attention
 from tempera.targets.cache import KVCache
@@ -222,14 +222,15 @@ class DraftNetwork(nn.Module):
         """
         if path != RANDOM:
             return cls.from_pretrained(path)
+        known = "any model: it is random", target.vocab_size, target.identity
+        network = on_meta(lambda: cls.of(target.network, *known, **sizes))
         if not are_sizes_enough():
             print(
                 "draft: random weights, to measure the cost of drafting; almost none of its tokens "
                 "will be accepted"
             )
-        name = "any model: it is random"
-        with target.device:
-            return cls.of(target.network, name, target.vocab_size, target.identity, **sizes)
+            randomise(network, target.device, torch.float32)
+        return network
 
     @classmethod
     def for_training(
