@@ -21,6 +21,8 @@ def test_features_depend_on_their_caption_alone_and_are_left_padded(tmp_path: Pa
         short = model(input_ids=torch.tensor([[2, 1]])).last_hidden_state[0]
     torch.testing.assert_close(features[0, 4:], alone)
     torch.testing.assert_close(features[1, 6:], short)
+    features, keep = encoder.to("meta").encode(["A red ring", "a"])  # a dry run
+    assert features.shape == (2, 8, 8) and keep.is_meta
 
 
 def test_a_caption_that_is_too_long_is_refused_or_truncated(tmp_path: Path) -> None:

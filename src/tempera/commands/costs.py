@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from omegaconf import DictConfig
+from rich.filesize import decimal
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
@@ -55,9 +56,10 @@ class Memory:
         return self.weights + self.cache + max(self.logits, self.decoder) + self.learning
 
     def __str__(self) -> str:
-        parts = asdict(self).items()
-        shown = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts if size)
-        return f"about {_gigabytes(self.total)} ({shown})"
+        names = "weights", "KV cache", "logits", "image decoder", "gradients and optimiser"
+        parts = zip(names, asdict(self).values(), strict=True)
+        shown = ", ".join(f"{name} {decimal(size)}" for name, size in parts if size)
+        return f"about {decimal(self.total)} ({shown})"
 
 
 def dry_evaluation(
@@ -72,7 +74,8 @@ def dry_evaluation(
     with build.without_weights(cfg) as (sized, files):
         target: Any = build.build_fast_target(sized)
         memory = decoding_memory(target, sized, batch)
-    work = f"{len(prompts):,} images of {target.length:,} tokens, {len(batch)} at a time"
+    images = f"{len(prompts):,} image{'s' * (len(prompts) > 1)}"
+    work = f"{images} of {target.length:,} tokens, {len(batch)} at a time"
     return _told(cfg, work, memory, to_download(files, evaluator))
 
 
@@ -190,7 +193,7 @@ def downloads(missing: int | None) -> str:
     """What `to_download` found, for people."""
     if missing is None:
         return "unknown, as the hub cannot be reached"
-    return _gigabytes(missing) if missing else "nothing"
+    return decimal(missing) if missing else "nothing"
 
 
 def networks(thing: Any, seen: set[int] | None = None) -> Iterator[nn.Module]:
@@ -209,7 +212,3 @@ def size_of(*modules: nn.Module) -> int:
     """Bytes of the networks' tensors; shared ones count once."""
     tensors = [part for one in modules for part in (*one.parameters(), *one.buffers())]
     return sum({id(part): part.nbytes for part in tensors}.values())
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"

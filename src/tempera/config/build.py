@@ -150,7 +150,7 @@ def build_recipe(cfg: DictConfig) -> Any:
     if cfg.steps is None:
         decided["steps"] = 1
     if cfg.mixed_precision == "auto":
-        dtype = parse_dtype("auto", parse_device(cfg.device))
+        dtype = parse_dtype("auto", parse_device(cfg.device, dry=cfg.dry_run))
         decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
     return from_options(cfg, "tempera.training.recipe.Recipe", **decided)
 

@@ -78,14 +78,16 @@ class CaptionFeatures(nn.Module):
             TemperaError: a caption is empty, or too long and `truncate` is False.
         """
         rows, length = self.tokens.check(prompts), self.tokens.length
-        device = self.encoder.get_input_embeddings().weight.device
+        embedding = self.encoder.get_input_embeddings().weight
+        device, width = embedding.device, max(map(len, rows))
         counts = torch.tensor([len(row) for row in rows], device=device)
-        width = max(map(len, rows))
+        keep = torch.arange(length, device=device) >= length - counts[:, None]
+        features = embedding.new_zeros(len(rows), length, embedding.shape[-1])
+        if embedding.is_meta:  # a dry run reads the sizes alone
+            return features, keep
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
         real = torch.arange(width, device=device) < counts[:, None]
         states = self.encoder(input_ids=ids, attention_mask=real.long()).last_hidden_state
-        keep = torch.arange(length, device=device) >= length - counts[:, None]
-        features = states.new_zeros(len(rows), length, states.shape[-1])
         features[keep] = states[real]
         return features, keep
 
