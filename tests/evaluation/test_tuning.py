@@ -12,6 +12,7 @@ from tiny_evaluation import network, tiny_options
 
 from tempera.commands import tune as tune_command
 from tempera.config.compose import composed_run
+from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.evaluation.tuning import Budget, Outcome, fastest, try_out
@@ -67,13 +68,15 @@ def test_the_command(
     tiny = [one for one in tiny_options(tmp_path) if not one.startswith(("limit", "batch", "sp"))]
     quick = ["limit=2", "images=4", "timed=1", "repeats=1", "runs=1", "depths=[2,3]", "top_k=0"]
     grid = ["trees=[]", "prices=[1.0]", "deltas=[2.0]", "budget=kl:5"]
-    tiny.append("model.parallel=other")
+    tiny += ["model.parallel=other", "++model.medusa=heads"]
     ParallelModel.of(network(), "tiny", length=2).save_pretrained("other")
+    MedusaModel.of(network(), "tiny", length=2).save_pretrained("heads")
     cfg = composed_run("tune", [*tiny, *quick, *grid], "place")
     tune_command.main(cfg)
     result = json.loads(Path("place/tune.json").read_text(encoding="utf-8"))
     names = [" ".join(row["options"]) for row in result["predictions"]]
-    chains = {"": ("eagle", (2, 3)), " drafter=parallel": ("parallel", (2,))}
+    chains = {"": ("eagle", (2, 3))}
+    chains |= {f" drafter={name}": (name, (2,)) for name in ("parallel", "medusa")}
     assert sorted(names) == sorted(
         [
             *("method=ar", "method=eagle2"),
@@ -93,7 +96,7 @@ def test_the_command(
     )
     out = capsys.readouterr().out
     assert {name for name, said in result["drafters"].items() if said == "tried"} == {
-        *("eagle", "eagle2", "parallel")
+        *("eagle", "eagle2", "parallel", "medusa")
     }
     assert "parallel, depth=3: left out: it drafts 2 tokens" in out
     (plain,) = (row for row in result["predictions"] if row["options"] == ["method=ar"])
@@ -117,8 +120,8 @@ def test_a_draft_for_another_target_is_left_out_unless_it_was_named(
     monkeypatch.setattr(tune_command.build, "build_drafter", built)
     quick = ["depths=[2]", "trees=[]"]
     settings = tune_command._Settings(composed_run("tune", quick, "somewhere"), True)
-    assert {one.draft for one in settings.candidates()} == {"eagle", "parallel"}
-    assert sorted(settings.drafters(None)) == ["eagle depth=2", "eagle2"]
+    assert {one.draft for one in settings.candidates()} == {"eagle", "parallel", "medusa"}
+    assert sorted(settings.drafters(None)) == ["eagle depth=2", "eagle2", "medusa depth=2"]
     assert settings.tried["parallel"] == "left out: made for another target"
     cfg = composed_run("tune", [*quick, "model.parallel=here"], "somewhere")
     with pytest.raises(TemperaError, match="made for another target"):

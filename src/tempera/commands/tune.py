@@ -40,13 +40,14 @@ OWN = (
 """Options of conf/tune.yaml that are not those of an evaluation."""
 PLAIN = ("method=ar",)
 """The options of plain autoregression, which may be the fastest setting."""
-OWN_DRAFT = ("method=parallel", "drafter=parallel")
+OWN_DRAFT = ("method=parallel", "drafter=parallel", "method=medusa", "drafter=medusa")
 """Options of settings whose draft is not the one that `drafter.path` names."""
 
 
 class _DraftKind(NamedTuple):
-    """A kind of draft network. path: the option that is its directory; others: what gives it to the
-    methods of EAGLE's draft; dynamic: methods that draft other trees with it.
+    """A kind of draft network. path: the option that is its directory (`++`: also for models that
+    name none); others: what gives it to the methods of EAGLE's draft; dynamic: methods that draft
+    other trees with it.
     """
 
     name: str
@@ -62,7 +63,8 @@ class _DraftKind(NamedTuple):
 
 DRAFTS = (
     _DraftKind("eagle", "drafter.path", dynamic=("eagle2",)),
-    _DraftKind("parallel", "model.parallel", others=("drafter=parallel",)),
+    _DraftKind("parallel", "++model.parallel", others=("drafter=parallel",)),
+    _DraftKind("medusa", "++model.medusa", others=("drafter=medusa",)),
 )
 
 
@@ -142,7 +144,7 @@ class _Settings:
 
     def _leave_out(self, draft: _DraftKind, problem: TemperaError) -> None:
         """Go on without a draft, unless the user named it or there is no other."""
-        named = any(option_name(given) == draft.path for given in self.cfg.overrides)
+        named = any(option_name(given) == option_name(draft.path) for given in self.cfg.overrides)
         if named or self.drafts == [draft]:
             raise problem
         self.drafts.remove(draft)
