@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from paths import CONF, ROOT
 from report_runs import RUNS, finished, made_up_runs
+from rich.console import Console
 from scipy.stats import ttest_rel
 
 from tempera.commands import report as report_command
@@ -158,14 +159,23 @@ def test_values_and_intervals_as_text(args: Any, text: str) -> None:
     assert tables.cell(dict(zip(names, numbers, strict=True)), form) == text
 
 
+def test_a_narrow_console_breaks_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    values = [f"{number}.12345" for number in range(7)]
+    columns = {f"a heading: {value}": [value] for value in values}
+    tables.show(pd.DataFrame({"run": ["coolsd delta=2"], **columns}), console=Console(width=40))
+    told = capsys.readouterr().out
+    assert [told.count(f"{value}  ") for value in values] == [2] * 7
+    assert max(map(len, told.splitlines())) <= 40
+
+
 def test_the_console_begins_with_gain_cost_and_break_even() -> None:
     metrics = {"accepted_length": 3.7, "efficiency": 1 / 2.9, "speedup": 1.1, "target_passes": 90.0}
     run = finished("eagle", metrics={key: {"value": one} for key, one in metrics.items()})
     run.grid = [12, 12]
     assert headline(run) == [
-        "3.70 tokens per target pass: 39 passes an image instead of 144.",
-        "A round takes as long here as 2.90 AR rounds: 1.3× the speed.",
-        "It breaks even at 2.90 tokens per pass.",
+        "3.70 tokens per round: 39 rounds an image instead of 144.",
+        "A round takes as long here as 2.90 AR rounds: 1.10× the speed.",
+        "It breaks even at 2.90 tokens per round.",
     ]
     draft = {"accepted_length": {"value": 1.0}, "target_passes": {"value": 0.0}}
     (line,) = headline(finished("draft", metrics=draft))

@@ -44,14 +44,13 @@ def headline(run: Run) -> list[str]:
     if run.value("target_passes") == 0:
         return ["The draft's own images, without the target."]
     length, tokens = math.prod(run.grid), run.value("accepted_length")
-    passes = f"{length / tokens:.0f} passes an image"
     instead = "" if tokens == 1 else f" instead of {length}"
-    lines = [f"{tokens:.2f} tokens per target pass: {passes}{instead}."]
+    lines = [f"{tokens:.2f} tokens per round: {length / tokens:.0f} rounds an image{instead}."]
     efficiency = run.value("efficiency")
     if efficiency > 0 and tokens != 1:
-        cost, speed = f"{1 / efficiency:.2f}", f"{tokens * efficiency:.1f}"
+        cost, speed = f"{1 / efficiency:.2f}", f"{run.value('speedup'):.2f}"
         lines.append(f"A round takes as long here as {cost} AR rounds: {speed}× the speed.")
-        lines.append(f"It breaks even at {cost} tokens per pass.")
+        lines.append(f"It breaks even at {cost} tokens per round.")
     return lines
 
 

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -99,10 +101,23 @@ def page(frame: pd.DataFrame) -> str:
 
 
 def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -> None:
-    """Print a table of text."""
-    shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for place, name in enumerate(frame):
-        shown.add_column(str(name), justify="right" if place else "left", overflow="fold")
-    for line in frame.itertuples(index=False):
-        shown.add_row(*line)
-    (console or Console()).print(shown)
+    """Print a table of text. Columns that are too many for the console follow in tables below, so
+    that no value is broken.
+    """
+    console = console or Console()
+    first, *others = frame
+    width = {
+        name: max(min(len(name), 10), *map(len, [*name.split(), *frame[name]])) for name in others
+    }
+    room = console.width - 3 - max(map(len, " ".join([first, *frame[first]]).split()))
+    while others:
+        ends = accumulate(width[name] + 3 for name in others)
+        count = max(1, sum(end <= room for end in ends))
+        part, others = others[:count], others[count:]
+        shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        shown.add_column(first, overflow="fold")
+        for name in part:
+            shown.add_column(fill(name, width[name]), justify="right", no_wrap=True)
+        for line in frame[[first, *part]].itertuples(index=False):
+            shown.add_row(*line)
+        console.print(shown)
