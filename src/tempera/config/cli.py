@@ -57,6 +57,7 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
     _prepare_streams()
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and does not print and exit itself
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # of joblib after Ctrl-C
 
     def job(cfg: DictConfig) -> Any:
         """One run, or one point of a sweep."""

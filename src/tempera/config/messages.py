@@ -49,6 +49,8 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             near = difflib.get_close_matches(choice, options, n=1)
             meant = f"did you mean {near[0]}? The choices are" if near else "choose one of"
             told = f"there is no {group}={choice}: {meant} {', '.join(options)}"
+            if group == "hydra/launcher" and choice in ("joblib", "submitit_slurm"):
+                told = 'this launcher is an extra: pip install "tempera-decoding[launchers]"'
         case OverrideParseException():
             told = _unreadable(problem.override)
         case HydraException():

@@ -110,11 +110,9 @@ def usage(config_name: str) -> str:
         for group, names in groups(config_name).items()
         if len(names) > 1
     ]
-    options, choices = (
-        "Options (name=value):",
-        "\nGroups (group=choice; some choices add options of their own, see conf/):",
-    )
-    text = "\n".join((f"{head}\n", options, *own, choices, *chosen))
+    choices = "\nGroups (group=choice; some choices add options of their own, see conf/):"
+    text = "\n".join((f"{head}\n", "Options (name=value):", *own, *([choices] if chosen else ())))
+    text = "\n".join((text, *chosen))
     return text.replace("$", "$$")  # Hydra fills in a template
 
 
