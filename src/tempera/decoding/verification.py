@@ -33,9 +33,8 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
     elif isinstance(rule, JointRule):
         stop, probs = rule.walk(draft, p, uniforms)
     elif scores.soft is not None and rule.relaxes_greedy:
-        soft, chosen = (take(x, 1 + tree.parents) for x in (scores.soft, p))
-        passed = rule.keeps(soft, draft.tokens) | (at(chosen, draft.tokens) >= 1)
-        stop = tree.walk(passed)
+        soft = take(scores.soft, 1 + tree.parents)
+        stop = tree.walk(rule.keeps(soft, draft.tokens))
         probs = take_one(p, stop)
     else:
         f, tested = _test_siblings(draft, p, rule)  # all nodes in parallel

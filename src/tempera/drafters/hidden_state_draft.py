@@ -129,7 +129,7 @@ class HiddenStateDraft(DraftModel):
         """
         self.session.begin_cache(self.cache, nodes, keep)
         placed = self.session.place_prefix(embeds.shape[1], self.cache, keep)
-        return _run(self.network, self.cache, embeds, hidden, *placed, self.cache.write_index)
+        return _run(self.network, self.cache, embeds, hidden, *placed)
 
     def _rerun(self, embeds: Tensor, hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
         """Run the tokens that the last round emitted, and those right behind them, [R, M, ...];
@@ -145,7 +145,7 @@ class HiddenStateDraft(DraftModel):
     ) -> Tensor:
         """Run the network on the tokens of a layout; for `start` see `forward.Session.place`."""
         placed = self.session.place(layout, start, self.cache)
-        return self._step(self.network, self.cache, embeds, hidden, *placed, self.cache.write_index)
+        return self._step(self.network, self.cache, embeds, hidden, *placed)
 
 
 def _run(
@@ -155,12 +155,8 @@ def _run(
     hidden: Tensor,
     mask: Tensor,
     positions: Tensor,
-    write_index: Tensor,
 ) -> Tensor:
-    """The network's pass. `write_index` is the cache's: an argument, so that a compiled pass does
-    not take it for a constant.
-    """
-    cache.write_index = write_index
+    """The network's pass."""
     dtype = cache.dtype
     predicted: Tensor = network(embeds.to(dtype), hidden.to(dtype), mask, positions, cache)
     return predicted

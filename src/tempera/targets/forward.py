@@ -173,7 +173,7 @@ class Session:
         if cache.padding is not None:
             mask += cache.padding[..., :kv_length]
         ahead = prompt.by_row(layout.ahead) if layout.ahead.dim() == 2 else layout.ahead
-        return mask, (start[:, None] + ahead).clamp_(max=prompt.last)
+        return mask, start[:, None] + ahead
 
     def run(self, embeds: Tensor, layout: Layout, start: Tensor | None = None) -> Tensor:
         """Run the network on the tokens of a layout; for `start` see `place`.
@@ -218,8 +218,7 @@ class Session:
         return -(-keys // self.granularity) * self.granularity
 
     def _run(self, run: StepFunction, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        inputs = embeds, mask, positions, self.cache.write_index
-        return run(self.network.model, self.cache, self.aux_layers, *inputs)
+        return run(self.network.model, self.cache, self.aux_layers, embeds, mask, positions)
 
 
 def check_layers(network: TargetNetwork, layers: tuple[int, ...]) -> None:
@@ -239,12 +238,8 @@ def _run_layers(
     embeds: Tensor,
     mask: Tensor,
     positions: Tensor,
-    write_index: Tensor,
 ) -> Tensor:
-    """A Hugging Face decoder's layers and norm, as its `forward` runs them. `write_index` is the
-    cache's: an argument, so that a compiled pass does not take it for a constant.
-    """
-    cache.write_index = write_index
+    """A Hugging Face decoder's layers and norm, as its `forward` runs them."""
     inputs: list[Tensor] = []
     hidden = embeds
     rotation = model.rotary_emb(embeds, positions)

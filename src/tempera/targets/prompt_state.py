@@ -58,7 +58,6 @@ class PromptState:
     Attributes:
         lengths: image tokens that each row has emitted, int64 [B].
         root_slots: slot of each row's root, int64 [R].
-        last: the last slot of an image, int64 [1].
         longest: upper bound of `lengths` that needs no read from the device: the most that the
             rounds so far can have emitted, or what the loop has read (`TransformerTarget.longest`).
     """
@@ -67,7 +66,6 @@ class PromptState:
         self.embeds, self.keep, self.copies, self.length = embeds, keep, copies, length
         self.rows, self.prefix = keep.shape
         self.last_slot = self.prefix + length - 1
-        self.last = torch.full((1,), self.last_slot, device=keep.device)
         self.lengths = torch.zeros(self.rows // copies, dtype=torch.int64, device=keep.device)
         self.root_slots = torch.full(
             (self.rows,), self.prefix - 1, dtype=torch.int64, device=keep.device
