@@ -57,7 +57,7 @@ def images(target, drafter):
     return decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS).tokens
 
 
-@pytest.mark.parametrize("size", slow_but([(SIZES,), ((3, 4, 4),)], (SIZES,)))
+@pytest.mark.parametrize("size", slow_but([(SIZES,), ((2, 5, 5),)], (SIZES,)))
 @pytest.mark.parametrize(
     "sampling",
     slow_but([Sampling(1.0, 2.0), Sampling(3.0, 2.0, 3), Sampling(3.0, 0)], Sampling(3.0, 2.0, 3)),
@@ -65,7 +65,7 @@ def images(target, drafter):
 )
 @torch.no_grad()
 def test_dynamic_trees_equal_those_grown_from_scratch_after_any_rounds(sampling, size):
-    target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=4)
+    target = tiny_target(sampling, network=llamagen(grid=(3, 4)), granularity=1)
     network, prompts, shapes = tiny_eagle(target), PROMPTS[1:4:2], set()
 
     def after(image, row):
@@ -88,7 +88,7 @@ def test_dynamic_trees_equal_those_grown_from_scratch_after_any_rounds(sampling,
                     assert len(one) <= len(other)
                     assert one[:-1] != other[:-1] or wanted[one] > wanted[other] - 1e-5
                 shapes.add(tuple(draft.tree.parents[row].tolist()))
-    assert len(shapes) > 1 or size[2] == 4
+    assert len(shapes) > 1 or size != SIZES
 
 
 BUILT = {

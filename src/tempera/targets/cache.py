@@ -46,6 +46,7 @@ class KVCache:
         padding: additive mask [R, 1, 1, S] of the batch's padded prefix tokens, if there are any.
         write_index: the entries that the next pass writes, int64 [2·R·heads·Q].
         kv_length: K, the number of keys that the pass loads.
+        room: slots from a row's root on that the passes of a round may read.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class KVCache:
         self.entries: list[Tensor] = []
         self.layouts: dict[Hashable, Layout] = {}
         self.padding: Tensor | None = None
-        self.rows = self.capacity = self.kv_length = 0
+        self.rows = self.capacity = self.kv_length = self.room = 0
         self.write_index = torch.zeros(0, dtype=torch.int64, device=device)
 
     def begin(self, rows: int, capacity: int) -> None:

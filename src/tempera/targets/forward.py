@@ -60,7 +60,6 @@ class Session:
         self.packed = self.compiled = False
         self.aux_layers: tuple[int, ...] = ()
         self._pass: StepFunction = _run_layers
-        self._room = 0
         self.cache = self.new_cache(len(network.model.layers))
 
     def pack(self) -> None:
@@ -115,7 +114,6 @@ class Session:
             nodes: most drafted tokens of a round.
         """
         self.prompt = prompt
-        self._room = 2 + nodes  # the root, all nodes, and the token after them
         self.begin_cache(self.cache, nodes, prompt.keep)
         embeds = prompt.embeds[:, :-1]
         if not embeds.shape[1]:
@@ -129,6 +127,7 @@ class Session:
         it. Later tokens attend to the prefix tokens in `keep`, bool [R, T].
         """
         cache.begin(self.prompt.rows, self.capacity(nodes))
+        cache.room = 2 + nodes  # the root, all nodes, and the token after them
         cache.padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
 
     def place_prefix(self, count: int, cache: KVCache, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,11 +201,11 @@ class Session:
         if compiled, all; else those that the longest row can reach, rounded up, so that rounds
         differ in it only now and then.
         """
-        capacity = self.cache.capacity if cache is None else cache.capacity
+        cache = self.cache if cache is None else cache
         if self.compiled:
-            return capacity
-        needed = self.prompt.prefix - 1 + self.prompt.longest + self._room
-        return min(capacity, self._rounded(needed))
+            return cache.capacity
+        needed = self.prompt.prefix - 1 + self.prompt.longest + cache.room
+        return min(cache.capacity, self._rounded(needed))
 
     def capacity(self, nodes: int) -> int:
         """Slots needed for a whole image and `nodes` drafted tokens beyond it."""
