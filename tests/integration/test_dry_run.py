@@ -117,15 +117,20 @@ def test_files_that_cannot_be_had_are_told_together(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     wanted = ["peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamagen_drafter"]
+    names = "t2i_XL_stage1_256.pt", "vq_ds16_t2i.pt", "tokenizer.json", "model.safetensors"
     cfg = composed("model=llamagen_xl_stage1", "method=eagle", "device=cpu", "prompt=a cat")
     with Hub(tmp_path / "cache") as hub:
         assert isinstance(hub, Hub)
         hub.here(monkeypatch, offline=True)
         with pytest.raises(TemperaError) as problem:
             evaluate(cfg)
-        assert all(f"hf download {name}" in str(problem.value) for name in wanted)
+        said = str(sentence(problem.value, "eval", []))
+        assert all(f"hf download {name}" in said for name in wanted)
+        assert all(f'--include "{name}"' in said for name in names)
         hub.here(monkeypatch)
-        names = "t2i_XL_stage1_256.pt", "vq_ds16_t2i.pt", "tokenizer.json", "model.safetensors"
+        with pytest.raises(TemperaError) as problem:
+            evaluate(cfg)
+        assert str(problem.value).count("does not exist or is private") == 3
         for name in wanted:
             hub.add(name, dict.fromkeys(names, b"0"), gate="closed")
         with pytest.raises(TemperaError) as problem:

@@ -70,7 +70,7 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             told = f"{text.strip().splitlines()[0]}{place}; correct it"
         case OSError():
             told = _of_files(problem)
-    return told and shortened(told, most=2000)
+    return told and shortened(told, most=4000)
 
 
 def text_of(problem: BaseException) -> str:

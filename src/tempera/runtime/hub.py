@@ -175,12 +175,15 @@ class Repository:
                 "log in with `hf auth login`",
                 errors.RemoteEntryNotFoundError: f"has no file {patterns[0]}: see {self.page}",
             }.items():
-                if isinstance(problem, kind):
+                # a dry run wraps what the hub answered
+                if any(isinstance(one, kind) for one in (problem, problem.__cause__)):
                     raise TemperaError(
                         f"the {self.kind} {self.id} of the hub {sentence}."
                     ) from None
+            offline = huggingface_hub.is_offline_mode()
+            why = "HF_HUB_OFFLINE is set" if offline else reason(problem)
             raise CannotReach(
                 f"{self.id} is not in the hub's cache, and the hub cannot be reached "
-                f"({reason(problem)}): on a machine with a network run `{self.command(patterns)}`, "
+                f"({why}): on a machine with a network run `{self.command(patterns)}`, "
                 "and copy the cache directory (HF_HUB_CACHE) here."
             ) from None
