@@ -27,6 +27,7 @@ from tempera.config.build import (
 )
 from tempera.config.instantiate import instantiate, parsed
 from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
@@ -40,10 +41,8 @@ PLUGINS = {
     ("launcher", "joblib"): "hydra_plugins.hydra_joblib_launcher",
     ("launcher", "slurm"): "hydra_plugins.hydra_submitit_launcher",
 }
-UNDER = {
-    "rule": ["method=eagle"],
-    "drafter": ["method=eagle"],
-}  # groups that need another method than the default to show all choices
+UNDER = {group: ["method=eagle"] for group in ("rule", "drafter")}
+"""Groups that need another method than the default to show all choices."""
 
 
 TINY_CODES = f"model.tokenizer._target_={__name__}.tiny_tokenizer"
@@ -147,14 +146,7 @@ UNTRAINED = ("method=ar", "drafter=none", "method=jacobi", "method=sjd", "method
 def tiny_tokenizer(directory: object = None) -> VQModel:
     """With as many codes as `tiny_target` has tokens."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "encoder_multipliers": (1, 1),
-        "decoder_multipliers": (1, 1),
-        "norm_groups": 1,
-    }
-    return VQModel(
-        VQConfig(codebook_size=24, codebook_dim=4, channels=8, res_blocks=1, z_channels=8, **sizes)
-    )
+    return VQModel(VQConfig(24, 4, 8, (1, 1), (1, 1), 1, 8, norm_groups=1))
 
 
 @pytest.fixture(scope="module")
@@ -236,29 +228,15 @@ def test_the_published_schedule_of_cool_sd() -> None:
 
 
 def test_options_reach_the_objects() -> None:
-    cfg = composed(
-        "method=coolsd",
-        "delta=2",
-        "floor=1",
-        "residual=vanilla",
-        "guidance=7.5",
-        "temperature=0.9",
-        "top_k=10",
-        "top_p=0.8",
-    )
+    options = "delta=2 floor=1 residual=vanilla guidance=7.5 temperature=0.9 top_k=10 top_p=0.8"
+    cfg = composed("method=coolsd", *options.split())
     rule: Any = build_rule(cfg)
     assert sum(omega for omega in rule.schedule if omega > 1) == pytest.approx(
         2 * (2.855 + 1.418 + 0.704) / 1.1, abs=2e-3
     )
     assert min(rule.schedule) == 1
     assert rule.residual_kind == "vanilla"
-    sampling = build_sampling(cfg)
-    assert (sampling.guidance, sampling.temperature, sampling.top_k, sampling.top_p) == (
-        7.5,
-        0.9,
-        10,
-        0.8,
-    )
+    assert build_sampling(cfg) == Sampling(7.5, 0.9, 10, 0.8)
 
 
 @pytest.mark.parametrize(
@@ -284,10 +262,7 @@ def test_a_cuda_device_is_counted_and_not_touched(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert parse_device("cuda:1") == torch.device("cuda", 1) and parse_device("cuda").index is None
     for name in ("cuda:2", "cuda:x", "gpu"):
-        with pytest.raises(
-            TemperaError,
-            match=rf"`device={name}` is not on this machine; use auto, cpu, cuda or cuda:N",
-        ):
+        with pytest.raises(TemperaError, match=f"`device={name}` is not on this machine"):
             parse_device(name)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert parse_device("cuda").type == "cuda"

@@ -17,17 +17,9 @@ from tempera.config.messages import sentence
 from tempera.errors import TemperaError
 
 QUIET = {"metrics": "none", "tracking": "none", "dry_run": "true"}
-GROUPS = [
-    "method",
-    "model",
-    "rule",
-    "schedule",
-    "drafter",
-    "tree",
-    "data",
-    "experiment",
-    "launcher",
-]
+GROUPS = {
+    *("method", "model", "rule", "schedule", "drafter", "tree", "data", "experiment", "launcher")
+}
 
 
 def names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
@@ -41,21 +33,7 @@ def names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
 COMPOSED: Any = OmegaConf.to_container(composed("eval", []))
 OPTIONS = st.sampled_from(sorted({*GROUPS, *names(COMPOSED)} - {"directory", "overrides"}))
 KNOWN = (
-    *(
-        "",
-        "null",
-        "true",
-        "nan",
-        "inf",
-        "-1",
-        "0",
-        "1e400",
-        str(10**20),
-        "1.5",
-        "abc",
-        "a,b",
-        "???",
-    ),
+    *("", "null", "true", "nan", "inf", "-1", "0", "1e400", "1" * 20, "1.5", "abc", "a,b", "???"),
     *("[]", "[1]", "[null]", "[[1]]", "{}", "{a:1}", "{_target_:os.system}", "os.system", "'it'"),
     *("${seed}", "\\${a}", "${a}", "${oc.env:NO}", "${hydra:x}", "/dev/null", "x" * 5000, "[", "="),
 )

@@ -150,15 +150,9 @@ def test_random_weights_use_a_random_draft_and_print_so(tmp_path, capsys):
     cfg = composed("bench", [*options, *quick])
     runpy.run_path(str(CONF.parent / "eval" / "bench.py"))["main"](cfg)
     said = capsys.readouterr().out
-    assert (
-        "draft: random weights" in said
-        and "llamagen_b_c2i (random weights and draft)" in " ".join(said.split())
-    )
+    assert "(random weights and draft)" in " ".join(said.split())
     written = json.loads((tmp_path / "bench.json").read_text())
-    assert (written["model"], written["made_of"]) == (
-        "llamagen_b_c2i",
-        {"weights": "random", "draft": "random"},
-    )
+    assert written["made_of"] == {"weights": "random", "draft": "random"}
 
 
 def test_continuous_methods_without_rounds_are_refused_before_weights_are_read(tmp_path):

@@ -64,7 +64,7 @@ def test_a_larger_batch_is_timed_as_a_whole_and_shared_out(
     rows = measure(tiny_pipeline(), prompts, Store(tmp_path), 0, batch_size=4)
     first, second = prompts[0].id, prompts[4].id
     assert calls == [("ar", first), ("method", first), ("method", second), ("ar", second)]
-    assert [row["id"] for row in rows] == [prompts[0].id, prompts[4].id]
+    assert [row["id"] for row in rows] == [first, second]
     assert whole_batches(world_prompts(3), 0, 8) == []
     speedups = batch_speedups({8: [{"ar": 6.0, "method": 2.0}, {"ar": 2.0, "method": 2.0}], 32: []})
     assert list(speedups) == ["speedup_8"] and speedups["speedup_8"].value == 2

@@ -113,10 +113,7 @@ MISTAKES = [
     (["method=coolsd", "expected_length=0.5"], "1 to 6 tokens"),
     (["method=coolsd", "expected_length=9"], "1 to 6 tokens"),
     (["method=coolsd", "free_parameter.least=0"], "free_parameter.least=0"),
-    *(
-        (["expected_length=null", option], f"`{option}`")
-        for option in (*("matching.prompts=0", "matching.tolerance=0"),)
-    ),
+    (["method=coolsd", "matching.prompts=0"], "`matching.prompts=0`"),
 ]
 
 

@@ -9,14 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from tiny_evaluation import tiny_evaluate, tiny_pipeline
+from tiny_evaluation import ToyEvaluator, tiny_evaluate, tiny_pipeline
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import run_directory
 from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
+from tempera.metrics.distances import frechet
 from tempera.runtime.image_files import PNG
+from tempera.runtime.row_store import Store
 from tempera.shapes.scenes import world_prompts
 
 RECORDED = """id text batch seconds rounds tested accepted tested_by_tenth accepted_by_tenth depth
@@ -44,8 +46,8 @@ def results(directory: Path) -> dict[str, Any]:
 
 
 def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded, clock = Mock(), count()
-    monkeypatch.setattr(Pipeline, "now", lambda _: float(next(clock)))
+    decoded, calls = Mock(), count()
+    monkeypatch.setattr(Pipeline, "now", lambda _: float(next(calls) ** 2))  # ever slower
     metrics = tiny_evaluate(tmp_path / "run", tiny_pipeline(before=decoded), report=True, batch=8)
     # 3 batches of pictures, 3 + 3 to warm up, 3 timed; of a larger batch 1 + 1, and 1
     assert decoded.call_count == 15 and metrics["speedup_8"] > 0
@@ -53,7 +55,7 @@ def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.M
     names = {path.name for path in (tmp_path / "run" / "timings").iterdir()}
     assert names == {place, f"{place}-batch-8"}
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    files = "run.json metrics.json results.parquet images report.html"
+    files = "run.json metrics.json results.parquet images report.html evaluated-toy"
     assert names >= set(f"{files} grid.png acceptance.png".split())
     content = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert content["images"] == 20
@@ -77,13 +79,29 @@ def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.M
     rounds = sum(row["rounds"] for row in found)
     assert metrics["accepted_length"] == pytest.approx(6 * 20 / rounds)
     assert metrics["tau"] == pytest.approx(sum(sum(row["accepted"]) for row in found) / rounds)
-    assert metrics["throughput"] == pytest.approx(6 * 20 / 3)  # a second for each of 3 batches
+    # two calls of each batch, after two of its text encoder
+    assert metrics["throughput"] == pytest.approx(
+        6 * 20 / (3**2 - 2**2 + 7**2 - 6**2 + 11**2 - 10**2)
+    )
+    kept = sum(sum(row["accepted"]) for row in found)
+    assert np.mean(content["acceptance_by_place"]) == pytest.approx(kept / (6 * 20))
+    assert all(0 <= share <= 1 for share in content["acceptance_by_tenth"] if share is not None)
+    for row in found:
+        assert sum(row["tested_by_tenth"]) == sum(row["tested"])
+        assert row["logprob_squares"] < row["logprob"] ** 2 < 6 * row["logprob_squares"]
+    scored = Store(tmp_path / "run" / "evaluated-toy").rows()
+    real = next(ToyEvaluator().reference(48))[:, 0, 0, ::8].astype(float)
+    fid = frechet(np.array([scored[row["id"]]["features"] for row in found]), real)
+    assert [row["fid"] for row in found] == pytest.approx(fid.pseudovalues)
     for name in ("fid", "kid", "precision"):  # pseudo-values
         assert np.mean([row[name] for row in found]) == pytest.approx(metrics[name])
     assert "recall" not in row
     grey = np.asarray(Image.open(tmp_path / "run" / "images" / "world-000003.png"))
     assert grey.shape == (8, 48, 3) and {*grey.flatten().tolist()} <= {0, 96, 191, 255}
-    assert sum(row["latency"] is not None for row in found) == 3
+    one, two, _ = timed = [row for row in found if row["latency"] is not None]
+    assert one["latency_ar"] < one["latency"] and two["latency"] < two["latency_ar"]  # in turn
+    each = [row["latency_ar"] / row["latency"] * row["rounds"] / 6 for row in timed]
+    assert metrics["efficiency"] == pytest.approx(np.median(each))
     parts = content["time"]["parts"].values()
     assert sum(part["share"] for part in parts) == pytest.approx(1, abs=0.1)
 
@@ -125,6 +143,7 @@ def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: 
     tiny_evaluate(tmp_path / "b", prompts=prompts[::-1], batch_size=3)
     tiny_evaluate(tmp_path / "b", prompts=prompts, batch_size=8)
     tiny_evaluate(tmp_path / "c", prompts=prompts[:9])
+    nine = results(tmp_path / "c")
     tiny_evaluate(tmp_path / "c", prompts=prompts)
     a, b, c = (results(tmp_path / name) for name in "abc")
     assert [row["batch"] for row in c["rows"]] == [*[8] * 8, 1, *[7] * 7, *[4] * 4]
@@ -132,6 +151,17 @@ def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: 
         row.pop("batch")
     assert a == b
     assert a == c
+    tiny_evaluate(tmp_path / "c", prompts=prompts[:9])  # and be looked at in part
+    assert results(tmp_path / "c") == nine | {"pictures": a["pictures"]}
+
+
+def test_a_run_is_finished_when_all_its_files_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempera.evaluation.run.write_table", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        tiny_evaluate(tmp_path)
+    assert not (tmp_path / "metrics.json").exists()
 
 
 def test_other_settings_texts_and_versions_are_refused(

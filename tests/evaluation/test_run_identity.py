@@ -33,10 +33,12 @@ def test_options_weights_tree_and_rule_are_recorded(tmp_path):
     tiny_eagle(target).save_pretrained(tmp_path)
     drafter = build_eagle(str(tmp_path), target, Tree.chain(2))
     part = {"_target_": "x", "path": "draft", "window": 4}
-    options = {"delta": 2, "drafter": part, "tree": {}, "data": {"limit": 1}, "limit": 1}
+    drawn = {"seed": 0, "guidance": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    options = {**drawn, "delta": 2, "drafter": part, "tree": {}, "data": {"limit": 1}, "limit": 1}
     assert recorded(target, drafter, options) == {
         "method": "exact",
         "tree": "chain",
+        **drawn,
         "delta": 2,
         "drafter.window": 4,
         "dtype": "float32",

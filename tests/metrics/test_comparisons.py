@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from tempera.metrics.comparisons import (
+    Comparison,
     Weighted,
     compare_all,
     difference,
@@ -48,6 +49,7 @@ def test_paired_differences_agree_with_a_t_test() -> None:
     assert [one.corrected for one in found] == pytest.approx(holm(np.array([x.p for x in found])))
     assert found[2].significant
     assert not found[0].significant
+    assert not Comparison(found[0].difference, p=0.02, corrected=0.06).significant
 
 
 def test_equal_runs_do_not_differ_and_missing_units_do_not_count() -> None:
@@ -73,3 +75,5 @@ def test_infinite_units_are_ranked_and_not_subtracted() -> None:
     assert not values[0].finite and values[1].finite
     assert difference(values[0], values[1]).value == np.inf
     assert np.isnan(rank_correlation(values, [values[1]] * 3).value)
+    noisy = [weighted(RNG.normal(0, 1, 30)) for _ in range(4)]
+    assert rank_correlation(noisy, noisy).low == pytest.approx(1)  # the same units on both sides

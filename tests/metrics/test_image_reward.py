@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from tempera.data.prompts import Prompt
-from tempera.errors import TemperaError
 from tempera.metrics.image_reward import DEVIATION, MEAN, ImageReward
 
 BIAS = torch.zeros(2)
@@ -96,15 +95,3 @@ def test_image_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
         found = score(pictures, PROMPTS)["image_reward"]
     assert torch.allclose(found, reward(pictures, ids, state), atol=1e-4)
-
-
-def test_weights_of_another_model_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shrink_image_reward(monkeypatch)
-    state = {
-        name: one for name, one in image_reward_state().items() if "crossattention" not in name
-    }
-    torch.save(state, tmp_path / "ImageReward.pt")
-    with pytest.raises(TemperaError, match="weights of ImageReward .* is missing"):
-        ImageReward(str(tmp_path)).load(torch.device("cpu"))

@@ -28,7 +28,7 @@ RECIPE: dict[str, Any] = {
     "lr": 3e-3,
     "warmup_steps": 2,
     "validate_every": 4,
-    "checkpoint_every": 3,
+    "checkpoint_every": 5,
     "log_every": 1,
     "holdout": 4,
     "decodes": 2,

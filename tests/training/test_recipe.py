@@ -20,6 +20,11 @@ def test_a_step_covers_the_same_images_however_it_is_split(parts: int, processes
         Recipe(batch_size=17, gradient_accumulation=2 * parts).part(processes)
 
 
+def test_noise_is_less_for_longer_sequences_where_its_length_is_told() -> None:
+    assert Recipe(hidden_noise=0.2).noise(128) == pytest.approx(0.2)
+    assert Recipe(hidden_noise=0.2, noise_length=512).noise(1024) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("decay", SCHEDULES)
 def test_schedules_warm_up_and_fall_from_one(decay: str) -> None:
     factor = Recipe(steps=100, warmup_steps=10, decay=decay).schedule  # type: ignore[arg-type]

@@ -22,9 +22,11 @@ from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.runtime.tracking import Tracker
 from tempera.training import checkpoint, trainer
+from tempera.training.averaging import moving_average
 from tempera.training.checkpoint import LAST, load_state
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.recipe import Recipe
+from tempera.training.teacher_forcing import teach
 from tempera.training.trainer import TrainingRun
 
 WHOLE: dict[str, Any] = {"gradient_accumulation": 2, "matrix_lr": 0.01}
@@ -65,7 +67,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, whole: Path)
     with pytest.raises(KeyboardInterrupt):
         tiny_train(cut, Notebook(at=8), **WHOLE)
     before = load_file(cut / LAST)
-    assert json.loads(progress_of(cut))["step"] == 6
+    assert json.loads(progress_of(cut))["step"] == 5
     tiny_train(cut, **WHOLE)
     for name in (LAST, "draft/model.safetensors"):
         one, other = load_file(whole / name), load_file(cut / name)
@@ -102,6 +104,32 @@ def test_gradient_accumulation_equals_a_large_batch(unroll: int, tmp_path: Path)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-7)
 
 
+def test_two_steps_by_hand(tmp_path: Path) -> None:
+    """The gradient is clipped, AdamW steps at its number's rate, and the average follows."""
+    options = {"grad_clip": 0.05, "weight_decay": 0.1, "warmup_steps": 4}
+    run, same = run_of(tmp_path, **options), run_of(tmp_path, **options)
+    weights, average = list(same.draft.parameters()), moving_average(same.draft, 0.9)
+    adam = torch.optim.AdamW(weights, 1.0, (0.9, 0.95), weight_decay=0.1)
+    for number in range(2):
+        adam.param_groups[0]["lr"] = 3e-3 * (1 + number) / 4
+        adam.zero_grad()
+        same.losses(list(range(4 * number, 4 * number + 4)))["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(weights, 0.05)
+        adam.step()
+        average.update_parameters(same.draft)
+        run.step(number)
+    for mine, expected in ((run.draft, same.draft), (run.averaged, average.module)):
+        torch.testing.assert_close(mine.state_dict(), expected.state_dict())
+    assert run.held.keys == tiny_codes().holdout([0, 1, 2, 3]).keys
+
+
+def test_options_reach_the_loss(tmp_path: Path) -> None:
+    usual = {"hidden_noise": 0.0, "cfg_dropout": 0.0}
+    changes = ({}, {"hidden_noise": 0.5}, {"cfg_dropout": 0.9}, {"mixed_precision": "bf16"})
+    losses = [run_of(tmp_path, **{**usual, **one}).losses([0, 1, 2, 3])["loss"] for one in changes]
+    assert len({loss.item() for loss in losses}) == 4
+
+
 def test_muon_steps_the_matrices_alone(tmp_path: Path) -> None:
     run = run_of(tmp_path, matrix_lr=0.1, lr=1e-9, warmup_steps=0)
     before = {name: weight.detach().clone() for name, weight in run.draft.named_parameters()}
@@ -123,6 +151,7 @@ def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:
     EagleDraft(EagleModel.from_pretrained(tmp_path / "draft"), target)
     readme = (tmp_path / "draft" / "README.md").read_text()
     assert "top3" in readme and "model=tiny drafter=eagle drafter.path=" in readme
+    assert notebook.series("train/lr")[:3] == pytest.approx([0.005, 0.01, 0.01])
     logged = {f"train/{name}" for name in ("regression", "cross_entropy", "gradient_norm", "lr")}
     assert logged <= notebook.rows[0].keys()
 
@@ -159,7 +188,8 @@ def test_weights_of_unrolled_steps_decay(tmp_path: Path) -> None:
     """And those of slots, by the same weights."""
 
     def loss(**changes: Any) -> torch.Tensor:
-        return run_of(tmp_path, hidden_noise=0.0, **changes).losses([0, 1, 2, 3])["loss"]
+        run = run_of(tmp_path, AcceptanceLoss(), hidden_noise=0.0, **changes)
+        return run.losses([0, 1, 2, 3])["loss"]
 
     alike, first = loss(ttt_steps=2), loss(ttt_steps=0)
     second = 2 * loss(ttt_steps=1) - first
@@ -167,6 +197,15 @@ def test_weights_of_unrolled_steps_decay(tmp_path: Path) -> None:
     decayed = loss(ttt_steps=2, ttt_decay=0.5)
     torch.testing.assert_close(decayed, (first + second / 2 + third / 4) / 1.75)
     assert not torch.allclose(decayed, alike)
+    run, images = run_of(tmp_path), tiny_codes().train([0, 1, 2, 3])
+    tokens, lost = images.tokens.repeat(2, 1), torch.arange(8) >= 4
+    lesson = teach(run.target, images.captions * 2, tokens, lost)
+    states, length = [lesson.previous], lesson.hidden.shape[1]
+    for _ in range(2):
+        states.append(lesson.before(run.draft(*lesson.unrolled(states))[:, -length:]))
+    last = run.draft(*lesson.unrolled(states))[:, -length:]
+    after, true = (one[:, lesson.start :] for one in (last, lesson.hidden))
+    torch.testing.assert_close(third, AcceptanceLoss()(after, true, run.head)["loss"])
 
 
 def test_a_worse_draft_does_not_replace_the_best(
@@ -258,6 +297,10 @@ def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) 
         tiny_train(tmp_path / "file" / "run")
     with pytest.raises(TemperaError, match="does not divide"):
         tiny_train(tmp_path / "new", batch_size=5, gradient_accumulation=2)
+    other = tiny_target()
+    other.identity = "other"
+    with pytest.raises(TemperaError, match=r"made with target=\w+, but this run has target=other"):
+        tiny_train(whole, target=other, **WHOLE)
     monkeypatch.setattr(checkpoint, "FORMAT", 0)
     with pytest.raises(TemperaError, match="begun by another version of tempera"):
         tiny_train(whole, **WHOLE)
