@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from tempera.data.laion_coco import LaionCoco
 from tempera.data.sources import Entry
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
+from tempera.runtime.image_files import decode_picture
 
 pytestmark = pytest.mark.slow
 ALONE = Processes(cpu=True)
@@ -88,7 +90,10 @@ def source(tmp_path: Path, **options: Any) -> LaionCoco:
 
 def captions(source: LaionCoco, start: int = 0) -> list[str]:
     entries = list(source.read(start))
-    assert all(isinstance(entry, Entry) and entry.image for entry in entries)
+    for entry in entries:
+        assert isinstance(entry, Entry) and isinstance(entry.image, bytes)
+        red = sum(urlsplit(entry.where).path.encode()) % 256  # of the server's image at this place
+        assert decode_picture(entry.image).getpixel((9, 9))[0] == pytest.approx(red, abs=9)
     return [entry.caption for entry in entries]  # type: ignore[union-attr]
 
 
@@ -140,10 +145,15 @@ def test_a_killed_download_goes_on_and_ends_the_same(
         with pytest.raises(KeyboardInterrupt):
             source(tmp_path / "cut", limit=40).fetch(ALONE)
     web.requests.clear()
+    old = hub.repositories["datasets", "laion/relaion-coco"].names["main"]
+    hub.add("laion/relaion-coco", {"new.parquet": table([f"{web.url}/good/new"])}, kind="datasets")
     again = source(tmp_path / "cut", limit=40)
     again.fetch(ALONE)
     assert captions(again) == captions(whole)
     assert len(web.paths()) == 40  # the four shards that were missing
+    named = source(tmp_path / "named", limit=40, revision=old)
+    named.fetch(ALONE)
+    assert captions(named) == captions(whole)
     for file in sorted((tmp_path / "whole" / "images").glob("*.parquet")):
         assert file.read_bytes() == (tmp_path / "cut" / "images" / file.name).read_bytes()
 

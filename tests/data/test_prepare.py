@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from image_server import jpeg
+from PIL import Image
 from together import together
 
 from tempera.data.encoders import Encoded, VQEncoder, to_pixels
@@ -82,7 +83,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
 
 
 def test_a_rerun_does_nothing_and_a_damaged_shard_is_rebuilt(tmp_path: Path) -> None:
-    source, again = listed([f"caption {i}" for i in range(10)]), Counting()
+    source, again = listed([None, None, *(f"caption {i}" for i in range(10)), None]), Counting()
     prepare(source, Counting(), tmp_path, shard_size=4)
     before = bytes_of(tmp_path)
     assert prepare(source, again, tmp_path, shard_size=4).count == 10
@@ -214,5 +215,8 @@ def test_the_vq_encoder_gives_the_images_codes_and_counts_broken_images() -> Non
     assert encoded.entries == [good]
     assert encoded.codes.tolist() == expected.tolist()
     assert "unreadable image" in encoded.broken[0].why
+    wide = Image.new("RGB", (40, 20))
+    wide.paste("white", (10, 0, 30, 20))
+    assert to_pixels(wide, (20, 20)).min() == 1  # its centre
     with pytest.raises(TemperaError, match="use encoder=target"):
         encoder.encode([replace(good, image=None)])

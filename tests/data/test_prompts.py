@@ -6,7 +6,7 @@ import pandas
 import pytest
 
 from tempera.data.benchmarks import coco_prompts
-from tempera.data.prompts import Prompt, check_unique, file_prompts, one_prompt
+from tempera.data.prompts import Prompt, check_unique, described, file_prompts, one_prompt
 from tempera.errors import TemperaError
 from tempera.shapes.scenes import world_prompts
 
@@ -31,6 +31,7 @@ def test_one_prompt_is_one_text_and_has_an_id_of_it() -> None:
     first, second = one_prompt("a red ring")[0], one_prompt(" a blue ring ")[0]
     assert first.text == "a red ring" and second.text == "a blue ring" and first.id != second.id
     assert one_prompt("a red ring") == [first]
+    assert described([first]) != described([Prompt(first.id, second.text)])
     assert one_prompt(7)[0].text == "7"  # a class
     given: list[Any] = [["a red ring", "a blue ring"], {"deeper": 1}, "  ", None, b"x", "\ud800"]
     for wrong in given:

@@ -98,6 +98,9 @@ def test_a_folder_with_captions_beside_the_images(tmp_path: Path) -> None:
         "c.txt:1 is not UTF-8 text",
         "loop.png: no caption",
     )
+    before = image_folder(str(tmp_path)).describe()
+    (tmp_path / "a.png").write_bytes(picture() + b"more")
+    assert image_folder(str(tmp_path)).describe() != before
 
 
 def tar_of(path: Path, members: dict[str, bytes]) -> None:

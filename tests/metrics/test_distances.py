@@ -6,7 +6,6 @@ import torch
 from scipy.spatial.distance import cdist
 
 from tempera.metrics import distances
-from tempera.metrics.comparisons import Weighted, compare_all
 from tempera.metrics.distances import (
     Distance,
     frechet,
@@ -71,35 +70,6 @@ def test_pseudovalues_are_the_derivative_in_each_images_weight(
         ends = [direct(left, right, 1 + sign * step * image) for sign in (1, -1)]
         slopes.append((ends[0] - ends[1]) / (2 * step))
     assert found.pseudovalues - found.value == pytest.approx(12 * np.array(slopes), rel=1e-4)
-
-
-def runs(rng: np.random.Generator, n: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """Features of two runs with the same prompts, standard normal in four dimensions."""
-    prompts = rng.normal(size=(n, 4))
-    left, right = (
-        (prompts + noise * rng.normal(size=(n, 4))) / np.hypot(1, noise) for _ in range(2)
-    )
-    return left, right
-
-
-def paired(distance: Distance, real: np.ndarray, *sides: np.ndarray) -> tuple[Weighted, Weighted]:
-    """Pseudo-values of two runs, as results.parquet keeps them."""
-    found = [distance(side, real, 1).pseudovalues for side in sides]
-    left, right = (Weighted(one, np.ones(len(one))) for one in found if one is not None)
-    return left, right
-
-
-@pytest.mark.slow
-def test_equal_distributions_seldom_differ() -> None:
-    """At 5%, as often as that: between 0 and 9 of 80 times, but for one time in a hundred."""
-    rng, real = np.random.default_rng(4), np.random.default_rng(5).normal(0.5, 1, (300, 4))
-    found = []
-    for _ in range(80):
-        sides = runs(rng, 80, noise=0.4)
-        found.append(compare_all([paired(distance, real, *sides) for distance, _ in DISTANCES]))
-    for rejected in np.sum([[one.p < 0.05 for one in both] for both in found], axis=0):
-        assert 0 < rejected <= 9
-    assert np.mean([[one.p for one in both] for both in found]) == pytest.approx(0.5, abs=0.08)
 
 
 def test_the_centres_are_torchmetrics(monkeypatch: pytest.MonkeyPatch) -> None:

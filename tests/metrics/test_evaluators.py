@@ -46,6 +46,9 @@ def test_the_reference_is_kept_and_made_again_where_it_is_damaged(tmp_path: Path
     kept.write_bytes(b"half")
     assert np.array_equal(first, reference_features(SHAPES, networks, 64, kept.parent))
     assert np.array_equal(first, reference_features(SHAPES, networks, 64, kept / "no"))
+    for other, edge in ((SHAPES, 32), (ShapesEvaluator(20), 64)):
+        reference_features(other, networks, edge, kept.parent)
+    assert len(list(kept.parent.glob("*.npy"))) == 3  # of each size and set
 
 
 def test_what_an_evaluator_lacks_is_said_before_anything_is_generated() -> None:

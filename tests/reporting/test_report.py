@@ -92,11 +92,12 @@ def test_differences_are_paired_with_the_plain_run_of_the_same_draws() -> None:
         plain,
         finished("coolsd", {"clip_score": noise - 0.5, "fid": noise + 2}, delta=2.0),
         finished("coolsd", {"clip_score": noise[:3] + 1, "fid": noise[:3]}, delta=3.0),
-        finished("coolsd", {"clip_score": noise}, delta=4.0, seed=1),
         finished("ar", {"clip_score": noise + 1}, steps=16),
-    ]
+        *(finished("coolsd", {"clip_score": noise}, **{name: 7})
+          for name in ("seed", "guidance", "temperature", "top_k", "top_p", "dtype")),
+    ]  # fmt: skip
     compare(runs)
-    assert [bool(run.differences) for run in runs] == [False, True, True, False, True]
+    assert [bool(run.differences) for run in runs] == [False, True, True, True, *[False] * 6]
     clip = runs[1].differences["clip_score"]
     assert [clip[end] for end in ("value", "low", "high", "n")] == pytest.approx(
         [-0.5, -0.5, -0.5, 5]

@@ -37,6 +37,7 @@ def page_of(directory: Path, *sections: Section) -> tuple[str, dict[str, Any]]:
     page.write(directory / "report.html", runs, sections, ["compare <with> care"])
     text = (directory / "report.html").read_text(encoding="utf-8")
     ((_, data),) = [one for one in scripts(text) if one[0]]
+    assert not {*"<>&"} & {*data}
     return text, json.loads(data)
 
 
@@ -60,6 +61,7 @@ def test_the_page_of_two_runs_stands_alone(vega: None, tmp_path: Path) -> None:
     value, low, high = same["metrics"]["accepted_length"]
     assert low < value < high
     assert data["metrics"][0] == {"key": "accepted_length", "heading": "accepted length"}
+    assert "fid" not in {metric["key"] for metric in data["metrics"]}  # of a few images
     assert data["chart"]["data"] == {"name": "runs"}
     assert all(one.startswith("data:image/webp;base64,") for one in data["pictures"])
 

@@ -41,6 +41,7 @@ def test_classes_are_shapes_in_colours() -> None:
     assert class_of("a red circle above a blue ring") is None
     numbers = ShapeLabels().encode([prompt.text for prompt in shape_prompts(50, 1)])[0]
     assert numbers.tolist() == [*range(1, 48), 0, 1, 2]
+    assert len({prompt.id for prompt in shape_prompts(50, 1)}) == 50
     assert ShapeLabels().encode(["47", CLASSES[3]])[0].tolist() == [47, 3]
     for wrong in ("48", "-1", "1.0", "1" * 5000, "a dog"):
         with pytest.raises(TemperaError, match="prompt 2 of 2, .*is not a shape"):

@@ -1,10 +1,13 @@
 """Scenes of the world and the target's own images as one training stream."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from shapes_recipe.mixed import MixedCodes
 
 from tempera.data.shards import CodedImages
+from tempera.shapes.scenes import WorldCodes
 
 
 class Numbered:
@@ -43,3 +46,10 @@ def test_an_image_depends_on_its_number_alone_and_the_target_s_own_are_held_out(
     stream = mixed(0.5)
     assert stream.train([7]).keys == [stream.train(list(range(8))).keys[7]]
     assert stream.holdout([3]).keys == ["own--3"]
+
+
+def test_held_out_scenes_of_the_world_are_not_trained_on() -> None:
+    encoder = Mock(encode=lambda entries: Mock(codes=np.zeros((len(entries), 1), np.int32)))
+    codes = WorldCodes(encoder)
+    keys = codes.train(list(range(38))).keys + codes.holdout([0, 1]).keys
+    assert sorted(map(int, keys)) == list(range(40))

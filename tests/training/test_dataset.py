@@ -38,6 +38,8 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
     two, five = (read_shards(place, identity_of(vq), 24, target.grid) for place in places.values())
     assert np.array_equal(two.codes, five.codes) and two.codes.max() < 24
     assert len({tuple(row) for row in two.codes.tolist()}) > 5
+    other = TargetEncoder(target, vq, seed=4).encode([*captions(7).entries])
+    assert not np.array_equal(other.codes, two.codes)
     greedy = tiny_target()
     greedy.sampling = Sampling(guidance=2.0, temperature=0.0)
     with pytest.raises(TemperaError, match="made with encoder.sampling"):
