@@ -34,6 +34,7 @@ from tempera.rules.optimal import Priced
 from tempera.rules.optimal_prices import GRID, PricedRounds, reachable_by_price
 from tempera.rules.schedules import Prices
 from tempera.rules.standard import Exact, Relaxed
+from tempera.runtime.files import sha256_file
 from tempera.shapes.networks import SHIPPED
 from tempera.shapes.scenes import world_prompts
 
@@ -167,6 +168,9 @@ def test_not_a_file_of_statistics(
         check_place(other)
     check_place(Path(statistics))
     check_place(tmp_path / "new" / "s.safetensors")
+    draft = SHIPPED / "draft"
+    weights = sha256_file(draft / "model.safetensors")
+    assert conditions("shapes", str(draft))["draft"] == weights[:16]
     monkeypatch.setattr(calibration, "GRID", (0.5, *GRID[1:]))
     with pytest.raises(TemperaError, match="holds no statistics of a draft"):
         load_statistics(Path(statistics))

@@ -17,7 +17,6 @@ from tempera.evaluation import run_directory
 from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
 from tempera.metrics.distances import frechet
-from tempera.runtime.image_files import PNG
 from tempera.runtime.row_store import Store
 from tempera.shapes.scenes import world_prompts
 
@@ -131,7 +130,8 @@ def test_a_finished_run_does_nothing_again(tmp_path: Path) -> None:
     tiny_evaluate(tmp_path, tiny_pipeline(before=lambda: pytest.fail("generated again")))
     assert results(tmp_path) == before
     assert json.loads((tmp_path / "metrics.json").read_text())["metrics"]["speedup"] == timings
-    (tmp_path / "images" / "world-000007.png").write_bytes(PNG)  # half of it; it is made again
+    half = tmp_path / "images" / "world-000007.png"
+    half.write_bytes(half.read_bytes()[:-20])  # and is generated from its tokens
     tiny_evaluate(tmp_path)
     assert results(tmp_path) == before
 
@@ -182,13 +182,9 @@ def test_other_settings_texts_and_versions_are_refused(
 def test_one_prompt_and_plain_autoregression(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    options = {"report": True, "method": "ar", "delta": None}
     metrics = tiny_evaluate(
-        tmp_path,
-        tiny_pipeline(plain=True),
-        [Prompt("a", "a red ring")],
-        report=True,
-        method="ar",
-        delta=None,
+        tmp_path, tiny_pipeline(plain=True), [Prompt("a", "a red ring")], **options
     )
     assert metrics["accepted_length"] == metrics["speedup"] == 1
     assert "fid" not in metrics
@@ -203,7 +199,10 @@ def test_one_prompt_and_plain_autoregression(
 def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
     tracker = Mock()
     metrics = tiny_evaluate(tmp_path, tracker=tracker)
-    assert tracker.summary.call_args.args[0].items() >= {**metrics, "images": 20}.items()
+    summary = tracker.summary.call_args.args[0]
+    assert summary.items() >= {**metrics, "images": 20}.items()
+    assert summary["tv_low"] < summary["tv"] < summary["tv_high"]
+    assert tracker.log.call_args.args[0].items() <= metrics.items()
     images = {call.args[0]: call.args[1].is_file() for call in tracker.image.call_args_list}
     assert images == {"grid": True, "acceptance": True}
     _, _, rows = tracker.table.call_args.args

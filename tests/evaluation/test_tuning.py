@@ -3,9 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from tiny_evaluation import network, tiny_options
@@ -92,27 +89,6 @@ def test_the_command(
     assert f" {tiny[0]} " in out and f" {' '.join(chosen)}\n" in out
     made = {path.parent.name for path in Path("place/runs").rglob("metrics.json")}
     assert made == {",".join(run["predicted"]["options"]) for run in result["runs"]}
-
-
-@pytest.mark.slow
-def test_a_draft_for_another_target_is_left_out_unless_it_was_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def built(cfg: Any, target: Any) -> Any:
-        if cfg.drafter._target_.endswith("build_parallel"):
-            raise TemperaError("made for another target")
-        return SimpleNamespace(model=SimpleNamespace(for_depth=lambda depth: MagicMock()))
-
-    monkeypatch.setattr(tune_command.build, "check_draft", lambda *arguments: None)
-    monkeypatch.setattr(tune_command.build, "build_drafter", built)
-    quick = ["depths=[2]", "trees=[]"]
-    settings = tune_command._Settings(composed_run("tune", quick, "somewhere"), True)
-    assert {one.draft for one in settings.candidates()} == {"eagle", "parallel", "medusa"}
-    assert sorted(settings.drafters(None)) == ["eagle depth=2", "eagle2", "medusa depth=2"]
-    assert settings.tried["parallel"] == "left out: made for another target"
-    cfg = composed_run("tune", [*quick, "model.parallel=here"], "somewhere")
-    with pytest.raises(TemperaError, match="made for another target"):
-        tune_command._Settings(cfg, True).drafters(None)
 
 
 @pytest.mark.slow

@@ -256,6 +256,8 @@ def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
     left = [note for note in sections[-1].notes if note.startswith("Left out")]
     words = ("temperature=0.5", "has 2 images", "data=parti")
     assert all(any(text in note for note in left) for text in words)
+    (alone, *_) = paper_tables.beside([one("ar", 9.0, depth=3)])
+    assert not any("shapes" in column for column in alone.table)
 
 
 def test_runs_that_differ_in_something_else_are_not_averaged() -> None:

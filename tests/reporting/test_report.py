@@ -77,6 +77,17 @@ def test_a_report_of_many_runs(made: Path) -> None:
     assert "](../3_coolsd/report.html)" in text
 
 
+def test_a_chart_has_the_gain_below_the_quality_and_their_intervals(made: Path) -> None:
+    frame = results(read(made)).assign(curve="", point="", order=0)
+    gain, quality = table.find("speedup"), table.find("clip_score")
+    shown = pareto.points(frame, gain, quality)
+    assert [*shown["x_low"]] == [*frame["speedup_low"]] and [*shown["y"]] == [*frame["clip_score"]]
+    _, across, along, *_ = pareto.chart(shown, "", "", []).to_dict()["layer"]
+    for axis, layer in (("x", across), ("y", along)):
+        ends = [layer["encoding"][name]["field"] for name in (axis, f"{axis}2")]
+        assert ends == [f"{axis}_low", f"{axis}_high"]
+
+
 def test_names_do_not_break_the_report(tmp_path: Path) -> None:
     run = finished("eagle", changes={"tree": "a|b*c"}, directory="x (y) [z]")
     text = report_markdown([run], sections_of([run]), tmp_path, [], ["x`y"])
@@ -103,6 +114,7 @@ def test_differences_are_paired_with_the_plain_run_of_the_same_draws() -> None:
         [-0.5, -0.5, -0.5, 5]
     )
     assert runs[1].differences["fid"]["value"] == 2
+    assert sections_of(runs)[1].table["CLIP score"][0] == "-0.5000 (-0.5000 … -0.5000)"
     assert [*runs[2].differences] == ["clip_score"]
 
 
@@ -222,7 +234,8 @@ def test_publishing_sends_the_report(made: Path, monkeypatch: pytest.MonkeyPatch
     wandb_report.publish(runs, made / "out", "mine", "me")
     settings, tracker = online.call_args.kwargs, online.return_value
     assert settings | {"job_type": "report", "mode": "online", "entity": "me"} == settings
-    assert len(tracker.table.call_args.args[2]) == 4
+    _, columns, rows = tracker.table.call_args.args
+    assert [dict(zip(columns, row, strict=True))["name"] for row in rows][:2] == ["ar", "eagle"]
     files = {path.name for path in tracker.artifact.call_args.args[2]}
     assert files == {"report.md", "report.html", "results.csv"}
     monkeypatch.setattr("wandb.login", lambda **_: False)

@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from paths import CONF
 from report_runs import finished
 
-from tempera.config.compose import composed
 from tempera.reporting import study
 from tempera.reporting.collect import Run
 
@@ -68,9 +65,18 @@ def test_tables_of_one_seed() -> None:
     assert cells["TV bound ↓"] == "+0.10* (+0.10 … +0.10)"
     assert cells["accepted length"] == "+0.00 (+0.00 … +0.00)"
 
-    found = lines(correlations)["TV bound, all lengths"]
-    assert found == {"loss of CLIP score": "+1.00 (+1.00 … +1.00)"}
-    assert len(correlations.table) == 3
+    assert len(correlations.table) == 3  # all three divergences grow with the loss
+    for found in lines(correlations).values():
+        assert found == {"loss of CLIP score": "+1.00 (+1.00 … +1.00)"}
+
+
+def test_arms_are_compared_at_their_length_with_those_of_their_model_and_sampling() -> None:
+    longer = [run("uniform_rsd", 0.03, 0.4, 4.0), run("coolsd", 0.04, 0.5, 4.0)]
+    differences = study.tables([*runs(), *longer])[2]
+    cells = [cells["accepted length"] for cells in lines(differences).values()]
+    assert cells == ["+0.00 (+0.00 … +0.00)"] * 3
+    warm = [one.model_copy(update={"settings": one.settings | {"top_k": 5}}) for one in runs()]
+    assert len(study.tables([*runs(), *warm])) == 2 * len(study.tables(runs()))
 
 
 def test_another_reference() -> None:
@@ -94,7 +100,11 @@ def test_seeds_of_an_arm_are_pooled() -> None:
     both = [*runs(0), *runs(1)]
     overview, losses = study.tables(both)[:2]
     assert "seed 0, 1" in overview.text and len(overview.table) == 5
+    assert "seed 0." in study.tables(both[:10])[0].text  # one arm lacks the other seed
+    both[4].weights["accepted_length"] = 3.0
+    both[10].values["accepted_length"] = 5.5
     lantern = study._pooled([both[4], both[10]])
+    assert {*lantern.values["accepted_length"]} == {(3 * 3.5 + 5.5) / 4}
     assert lantern.value("clip_score") == pytest.approx(lantern.values["clip_score"].mean())
     assert lines(losses)["lantern at 3.5"]["CLIP score ↑"].startswith("-0.06")
 
@@ -120,18 +130,3 @@ def test_fid_is_paired_by_its_pseudovalues_over_equal_sets() -> None:
 def test_no_study_without_two_relaxations_of_one_length() -> None:
     assert study.tables(runs()[:3]) == []
     assert study.tables([runs()[0], run("coolsd", wanted=3.5), run("gsd", wanted=4.0)]) == []
-
-
-@pytest.mark.slow
-def test_the_experiment_composes() -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("eval", ["experiment=study"], return_hydra_config=True)
-    cases = list(cfg.hydra.sweeper.cases)
-    assert cases[2] == "method=uniform_rsd expected_length=3.8,4.2"
-    for case in cases[2:]:
-        options = [one.split(",")[0] for one in case.split()]
-        one = composed("eval", ["experiment=study", *options])
-        assert one.free_parameter.option, case
-        assert one.tree.length in (5, 7)
-        assert (one.expected_length, one.limit, one.speed.prompts) == (3.8, 4096, 0)
-        assert one.matching.prompts == 512

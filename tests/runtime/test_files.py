@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tempera.runtime.files import replacing, write_text
+from tempera.runtime.files import create_json, read_json, replacing, write_text
 
 
 def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
@@ -32,3 +32,12 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
         half()
     assert path.read_text(encoding="utf-8") == "whole"
     assert [file.name for file in tmp_path.iterdir()] == ["report.md"]
+
+
+def test_of_several_that_create_a_file_at_once_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert create_json(tmp_path / "run.json", {"first": 1})
+    monkeypatch.setattr(Path, "exists", lambda path: False)  # it came a moment later
+    assert not create_json(tmp_path / "run.json", {"first": 2})
+    assert read_json(tmp_path / "run.json") == {"first": 1} and len([*tmp_path.iterdir()]) == 1

@@ -60,6 +60,19 @@ def test_a_step_is_a_value_because_a_resumed_run_may_log_it_again() -> None:
     tracker.log({"loss": 1.0}, step=7)
     run.define_metric.assert_called_with("*", step_metric="step")
     run.log.assert_called_once_with({"loss": 1.0, "step": 7})
+    tracker.table("images", ["id"], [["a"]])
+    assert [*run.log.call_args.args[0]] == ["tables/images"]  # a scalar may have its name
+
+
+def test_a_resumed_run_goes_on_under_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Mock()
+    monkeypatch.setattr("wandb.init", started)
+    for _ in range(2):
+        wandb_tracker(directory=tmp_path, mode="online", config={"delta": 2})
+    first, second = (call.kwargs for call in started.call_args_list)
+    assert first == second and (first["resume"], first["config"]["delta"]) == ("allow", 2)
 
 
 def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

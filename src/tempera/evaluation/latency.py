@@ -58,11 +58,10 @@ def measure(
     """Time each batch of prompts that has no timing in the store yet.
 
     Returns:
-        One row per batch, in the prompts' order, under the id of its first prompt: `ar` and
-        `method` (seconds per image; equal for plain autoregression, which is timed once),
-        `text_encoder` and `image_decoder` (seconds per batch), `rounds` (mean over images), and,
-        for the first `CLOCKED` prompts at batch size 1, `part_<name>` (seconds that each part of
-        the method took in the decode with clocks).
+        One row per batch, in the prompts' order, under the id of its first prompt: seconds of `ar`
+        and `method` (equal for plain autoregression, which is timed once), of `text_encoder` and
+        `image_decoder`; `rounds` (mean over images); and for the first `CLOCKED` prompts at batch
+        size 1, `part_<name>` (seconds that each part of the method took in the decode with clocks).
     """
     groups = [
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
@@ -106,7 +105,7 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
             start = pipeline.now()
             name = "ar" if kind.is_plain else "method"
             outputs[name] = pipeline.tokens(prompts, kind)
-            seconds[name] = (pipeline.now() - start) / len(prompts)
+            seconds[name] = pipeline.now() - start
     output = outputs.get("method") or outputs["ar"]
     start = pipeline.now()
     pipeline.pictures(output.tokens)
