@@ -75,7 +75,7 @@ class Repository:
         Raises:
             TemperaError: here and below, the repository cannot be read or lacks what is asked for.
         """
-        return self.snapshot(["*/none"]).name
+        return self.snapshot(["README.md"]).name
 
     def files(self, pattern: str) -> list[str]:
         """Names of the files that match a pattern, in order; needs a network."""
