@@ -3,7 +3,7 @@ import torch
 from tiny_targets import composed
 
 from tempera.config.build import build_image_decoder, parse_dtype
-from tempera.runtime.processor import computes_bfloat16
+from tempera.runtime.processor import computes_bfloat16, tell_slow_bfloat16
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -17,7 +17,7 @@ def test_bfloat16_is_fast_where_the_processor_supports_it(
 
 @pytest.mark.parametrize("units", [True, False])
 def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
-    monkeypatch: pytest.MonkeyPatch, units: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], units: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
@@ -26,6 +26,8 @@ def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
         lambda including_emulation=True: including_emulation or units,
     )
     assert computes_bfloat16(torch.device("cuda")) is units
+    tell_slow_bfloat16("one", "other", torch.device("cuda"))
+    assert capsys.readouterr().out.count("on this GPU") == (not units)
     assert parse_dtype("auto", torch.device("cuda")) == (torch.bfloat16 if units else torch.float32)
 
 

@@ -23,9 +23,9 @@ from tempera.runtime.files import FULL
 from tempera.runtime.installation import conf_directory
 
 OUT_OF_MEMORY = (
-    "out of memory: give a smaller batch_size, dtype=bfloat16 or a shorter draft (depth=, "
-    "window=); in training a smaller train_data.batch_size or decodes, a larger "
-    "gradient_accumulation, or mixed_precision=bf16"
+    "out of memory: give a smaller batch_size (an evaluation takes auto), dtype=bfloat16 (on a T4 "
+    "float16), or a shorter draft (depth=, window=); in training a smaller train_data.batch_size "
+    "or decodes, a larger gradient_accumulation, or mixed_precision=bf16"
 )
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 

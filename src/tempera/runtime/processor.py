@@ -40,7 +40,7 @@ def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
-    """Print that an option makes a processor compute what it is slow at; nothing on others.
+    """Print that an option makes a device compute what it is slow at; nothing on others.
 
     Args:
         option: that asks for bfloat16, as `name=value`.
@@ -48,4 +48,5 @@ def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
         device: of the networks.
     """
     if not computes_bfloat16(device):
-        print(f"{option} is several times as slow as {instead} on this processor, without AVX-512")
+        place = "GPU, which emulates it" if device.type == "cuda" else "processor, without AVX-512"
+        print(f"{option} is several times as slow as {instead} on this {place}")
