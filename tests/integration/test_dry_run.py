@@ -76,8 +76,14 @@ def test_every_family_is_weighed_without_its_files(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_dry_run_for_a_gpu_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["method=eagle", "prompt=a red ring", "limit=1", "metrics=none", "dry_run=true"]
-    cfg = composed(*given, "device=cuda")
-    assert 0 < evaluate(cfg)["memory"] < evaluate(composed(*given, "device=cpu"))["memory"]
+    cfg, memory = (
+        composed(*given, "device=cuda"),
+        evaluate(composed(*given, "device=cpu"))["memory"],
+    )
+    assert 0 < evaluate(cfg)["memory"] < memory
+    assert (
+        evaluate(composed(*given, "device=cuda", "dtype=float32"))["memory"] > memory
+    )  # the cache
     train(composed("mixed_precision=auto", "dry_run=true", "device=cuda", config="train_draft"))
     assert capsys.readouterr().out.count("in bfloat16 on cuda") == 2
     cfg.dry_run = False

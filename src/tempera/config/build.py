@@ -32,6 +32,7 @@ from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
 from tempera.runtime.processor import arithmetic, computes_bfloat16
 from tempera.runtime.tracking import Tracker
+from tempera.targets.forward import granularity_on
 
 META = torch.device("meta")
 METHODS_FOR = {
@@ -359,6 +360,8 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
         sized.device, sized.dtype = META.type, str(dtype).removeprefix("torch.")
         if "compile" in sized:
             sized.compile = False
+        keys = {"granularity": granularity_on(device)}
+        sized.model.target.update(accepted(cfg.model.target, keys))
         path = OmegaConf.select(sized, "drafter.path")
         elsewhere = path is not None and not (Path(str(path)) / CONFIG).is_file()
         if elsewhere:  # not trained yet, or on the hub

@@ -33,7 +33,7 @@ class Session:
     Args:
         network: the transformer.
         granularity: the number of keys that attention loads is rounded up to a multiple of this; by
-            default 32, and 256 on CUDA, where kernels are planned anew for each number.
+            default see `granularity_on`.
 
     Attributes:
         prompt: the batch's prompts and the position of each row; set by `begin`.
@@ -53,7 +53,7 @@ class Session:
         head = network.lm_head.weight
         self.device: torch.device = head.device
         self.dtype: torch.dtype = head.dtype
-        self.granularity = granularity or (256 if self.device.type == "cuda" else 32)
+        self.granularity = granularity or granularity_on(self.device)
         attention = network.model.layers[0].self_attn
         self._head_dim = attention.head_dim
         self._kv_heads = attention.k_proj.out_features // attention.head_dim
@@ -218,6 +218,11 @@ class Session:
 
     def _run(self, run: StepFunction, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
         return run(self.network.model, self.cache, self.aux_layers, embeds, mask, positions)
+
+
+def granularity_on(device: torch.device) -> int:
+    """32, and 256 on CUDA, where kernels are planned anew for each number of keys."""
+    return 256 if device.type == "cuda" else 32
 
 
 def check_layers(network: TargetNetwork, layers: tuple[int, ...]) -> None:
