@@ -14,10 +14,8 @@ from tempera.errors import TemperaError
     "value",
     slow_but(
         [
-            2,
             1e-5,
             float("inf"),
-            True,
             None,
             "null",
             "a, (b) and [c]: 50% of 'it' = \"x\" \\",

@@ -32,6 +32,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.runtime.hub import Repository
 from tempera.shapes import networks
 from tempera.training.losses import AcceptanceLoss, EagleLoss
 
@@ -212,6 +213,11 @@ def test_a_public_draft_serves_until_there_is_one_of_your_own(tmp_path: Path) ->
     own.mkdir(parents=True)
     (own / "config.json").touch()
     assert composed(*options).drafter.path == str(own)
+
+
+def test_a_revision_is_that_of_the_weights() -> None:
+    weights = composed("model=emu3", "revision=v1").model.weights
+    assert Repository.named(weights) == Repository("BAAI/Emu3-Gen", revision="v1")
 
 
 def test_the_shipped_models_check_prompts_before_they_are_built() -> None:

@@ -27,10 +27,11 @@ def test_the_whole_resolved_configuration_is_recorded(
         return tracking.Tracker()
 
     monkeypatch.setattr(tracking, "no_tracker", record)
-    choices = {"model": "shapes", "experiment": None, "hydra/launcher": "basic"}
+    experiment = "study" if script == "eval" else None
+    choices = {"model": "shapes", "experiment": experiment, "hydra/launcher": "basic"}
     start_tracker(cfg, tmp_path, script, choices, {"machine": "this one"})
-    assert (taken["job_type"], taken["group"]) == (script, "shapes")
-    assert taken["tags"] == ["model=shapes"]
+    assert (taken["job_type"], taken["group"]) == (script, experiment or "shapes")
+    assert taken["tags"] == ["model=shapes", *["experiment=study"] * bool(experiment)]
     config = taken["config"]
     assert config["machine"] == "this one"
     assert config["model"]["name"] == "shapes"

@@ -41,8 +41,6 @@ SHOWN = {
     "plain": (encoded(PLAIN), COLOUR),
     "16-bit grey": (encoded(GREY), (128, 128, 128)),
     "16-bit grey, TIFF": (encoded(GREY, "TIFF"), (128, 128, 128)),
-    "palette": (encoded(PLAIN.convert("P", palette=Image.Palette.ADAPTIVE)), COLOUR),
-    "one bit": (encoded(Image.new("1", (6, 4), 1)), (255, 255, 255)),
     "transparent": (encoded(HALF), (255, 255, 255)),
     "transparent grey": (encoded(Image.new("LA", (6, 4), (0, 0))), (255, 255, 255)),
     "transparent colour": (encoded(PLAIN, transparency=COLOUR), (255, 255, 255)),
