@@ -88,6 +88,8 @@ def test_rounds_of_continuous_tokens_are_timed_without_the_prefill(prefill):
         assert column.limit is None
         shown = bench.rows(column, report.steps)
         assert {"speed-up of whole images", "round: one of 3 draft steps"} < set(shown)
+        even = float(shown["accepted length that breaks even"])
+        assert even * column.ratio == pytest.approx(1, abs=0.01 * column.ratio)
 
 
 class Slow(Method):

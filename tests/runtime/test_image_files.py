@@ -42,7 +42,6 @@ SHOWN = {
     "16-bit grey": (encoded(GREY), (128, 128, 128)),
     "16-bit grey, TIFF": (encoded(GREY, "TIFF"), (128, 128, 128)),
     "transparent": (encoded(HALF), (255, 255, 255)),
-    "transparent grey": (encoded(Image.new("LA", (6, 4), (0, 0))), (255, 255, 255)),
     "transparent colour": (encoded(PLAIN, transparency=COLOUR), (255, 255, 255)),
     "text with a wrong checksum": (with_chunk(encoded(PLAIN), b"tEXt", b"a\0b", False), COLOUR),
     "a bomb of text": (

@@ -22,10 +22,12 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import FORMAT, check_same, read_json, reason, replacing, sha256_file
+from tempera.runtime.files import check_same, read_json, reason, replacing, sha256_file
 from tempera.runtime.installation import command
 from tempera.runtime.row_store import Numbers, read_table
 
+FORMAT = 1
+"""Raise it where shards that an earlier version made cannot be read, or would be made otherwise."""
 MANIFEST = "manifest.json"
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]

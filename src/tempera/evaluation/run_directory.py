@@ -20,13 +20,17 @@ from typing import Any
 
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import (
-    FORMAT,
     check_same,
     create_json,
     read_json,
     writable_directory,
     write_json,
 )
+
+FORMAT = 1
+"""Raise it where a run that an earlier version began cannot go on: with other columns of records,
+or other random draws.
+"""
 
 
 def shared_directory(processes: Processes, own: Path) -> Path:

@@ -16,10 +16,6 @@ from safetensors import SafetensorError
 
 from tempera.errors import TemperaError, shortened
 
-FORMAT = 1
-"""Of run directories, training directories and shards, each of which names it. It is raised where
-this version cannot go on with what an earlier one began: other columns, other random draws.
-"""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """No space left on the disk, or for one user or one file."""
 
@@ -177,8 +173,8 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def check_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on in a directory with other facts than it was begun with; `format` among them
-    is `FORMAT`.
+    """Refuse to go on in a directory with other facts than it was begun with. `format` among them
+    is a number of what is written there, such as its columns.
 
     Raises:
         TemperaError: names the first fact that differs.

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import (
-    FORMAT,
     check_same,
     create_json,
     read_json,
@@ -25,6 +24,8 @@ from tempera.runtime.files import (
     replacing,
 )
 
+FORMAT = 1
+"""Raise it where a training that an earlier version began cannot go on to the same weights."""
 LAST = "last.safetensors"
 RECORD = "training.json"
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
