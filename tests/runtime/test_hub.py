@@ -91,7 +91,7 @@ def test_without_a_network_and_a_cache_the_command_is_told(
     ],
 )
 def test_a_full_disk_and_an_error_without_text(
-    problem: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+    problem: Exception, words: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", Mock(side_effect=problem))
     with pytest.raises(TemperaError, match=words):
