@@ -77,7 +77,6 @@ WRONG_OPTIONS: list[tuple[dict, str]] = [
     ({"model": "shapes_mar"}, "method=ar"),
     ({"limit": 2}, "`limit`"),
     ({"seed": 5}, "`seed`"),
-    ({"hydra.run.dir": "x"}, "`hydra.run.dir`"),
     ({"batch_size": "auto"}, "batch_size"),
 ]
 

@@ -2,6 +2,7 @@
 sentence.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tiny_training import GRID, tiny_draft, tiny_target
 from tempera.config.build import (
     build_captions,
     build_drafter,
+    build_recipe,
     build_rule,
     build_sampling,
     build_target,
@@ -35,6 +37,7 @@ from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.hub import Repository
 from tempera.shapes import networks
 from tempera.training.losses import AcceptanceLoss, EagleLoss
+from tempera.training.recipe import Recipe
 
 SCRIPTS = sorted(path.stem for path in CONF.glob("*.yaml"))
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
@@ -203,6 +206,13 @@ def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
     cfg = resolves("draft=medusa", config="train_draft")
     assert instantiate(cfg.loss) == AcceptanceLoss(eta=0.0)
     assert composed("method=medusa").drafter.path == f"{HydraConfig.get().run.dir}/draft"
+
+
+def test_drafts_of_published_models_have_the_papers_recipe() -> None:
+    cfg = composed("model=llamagen_xl_stage1", config="train_draft")
+    assert replace(build_recipe(cfg), steps=125_000) == Recipe() and cfg.epochs == 20
+    assert instantiate(cfg.loss) == EagleLoss(0.1)
+    assert build_recipe(composed("model=lumina", config="train_draft")).noise_length == 512
 
 
 def test_a_public_draft_serves_until_there_is_one_of_your_own(tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def oversized(path: Path) -> None:
     ("name", "content", "words"),
     [
         ("z.PNG", b"junk", "cannot be read as an image"),
-        ("a.npz", {"other": PICTURES}, "holds no pictures .*arr_0"),
         ("a.npz", {"arr_0": PICTURES[:15]}, "holds 15 images"),
         ("a.npz", {"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
         ("a.npz", {"arr_0": PICTURES[..., 0]}, r"arr_0 is uint8 \[60, 8, 8\], not uint8"),
