@@ -43,7 +43,7 @@ from tempera.targets.conditioners import ClassLabels
 
 SMALL = {"width": 16, "depth": 1, "heads": 2, "buffer": 2, "head_width": 16, "head_depth": 1}
 TINY = MARConfig(grid=(3, 4), channels=4, classes=5, **SMALL)  # type: ignore[arg-type]
-SAMPLING = DiffusionSampling(guidance=2.0, denoising_steps=4, last_noise=True)
+SAMPLING = DiffusionSampling(2.0, denoising_steps=4, denoising_start=300, last_noise=True)
 SILENT = replace(SAMPLING, last_noise=False)
 HALVES = {"encoder_multipliers": (1, 2), "decoder_multipliers": (1, 2)}
 TINY_KL = KLConfig(VQConfig(channels=8, res_blocks=1, z_channels=4, norm_groups=4, **HALVES))
@@ -65,7 +65,9 @@ def target(seed: int = 0, sampling: DiffusionSampling = SAMPLING) -> MARTarget:
 def speculative(
     made: MARTarget, rule: DensityRule, gamma: int = 2, prefill: float = 0.0, **options: Any
 ) -> Speculative:
-    return Speculative(draft(made, network(seed=1)), rule, gamma, prefill, **options)
+    other = network()  # so near that some of its tokens are accepted
+    other.head.final_layer.linear.bias += 0.01
+    return Speculative(draft(made, other), rule, gamma, prefill, **options)
 
 
 def decoded(
@@ -196,9 +198,28 @@ def test_parallel_prediction(steps: int | None) -> None:
     assert (output.tokens != 0).all() and output.trace.rounds.tolist() == [steps or 12] * 3
 
 
+def test_a_step_has_the_guidance_of_its_end_and_no_known_token_is_out_of_reach() -> None:
+    """MAR's steps; and in CSpD's public code a whole round."""
+    made, seen = target(), list[list[int]]()
+    conditions = made.conditions
+
+    def spy(context: Context, places: Tensor, after: Tensor) -> Tensor:
+        assert int(context.known.max()) <= context.reach <= 12
+        seen.append(after[0].tolist())
+        return conditions(context, places, after)
+
+    made.conditions = spy  # type: ignore[method-assign]
+    decoded(Parallel(3), made)
+    assert seen == [[2] * 2, [6] * 4, [12] * 6]
+    seen.clear()
+    decoded(speculative(made, CSpDReferenceCode(), 3), made)
+    assert seen == [[1], [4] * 3, [7] * 3, [10] * 3, [12] * 2]
+    decoded(speculative(made, CSpD(), 5), made)
+
+
 RULES: list[tuple[DensityRule, DiffusionSampling]] = [
     (CSpD(), SAMPLING),
-    (CSpD(alignment=False), DiffusionSampling(denoising_steps=4, last_noise=True)),
+    (CSpD(alignment=False), replace(SAMPLING, guidance=1.0)),
     (CSpDReferenceCode(), SILENT),
     (CSpDReferenceCode(alignment=False), SILENT),
     (PathCoupling(), SAMPLING),
@@ -215,14 +236,20 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
 ) -> None:
     made = target(sampling=sampling)
     method = speculative(made, rule, 3, prefill, steps=steps)
-    output, alone = decoded(method, made), decoded(method, made, ["b"])
+    output = decoded(method, made)
     trace: Any = output.trace
+    fast = int(trace.rounds.argmin())  # the row that is ahead of the others
+    alone = decoded(method, made, [IDS[fast]])
+    drafts = (trace.place == 1) * (1 + trace.proposed * rule.sees_drafts)
+    assert torch.equal(trace.passes, drafts.sum(-1))
+    accepted = torch.where(trace.origin == ACCEPTED, trace.place, 0)
+    assert torch.equal(trace.depth.gather(1, trace.order), accepted)
     assert output.tokens.isfinite().all() and (output.tokens != 0).all() and (trace.place > 0).all()
     assert trace.tested.shape == (3, method.depth(12)) and (trace.tested >= trace.accepted).all()
-    assert torch.allclose(alone.tokens[0], output.tokens[1], rtol=1e-3, atol=1e-2)
-    assert torch.equal(alone.trace.depth[0], trace.depth[1])
-    if not sampling.last_noise and isinstance(rule, PathCoupling):
-        assert trace.tau.tolist() == [0] * 3  # no draft has the target's last state
+    assert torch.allclose(alone.tokens[0], output.tokens[fast], rtol=1e-3, atol=1e-2)
+    assert torch.equal(alone.trace.depth[0], trace.depth[fast])
+    if rule.sees_drafts and rule != CSpD(alignment=False):
+        assert trace.tau.max() > 0
 
 
 @pytest.mark.parametrize("bound", [3, 100])
@@ -314,7 +341,8 @@ def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> Non
     drafted, none = torch.zeros(2, 2, 4), torch.zeros(2, 3, dtype=torch.int64)
     drafted[0, 1] = torch.nan
     ones = torch.ones(2, dtype=torch.int64)
-    verdict = ContinuousVerdict(torch.zeros(2, 3, 4), none, ones, none, none)
+    padded = nn.functional.pad(drafted, (0, 0, 0, 1))
+    verdict = ContinuousVerdict(padded, none, ones, none, none)
     images.append(verdict, 3, drafted)
     images.read()
     assert images.least == 4

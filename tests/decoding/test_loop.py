@@ -124,9 +124,10 @@ def test_observers_see_every_round_and_clocks_its_parts():
     assert set(clock.seconds) == {"draft", "target", "verify", "commit"}
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize("sick", ["target", "draft"])
-def test_nan_is_reported_with_its_prompt(sick):
-    target, draft = tables()
+def test_nan_is_reported_with_its_prompt(sick, temperature):
+    target, draft = tables(sampling=Sampling(1.0, temperature))
     names = [f"prompt {i}" for i in range(40)]
     table = target.table if sick == "target" else draft.table
     table[1:5] = torch.nan  # after the first token, whatever it is

@@ -110,6 +110,7 @@ def test_a_draw_inverts_the_cdf():
     p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
     u = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2.0**-24])
     assert sample(p.expand(6, -1), u).tolist() == [1, 1, 3, 3, 4, 4]
+    assert sample(torch.tensor([1.0, 1e-9, 1.0]), torch.tensor(0.5)) == 1  # sums are float64
 
 
 def test_a_token_without_mass_is_never_drawn():

@@ -35,12 +35,6 @@ def test_a_row_does_not_depend_on_its_batch_or_on_request_sizes():
     assert not at_once[0].equal(at_once[1])
 
 
-def test_seed_and_id_both_matter():
-    assert key(0, "a") != key(1, "a")
-    assert key(0, "a") != key(0, "b")
-    assert key(1, "1/a") != key(11, "/a")
-
-
 def test_two_rows_may_not_share_an_id():
     with pytest.raises(TemperaError, match="share an id"):
         RandomStreams(0, ["a", "b", "a"])

@@ -109,6 +109,7 @@ def test_how_sure_the_target_is_of_the_next_token():
         (trace.top1, ranked[0, 0]),
         (trace.top10, ranked[0, :10].sum()),
         (trace.entropy, -(first * first.log()).sum()),
+        (trace.collision, first.square().sum()),
     ):
         torch.testing.assert_close(column[:, 0].double(), value.expand(4))
     assert trace.top1[:, 1].unique().numel() > 1

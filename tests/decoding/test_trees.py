@@ -77,6 +77,7 @@ def test_static_trees_are_moved_to_a_device_once():
     assert meta is Tree.chain(4).to("meta")
     assert meta.depths.device.type == "meta"
     assert Tree.chain(4).to("cpu") is Tree.chain(4)
+    assert Tree.from_parents(torch.tensor([[-1, -1]])).to("meta").depths.device.type == "meta"
 
 
 @pytest.mark.parametrize(

@@ -81,17 +81,6 @@ def test_the_law_is_the_targets(method, case):
     assert result.accepted_length > 1.1
 
 
-@pytest.mark.slow
-def test_relaxed_rules_behave_as_documented():
-    """Relaxation below one with the optimal residual is exact (and stricter), above one it is
-    neither.
-    """
-    rules = Relaxed((0.7, 0.35, 0.2)), Exact(), Relaxed((1.2,))
-    strict, exact, lax = (check_window(lambda target: sjd(target, 3), rule, ROWS) for rule in rules)
-    assert strict.agrees and not lax.agrees, (strict, lax)
-    assert strict.accepted_length < exact.accepted_length < lax.accepted_length
-
-
 def test_without_refinement_every_guess_starts_anew():
     """SJD, Appendix H: rejected guesses are replaced by initial ones."""
     target = local_target(grid=(2, 3))

@@ -6,9 +6,11 @@ import torch
 from near_codes import near, near_rules
 from random_drafts import ROWS, SMALL, random_draft
 
-from tempera.decoding.diagnostics import diagnose, proximity
+from tempera.decoding.diagnostics import proximity
 from tempera.decoding.interfaces import Scores
+from tempera.decoding.loop import Images
 from tempera.decoding.probabilities import kl_divergence, normalise, one_hot, total_variation
+from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
 from tempera.errors import TemperaError
@@ -26,6 +28,7 @@ def laws(count=10, codes=12, zeros=0.3, seed=0):
     generator = torch.Generator().manual_seed(seed)
     mass = torch.rand(2, count, codes, generator=generator, dtype=torch.float64) ** 3
     mass = mass * (torch.rand(mass.shape, generator=generator) > zeros)
+    mass[0, -1] = 1  # equal probabilities are at the limit of λ = 2
     return normalise(mass, otherwise=torch.full_like(mass, 1 / codes))
 
 
@@ -243,12 +246,18 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     soft = torch.rand(60, 2, 6, generator=torch.Generator().manual_seed(1)).softmax(-1)
     p = one_hot(soft.argmax(-1), 6)
     verdict = verify(draft, Scores(p, p, soft), rule, uniforms)
-    _, bound, kl = diagnose(draft, verdict, p, rule, soft)
+    images = Images(RandomStreams(0, list(map(str, range(60)))), 2, 1, rule)
+    images.append(draft, verdict, Scores(p, p, soft))
+    trace = images.output().trace
     wrong = verdict.tokens != p.argmax(-1)
     assert 0 < wrong[:, 0].sum() < 60
     first = slice(0, 1)  # past a rejection nothing is defined
-    assert bound[:, first].bool().equal(wrong[:, first])
-    assert kl[:, first].isinf().equal(wrong[:, first])
+    assert trace.bound[:, first].bool().equal(wrong[:, first])
+    assert trace.kl[:, first].isinf().equal(wrong[:, first])
+    assert trace.logprob[:, first].equal(torch.where(wrong[:, first], -torch.inf, 0.0))
+    if isinstance(rule, Lantern):
+        sizes = rule.proximity(soft[:, 0], draft.tokens[:, 0]).float()
+        assert trace.proximity[:, 0].equal(sizes) and sizes.unique().numel() > 1
 
 
 # What is refused

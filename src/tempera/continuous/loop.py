@@ -418,7 +418,7 @@ def counts(length: int, steps: int) -> list[int]:
     masked, taken = length, []
     for step in range(steps):
         share = math.cos(math.pi / 2 * (step + 1) / steps)
-        left = max(1, min(masked - 1, math.floor(length * share))) if step < steps - 1 else 0
+        left = max(0, min(masked - 1, math.floor(length * share)))
         taken.append(masked - left)
         masked = left
     return taken

@@ -8,7 +8,6 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, JointRule, Rule, Verdict
 from tempera.decoding.probabilities import at, excess, kl_divergence, total_variation
 from tempera.decoding.trees import take
-from tempera.decoding.verification import keep_probs
 from tempera.errors import TemperaError
 
 
@@ -62,7 +61,7 @@ def diagnose(
             )
         tv = _first_test(draft, visited, take(p, visited))
         return tv, torch.zeros_like(tv), torch.zeros_like(tv)
-    if soft is not None and rule.relaxes_greedy:
+    if soft is not None:
         truth = take(p, visited)
         wrong = 1 - truth.gather(-1, verdict.tokens.unsqueeze(-1)).squeeze(-1)
         return _first_test(draft, visited, truth), wrong, torch.where(wrong > 0, torch.inf, 0.0)
@@ -143,13 +142,13 @@ def _terms(
             else torch.ones_like(visited, dtype=torch.bool)
         )
         q, token, depth = (take(x, node) for x in (draft.q, draft.tokens, depths))
-        f = keep_probs(rule, target, q, depth)
+        f = rule.accept(target, q, depth)
         # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
         kept, rejected, there = q * f, q * (1 - f), node >= 0
         drawn = rejected.sum(-1, keepdim=True) * rule.mean_residual(target, q, depth)
         ending = total_variation(kept + drawn, ideal)
         cost = torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1))
-        bound += torch.where(there & (tested > 0), tested * cost, 0.0)
+        bound += torch.where(there, tested * cost, 0.0)
         emitted += (reach * there).unsqueeze(-1) * torch.where(
             last.unsqueeze(-1), kept + drawn, kept
         )
@@ -161,4 +160,4 @@ def _terms(
             target = rule.residual(target, q, token, depth)
             ideal = excess(ideal, kept)
     divergence = kl_divergence(emitted, truth).clamp(min=0)
-    return tv, bound, torch.where((weight > 0) & ~tv.isnan(), weight * divergence, 0.0)
+    return tv, bound, torch.where(weight > 0, weight * divergence, 0.0)

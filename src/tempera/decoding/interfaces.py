@@ -250,11 +250,6 @@ class Rule(ABC):
     the target's. Write `accept` and `residual`; the other methods have defaults.
     """
 
-    relaxes_greedy: ClassVar[bool] = False
-    """Whether, in greedy decoding, the rule also accepts tokens other than the target's most
-    probable one: those that it `keeps`.
-    """
-
     @abstractmethod
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """f at every token that q can draw, anything in [0, 1] at others: p and q [..., V] ->
@@ -278,7 +273,8 @@ class Rule(ABC):
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Whether greedy decoding accepts a token, given p at temperature 1: [..., V] and [...] ->
-        bool [...]. All siblings are tested against the same p.
+        bool [...]. All siblings are tested against the same p. Override it if the rule also accepts
+        other tokens than the most probable one.
         """
         return token == p.argmax(-1)
 

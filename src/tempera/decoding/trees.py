@@ -188,8 +188,8 @@ class Tree:
 
     @cached_property
     def is_chain(self) -> bool:
-        """Whether this is one branch, shared by all rows."""
-        return not self.per_row and self.max_children <= 1
+        """Whether this is one branch."""
+        return self.max_children <= 1
 
     def to(self, device: torch.device | str) -> "Tree":
         """The same tree on a device. Static trees are kept, so that this costs nothing from the
@@ -212,10 +212,8 @@ class Tree:
         """
         step = self.ids.expand_as(self.parents)
         lineage = self.ids == step.unsqueeze(-1)
-        # with an entry N for the root, which is its own parent
-        padded = torch.nn.functional.pad(self.parents, (0, 1), value=-1)
         for _ in range(self.max_depth - 1):
-            step = padded.gather(-1, torch.where(step < 0, self.nodes, step))
+            step = self.parents.gather(-1, step.clamp(min=0))  # node 0 is the root's child
             lineage = lineage | (self.ids == step.unsqueeze(-1))
         return lineage
 

@@ -32,7 +32,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
         stop, probs = torch.zeros_like(scores.has_nan, dtype=torch.int64), p[:, 0]
     elif isinstance(rule, JointRule):
         stop, probs = rule.walk(draft, p, uniforms)
-    elif scores.soft is not None and rule.relaxes_greedy:
+    elif scores.soft is not None:
         soft = take(scores.soft, 1 + tree.parents)
         stop = tree.walk(rule.keeps(soft, draft.tokens))
         probs = take_one(p, stop)
@@ -44,13 +44,6 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
     route = tree.route_to(stop)
     tokens = torch.cat([next_token.unsqueeze(1), draft.tokens], 1).gather(1, route[:, 1:])
     return Verdict(stop, route[:, :-1], tree.depth_at(stop), tokens, next_token)
-
-
-def keep_probs(rule: Rule, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-    """The probability of keeping each token of the vocabulary as `verify` keeps it: f, and 1 where
-    p ≥ 1. [..., V] -> [..., V].
-    """
-    return torch.where(p >= 1, 1.0, rule.accept(p, q, depth))
 
 
 def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:

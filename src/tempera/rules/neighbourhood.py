@@ -15,7 +15,7 @@ speed-up at temperature 0); see `Rule.keeps`.
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ class _Aggregated(Rule):
     which depends on the rejected x.
     """
 
-    relaxes_greedy: ClassVar[bool] = True
     neighbours: Neighbours
     residual_kind: Residual
 
@@ -214,7 +213,6 @@ class GSD(Rule):
         TemperaError: an option is impossible.
     """
 
-    relaxes_greedy: ClassVar[bool] = True
     neighbours: Neighbours
     ranks: int | None = 7
     residual_kind: Residual = "published"
