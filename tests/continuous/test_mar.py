@@ -191,30 +191,29 @@ def test_the_cosine_schedule(length: int, steps: int, first: list[int]) -> None:
     assert min(taken) >= 1
 
 
-@pytest.mark.parametrize("steps", [None, 1, 3])
-def test_parallel_prediction(steps: int | None) -> None:
-    output = decoded(Parallel(steps), target())
-    assert output.tokens.shape == (3, 12, 4) and output.tokens.isfinite().all()
-    assert (output.tokens != 0).all() and output.trace.rounds.tolist() == [steps or 12] * 3
-
-
 def test_a_step_has_the_guidance_of_its_end_and_no_known_token_is_out_of_reach() -> None:
     """MAR's steps; and in CSpD's public code a whole round."""
     made, seen = target(), list[list[int]]()
-    conditions = made.conditions
 
-    def spy(context: Context, places: Tensor, after: Tensor) -> Tensor:
-        assert int(context.known.max()) <= context.reach <= 12
-        seen.append(after[0].tolist())
-        return conditions(context, places, after)
+    def watch(model: Any) -> None:
+        conditions = model.conditions
 
-    made.conditions = spy  # type: ignore[method-assign]
+        def spy(context: Context, places: Tensor, after: Tensor) -> Tensor:
+            assert int(context.known.max()) <= context.reach <= 12
+            seen.append(after[0].tolist())
+            return conditions(context, places, after)
+
+        model.conditions = spy
+
+    watch(made)
     decoded(Parallel(3), made)
     assert seen == [[2] * 2, [6] * 4, [12] * 6]
     seen.clear()
     decoded(speculative(made, CSpDReferenceCode(), 3), made)
     assert seen == [[1], [4] * 3, [7] * 3, [10] * 3, [12] * 2]
-    decoded(speculative(made, CSpD(), 5), made)
+    method = speculative(made, CSpD(), 5)
+    watch(method.drafter)
+    decoded(method, made)
 
 
 RULES: list[tuple[DensityRule, DiffusionSampling]] = [
