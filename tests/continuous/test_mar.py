@@ -214,6 +214,7 @@ def test_a_step_has_the_guidance_of_its_end_and_no_known_token_is_out_of_reach()
     method = speculative(made, CSpD(), 5)
     watch(method.drafter)
     decoded(method, made)
+    assert not decoded(draft_alone(made, 3), made).trace.passes.any()
 
 
 RULES: list[tuple[DensityRule, DiffusionSampling]] = [
