@@ -44,12 +44,12 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_holds(
         told = costs.decoding_memory(target, sized, ["a red ring"] * 2)
     with LiveBytes() as held:
         pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg), build.build_rule(cfg))
-        assert told.weights == pytest.approx(held.live, rel=0.03)
+        assert told["weights"] == pytest.approx(held.live, rel=0.03)
     pipeline.tokens(prompts)
-    assert told.cache == pipeline.target.session.cache.nbytes()
+    assert told["KV cache"] == pipeline.target.session.cache.nbytes()
     nodes = pipeline.method.drafter.nodes
-    assert told.logits == 4 * 4 * (1 + nodes) * pipeline.target.vocab_size
-    assert told.decoder > 2 * 3 * 48 * 48 * 4  # wider than the pictures
+    assert told["logits"] == 4 * 4 * (1 + nodes) * pipeline.target.vocab_size
+    assert told["image decoder"] > 2 * 3 * 48 * 48 * 4  # wider than the pictures
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ the networks have sizes and no data.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -31,35 +30,12 @@ CAPTION = "0"
 """Stands for the captions of training images: a text, and a class number."""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of the parts that grow with the model and the batch. Buffers inside kernels, the
-    allocator's rounding, the CUDA context and the activations of training come on top.
-
-    Attributes:
-        weights: of all networks.
-        cache: keys and values of the target's KV cache.
-        logits: of root and drafted tokens, float32.
-        decoder: the largest layer's inputs and outputs, while the image decoder makes pictures.
-        learning: gradients, optimiser state, averages and the saved copy of a draft in training.
-    """
-
-    weights: int
-    cache: int = 0
-    logits: int = 0
-    decoder: int = 0
-    learning: int = 0
-
-    @property
-    def total(self) -> int:
-        """All parts; the image decoder works when the logits are gone."""
-        return self.weights + self.cache + max(self.logits, self.decoder) + self.learning
-
-    def __str__(self) -> str:
-        names = "weights", "KV cache", "logits", "image decoder", "gradients and optimiser"
-        parts = zip(names, asdict(self).values(), strict=True)
-        shown = ", ".join(f"{name} {decimal(size)}" for name, size in parts if size)
-        return f"about {decimal(self.total)} ({shown})"
+Memory = dict[str, int]
+"""Bytes of the parts that grow with the model and the batch: weights of all networks, KV cache,
+float32 logits of root and drafted tokens, the widest layer of the image decoder, and in training
+gradients and optimiser with averages and the saved copy of the draft. Buffers inside kernels, the
+allocator's rounding, the CUDA context and the activations of training come on top.
+"""
 
 
 def dry_evaluation(
@@ -101,7 +77,7 @@ def decoding_memory(target: Any, cfg: DictConfig, prompts: list[str]) -> Memory:
         finally:
             watched.remove()
     weights = size_of(*networks(target), *networks(drafter), decoder)
-    return Memory(weights, cache, logits, max(layers))
+    return {"weights": weights, "KV cache": cache, "logits": logits, "image decoder": max(layers)}
 
 
 def _batch(target: Any, prompts: list[str], nodes: int) -> tuple[int, int]:
@@ -130,7 +106,8 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
     work = f"{length} of {recipe.batch_size} images of {target.length:,} tokens"
     copies = 5 if recipe.ema else 4
     logits = max(logits, 4 * recipe.logit_chunk * target.vocab_size)
-    memory = Memory(size_of(*nets), cache, logits, learning=copies * size_of(draft))
+    memory = {"weights": size_of(*nets), "KV cache": cache, "logits": logits}
+    memory["gradients and optimiser"] = copies * size_of(draft)
     return _told(cfg, work, memory, to_download(files))
 
 
@@ -138,9 +115,12 @@ def _told(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> d
     device = build.parse_device(cfg.device, dry=True)
     dtype = str(build.parse_dtype(cfg.dtype, device)).removeprefix("torch.")
     print(f"to do: {work}\nto download: {downloads(download)}")
-    print(f"memory: {memory} in {dtype} on {device}")
+    # the image decoder works when the logits are gone
+    total = sum(memory.values()) - min(memory["logits"], memory.get("image decoder", 0))
+    parts = ", ".join(f"{name} {decimal(size)}" for name, size in memory.items() if size)
+    print(f"memory: about {decimal(total)} ({parts}) in {dtype} on {device}")
     known = {} if download is None else {"download": float(download)}
-    return {"memory": float(memory.total), **known}
+    return {"memory": float(total), **known}
 
 
 def to_download(files: Sequence[PretrainedFiles], evaluator: Evaluator | None = None) -> int | None:
