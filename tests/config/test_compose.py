@@ -6,7 +6,8 @@ import pytest
 from cases import slow_but
 from hydra.core.global_hydra import GlobalHydra
 
-from tempera.config.compose import composed, other_hydra, written
+from tempera.config.compose import composed, written
+from tempera.config.messages import other_hydra
 from tempera.errors import TemperaError
 
 

@@ -16,7 +16,6 @@ from tempera.errors import TemperaError
 REFUSED = [
     # unknown names: the nearest is suggested
     ("eval", "dleta=2", "`delta`"),
-    ("train_draft", "learning_rate=1", "`learning_rate`"),
     ("eval", "~drafter.dtype", "null already"),
     ("eval", "path=x", "data=file"),
     ("eval", "method=eagle delta=2", "rule=relaxed"),
@@ -33,6 +32,7 @@ REFUSED = [
     # types and ranges of a script's own options
     ("eval", f"seed={10**20}", "seed"),
     ("eval", "limit=0", "limit"),
+    ("eval", "batch_size=many", "batch_size"),
     ("eval", "~seed", "seed"),
     ("eval", "weights=null", "weights"),
     ("eval", "hydra.run=3", "hydra.run=3"),
@@ -61,6 +61,7 @@ REFUSED = [
     ("eval", "model=shapes_mar method=cspd drafter=eagle", "drafter=mar"),
     ("eval", "model=shapes_mar method=eagle", "method=ar"),
     ("eval", "method=sjd drafter=eagle", "+tree=chain"),
+    ("eval", "method=sjd tree=chain", "leave it out"),
     ("eval", "method=ar rule=relaxed", "rule=exact"),
     ("eval", "method=block tree=naive_extend_57", "tree=chain"),
 ]
@@ -92,7 +93,6 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
     "options",
     [
         "method=coolsd rule=exact",
-        "method=uniform_rsd rule=exact",
         "method=uniform_rsd schedule=linear",
         "method=coolsd schedule=linear delta=2",
         "method=gsd drafter=eagle +tree=chain",
@@ -113,6 +113,8 @@ def test_a_text_model_is_not_given_numbers_of_classes(tmp_path: Path) -> None:
     with pytest.raises(TemperaError) as problem:
         evaluate(composed_run("eval", options, tmp_path / "run"))
     assert problem.value.option == "data"
+    with pytest.raises(TemperaError, match="continuous tokens"):
+        evaluate(composed_run("eval", ["model=shapes_mar"], tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("given", "advised"), [("--delta 2", "delta=2"), ("--delta=2", "delta=2")])

@@ -114,7 +114,7 @@ def statistics(tmp_path: Path) -> str:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("both", {"expected_length": None}, r"needs an expected length: give \d\.\d\d tokens a rou"),
+    ("both", {"expected_length": None}, r"needs expected_length=: give \d\.\d\d .* tokens per"),
     ("both", {"expected_length": 4.2}, "out of reach"),
     ("both", {"length": 5, "tree": Tree.chain(5)}, "this run drafts 5"),
     ("both", {"measured_with": NOW | {"guidance": 3.0}}, "guidance=1.0, but .*guidance=3.0"),

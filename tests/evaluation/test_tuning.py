@@ -98,7 +98,6 @@ def test_the_command(
         ("budget=fid:3", "budget"),
         ("model=shapes_mar", "model=shapes_mar"),
         ("trees=[binary]", "'binary'"),
-        ("depths=[two]", "`depths="),
         ("batch_size=2", "batch_size=2"),
         ("drafter.path=nowhere", "drafter.path=DIR"),
         ("model.parallel=nowhere", "model.parallel=DIR"),

@@ -181,14 +181,13 @@ def test_a_narrow_console_breaks_no_value(capsys: pytest.CaptureFixture[str]) ->
     assert max(map(len, told.splitlines())) <= 40
 
 
-def test_the_console_begins_with_gain_cost_and_break_even() -> None:
+def test_the_console_begins_with_gain_and_cost() -> None:
     metrics = {"accepted_length": 3.7, "efficiency": 1 / 2.9, "speedup": 1.1, "target_passes": 90.0}
     run = finished("eagle", metrics={key: {"value": one} for key, one in metrics.items()})
     run.grid = [12, 12]
     assert headline(run) == [
         "3.70 tokens per round: 39 rounds an image instead of 144.",
-        "A round takes as long here as 2.90 AR rounds: 1.10× the speed.",
-        "It breaks even at 2.90 tokens per round.",
+        "A round takes as long as 2.90 AR rounds here: 1.10× the speed.",
     ]
     draft = {"accepted_length": {"value": 1.0}, "target_passes": {"value": 0.0}}
     (line,) = headline(finished("draft", metrics=draft))

@@ -4,15 +4,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.table import Table
 
 from tempera.config import build
 from tempera.config.instantiate import from_options
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import BenchmarkColumn, Spread, measure
 from tempera.evaluation.latency import PARTS
+from tempera.reporting.tables import show
 from tempera.runtime.files import write_json
 
 
@@ -40,10 +41,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if report.bandwidth is not None and report.weights is not None:
         title += f" · {report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB"
     columns = {f"batch {one.batch_size}": rows(one, report.steps) for one in report.columns}
-    table = Table("ms: median (quartiles)", *columns, title=title)
-    for name in next(iter(columns.values())):
-        table.add_row(name, *(column[name] for column in columns.values()))
-    console.print(table)
+    named = pd.DataFrame(columns).rename_axis("ms: median (quartiles)").reset_index()
+    show(named, title, console)
     result = {"model": cfg.model.name, "made_of": made_of, **asdict(report)}
     write_json(Path(str(cfg.directory)) / "bench.json", result)
     return result

@@ -32,9 +32,9 @@ def main(cfg: DictConfig) -> dict[str, float]:
     calibration.save_statistics(path, found, measured_with)
     rounds = found.rounds
     low, high = reachable_by_price(rounds)
-    print(f"{len(rounds.weights)} rounds of {rounds.tree.nodes} drafts in {path}")
+    print(f"{len(rounds.weights)} rounds of {rounds.tree.nodes} drafted tokens: {path}")
     print(
         f"next: {command('eval')} method=optimal_rsd schedule=optimal "
-        f"expected_length={(low + high) / 2:.1f}   ({low:.2f} to {high:.2f})"
+        f"expected_length={(low + high) / 2:.1f}   (possible: {low:.2f} to {high:.2f})"
     )
     return {"rounds": len(rounds.weights), "shortest": low, "longest": high}

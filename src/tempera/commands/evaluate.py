@@ -31,6 +31,7 @@ LARGEST = 256
 def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
     device = build.parse_device(cfg.device, dry=cfg.dry_run)
+    build.check_tokens(cfg)
     paper = _paper(cfg)
     parsed(cfg.tracking)
     evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)

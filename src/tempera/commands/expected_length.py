@@ -82,7 +82,7 @@ def matched(
     if processes.is_main:
         print(
             f"expected_length={cfg.expected_length:g}: {notes['option']}={notes['value']:g} "
-            f"accepts {notes['length']:.3f} tokens a round on {notes['prompts']} calibration "
+            f"accepts {notes['length']:.3f} tokens per round on {notes['prompts']} calibration "
             "prompts"
         )
     return _with(cfg, notes["option"], notes["value"]), {MATCHED: notes}

@@ -184,8 +184,7 @@ class _Settings:
         trees |= {written("tree", name): Tree.named(name) for name in self.cfg.trees}
         by_depth = sorted(trees, key=lambda name: trees[name].max_depth)
         for shallowest in by_depth[:1]:
-            options = draft.exact, shallowest
-            first: Any = build.build_drafter(self.evaluation(options), target)
+            first: Any = build.build_drafter(self.evaluation((draft.exact, shallowest)), target)
         for name, tree in trees.items():
             try:
                 model = first.model.for_depth(tree.max_depth)
@@ -283,5 +282,4 @@ class _RealRuns:
                 for heading, (value, key, form) in compared.items()
             }
             rows.append({"setting": " ".join(one.options)} | cells)
-        title = f"predicted → measured, 95% intervals; {self.cfg.images} images"
-        show(pd.DataFrame(rows), title)
+        show(pd.DataFrame(rows), f"predicted → measured, 95% intervals; {self.cfg.images} images")

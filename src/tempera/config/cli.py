@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from tempera.config.compose import other_hydra, pasted, quoted
+from tempera.config.compose import pasted, quoted
 from tempera.config.messages import sentence, text_of
 from tempera.config.options import check_options
 from tempera.errors import TemperaError, shortened
@@ -57,21 +57,20 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
     _prepare_streams()
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and does not print and exit itself
-    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # of joblib after Ctrl-C
 
     def job(cfg: DictConfig) -> Any:
         """One run, or one point of a sweep."""
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
             check_options(cfg, config_name)
+            _check_sweep(HydraConfig.get())
             if cfg.get("device") == "auto" and started_as_main():
                 from tempera.runtime.processor import tell_device
 
                 tell_device()
             return main(cfg)
         except Exception as problem:
-            with other_hydra():
-                told = sentence(problem, config_name, sys.argv[1:])
+            told = sentence(problem, config_name, sys.argv[1:])
             if told is None and not _is_interruption(problem):
                 log.exception("a bug")  # into the run's log file
             if full or HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -130,13 +129,22 @@ def _exit(status: int, message: str) -> NoReturn:
 
 
 def _prepare_streams() -> None:
-    """Let nothing fail that is printed: on closed streams, or on a terminal of ASCII."""
+    """Let nothing fail that is printed: on closed streams, or on a terminal of ASCII; and nothing
+    be printed behind the last sentence.
+    """
     nowhere = Path(os.devnull)
     sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
     sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # of joblib after Ctrl-C
+
+
+def _check_sweep(hydra_cfg: Any) -> None:
+    """Raise TemperaError for the preset of a paper's table without -m."""
+    if hydra_cfg.mode == RunMode.RUN and hydra_cfg.sweeper.get("table"):
+        raise TemperaError("this preset is a sweep over the rows of a table: add -m")
 
 
 def _read(arguments: Sequence[str], positional: str | None) -> list[str]:

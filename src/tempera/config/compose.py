@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
-from tempera.config.messages import sentence
+from tempera.config.messages import other_hydra, sentence
 from tempera.config.options import check_options
 from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
@@ -87,17 +86,6 @@ def _searched() -> list[str]:
         if source.provider not in ("hydra", "main", "schema")
     ]
     return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
-
-
-@contextmanager
-def other_hydra() -> Iterator[None]:
-    """Allow composing inside without disturbing a Hydra application that may be running."""
-    application = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        yield
-    finally:
-        GlobalHydra.instance().hydra = application
 
 
 def written(name: str, value: Any) -> str:

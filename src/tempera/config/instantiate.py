@@ -117,7 +117,8 @@ def fitting(value: Any, hint: Any, option: str) -> Any:
 def _reason(error: Any) -> str:
     """Pydantic's words for a wrong value, and the place in a list."""
     place = "".join(f"[{part}] " for part in error["loc"] if isinstance(part, int))
-    return place + str(error["msg"]).replace("Input should be", "it must be")
+    said = str(error["msg"]).partition(", unable to parse")[0]
+    return place + said.replace("Input should be", "it must be")
 
 
 @functools.cache

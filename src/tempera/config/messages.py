@@ -5,6 +5,7 @@ import errno
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -154,6 +155,8 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     if owners and "," in method:
         cases = f'["method=ar","method=coolsd {option}=VALUE"]'
         return f"only some methods have `{option}`: list cases, as 'hydra.sweeper.cases={cases}'"
+    if option in groups(config_name):
+        return f"there is no `{option}` to choose with {method}: leave it out"
     if owners:
         return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
     near = difflib.get_close_matches(option, names, n=1, cutoff=0.75)
@@ -163,17 +166,24 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     return f"there is no option `{option}`: {meant}"
 
 
-def _names_of(config_name: str, choices: Sequence[str]) -> list[str]:
-    """The dotted names of all options and groups; none if the choices do not compose."""
-    before = GlobalHydra.instance().hydra
+@contextmanager
+def other_hydra() -> Iterator[None]:
+    """Allow composing inside without disturbing a Hydra application that may be running."""
+    application = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        yield
+    finally:
+        GlobalHydra.instance().hydra = application
+
+
+def _names_of(config_name: str, choices: Sequence[str]) -> list[str]:
+    """The dotted names of all options and groups; none if the choices do not compose."""
+    try:
+        with other_hydra(), initialize_config_dir(str(conf_directory()), version_base="1.3"):
             cfg = compose(config_name, list(choices), return_hydra_config=True)
     except HydraException:
         return []
-    finally:
-        GlobalHydra.instance().hydra = before
     groups = [str(group) for group in cfg.hydra.runtime.choices if "/" not in str(group)]
     options: Any = OmegaConf.to_container(cfg, resolve=False)
     del options["hydra"]

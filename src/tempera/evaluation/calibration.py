@@ -316,8 +316,7 @@ def _given(expected_length: float | None, reach: tuple[float, float]) -> float:
     """The expected length; raises TemperaError if there is none."""
     if expected_length is None:
         raise TemperaError(
-            f"this schedule needs an expected length: give {reach[0]:.2f} tokens a round (exact "
-            f"decoding) to {reach[1]:.2f}",
-            option="expected_length",
+            f"this schedule needs expected_length=: give {reach[0]:.2f} (exact decoding) to "
+            f"{reach[1]:.2f} tokens per round"
         )
     return expected_length

@@ -108,7 +108,7 @@ def search(
     value, length = min(found.items(), key=lambda one: abs(one[1] - wanted))
     if abs(length - wanted) > tolerance:
         raise TemperaError(
-            f"no {option} was found that accepts {wanted:g} tokens a round; the nearest is "
+            f"no {option} was found that accepts {wanted:g} tokens per round; the nearest is "
             f"{option}={value:g} with {length:.3f}: take this length, or a larger tolerance",
             option="expected_length",
         )

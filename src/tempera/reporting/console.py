@@ -19,7 +19,7 @@ ROWS = 10
 
 
 def print_run(run: Run, verbose: bool = False, console: Console | None = None) -> None:
-    """Print what a run gains and costs in three lines, then its metrics, each with its 95%
+    """Print what a run gains and costs in two lines, then its metrics, each with its 95%
     interval and its number of prompts: the ten that matter, or all.
     """
     console = console or Console()
@@ -38,8 +38,8 @@ def print_run(run: Run, verbose: bool = False, console: Console | None = None) -
 
 
 def headline(run: Run) -> list[str]:
-    """What is gained, what a round costs here, and the accepted length at which nothing is
-    gained. The target scores a whole round in one pass.
+    """What is gained, and what a round costs here: nothing is gained at an accepted length of as
+    many AR rounds. The target scores a whole round in one pass.
     """
     if run.value("target_passes") == 0:
         return ["The draft's own images, without the target."]
@@ -49,8 +49,7 @@ def headline(run: Run) -> list[str]:
     efficiency = run.value("efficiency")
     if efficiency > 0 and tokens != 1:
         cost, speed = f"{1 / efficiency:.2f}", f"{run.value('speedup'):.2f}"
-        lines.append(f"A round takes as long here as {cost} AR rounds: {speed}× the speed.")
-        lines.append(f"It breaks even at {cost} tokens per round.")
+        lines.append(f"A round takes as long as {cost} AR rounds here: {speed}× the speed.")
     return lines
 
 

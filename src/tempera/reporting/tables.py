@@ -106,10 +106,10 @@ def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -
     """
     console = console or Console()
     first, *others = frame
-    width = {
-        name: max(min(len(name), 10), *map(len, [*name.split(), *frame[name]])) for name in others
-    }
     room = console.width - 3 - max(map(len, " ".join([first, *frame[first]]).split()))
+    width = {
+        name: max(min(len(name), 12), *map(len, [*name.split(), *frame[name]])) for name in others
+    }
     while others:
         ends = accumulate(width[name] + 3 for name in others)
         count = max(1, sum(end <= room for end in ends))
