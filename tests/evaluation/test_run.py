@@ -212,3 +212,11 @@ def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
     assert {"metrics.json", "report.html", "grid.png"} <= {path.name for path in files}
     assert all(path.is_file() for path in files)
     tracker.finish.assert_called_once()
+
+
+def test_the_image_decoder_takes_few_pictures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    pipeline = tiny_pipeline(before=lambda: calls.append(1))
+    monkeypatch.setattr("tempera.evaluation.pipeline.DECODED_CODES", 2 * pipeline.target.length)
+    assert pipeline.pictures(torch.zeros(5, 6, dtype=torch.int64)).shape == (5, 3, 8, 48)
+    assert len(calls) == 3

@@ -3,7 +3,7 @@ import torch
 from tiny_targets import composed
 
 from tempera.config.build import build_image_decoder, parse_dtype
-from tempera.runtime.processor import computes_bfloat16, tell_slow_bfloat16
+from tempera.runtime.processor import computes_bfloat16, tell_device, tell_slow_bfloat16
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -26,6 +26,9 @@ def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
         lambda including_emulation=True: including_emulation or units,
     )
     assert computes_bfloat16(torch.device("cuda")) is units
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    tell_device()
+    assert "device=auto is cuda: Tesla T4" in capsys.readouterr().out
     tell_slow_bfloat16("one", "other", torch.device("cuda"))
     assert capsys.readouterr().out.count("on this GPU") == (not units)
     assert parse_dtype("auto", torch.device("cuda")) == (torch.bfloat16 if units else torch.float32)
