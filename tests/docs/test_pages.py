@@ -8,6 +8,7 @@ import pytest
 from markdown_pages import PAGES, blocks, name_of, outside_fences, shown_commands, text_of
 from paths import ROOT
 
+from tempera.config.cli import literal
 from tempera.config.compose import composed
 from tempera.reporting import paper_results
 
@@ -141,4 +142,4 @@ def test_a_command_that_needs_weights_or_devices_composes(command: str) -> None:
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     if "-m" in words:  # the first job of the sweep
         options = [option if "[" in option else option.partition(",")[0] for option in options]
-    assert composed(SCRIPTS[words[at]], options)
+    assert composed(SCRIPTS[words[at]], list(map(literal, options)))
