@@ -60,18 +60,6 @@ def test_an_exact_rule_has_no_bias_in_one_round_or_many():
             torch.testing.assert_close(decoded_law(p, q, rule, Tree.chain(length), 5), truth)
 
 
-def test_one_token_needs_one_table():
-    _, _, p, q = tables()
-    law, rule = p[0][0], Exact()
-    for found in (
-        sequence_law(p[:1], 1),
-        one_round_law(p[:1], [], rule, 0),
-        decoded_law(p[:1], q[:1], rule, Tree.chain(2), 1),
-        next(visits(p[:1], q[:1], rule, 1)).emitted[0],
-    ):
-        torch.testing.assert_close(found, law)
-
-
 def test_the_optimal_residual_minimises_the_bound():  # Theorem 2
     _, _, p, q = tables()
     for schedule in (exponential(1.1, 3), exponential(2.0, 3), (0.5, 0.2, 0.1)):

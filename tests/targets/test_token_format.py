@@ -4,7 +4,7 @@ import pytest
 
 from tempera.errors import TemperaError
 from tempera.targets.chameleon import anole, lumina
-from tempera.targets.emu3 import emu3
+from tempera.targets.emu3 import NEGATIVE, emu3
 from tempera.targets.shared_vocabulary import PromptEncoder
 from tempera.targets.token_format import ModelSpec
 
@@ -33,8 +33,10 @@ def test_prompts_are_left_padded_beside_the_null_prompt() -> None:
 def test_a_prompt_that_is_too_long_is_refused_or_truncated() -> None:
     with pytest.raises(TemperaError, match="prompt 2 of 2 has 13 tokens, .* room for 12"):
         PromptEncoder(LINED, letters).encode(["ab", "cdef ghijk"])
-    condition, keep = PromptEncoder(LINED, letters, truncate=True).encode(["cdef ghijk"])
-    assert condition[0, 0].tolist() == [1, *letters("cdef!"), 2] and keep.all()
+    fits, _ = PromptEncoder(LINED, letters).encode(["cdef ghij"])
+    condition, keep = PromptEncoder(LINED, letters, truncate=True).encode(["cdef ghij k"])
+    assert condition.equal(fits) and keep.all()
+    assert condition[0, 0].tolist() == [1, *letters("cdef ghij!"), 2]
     with pytest.raises(TemperaError, match="prompt 1 of 1 is empty"):
         PromptEncoder(LINED, letters).encode([" "])
 
@@ -47,5 +49,5 @@ def test_the_papers_formats() -> None:
     assert "1024x512" in str(lumina(512, 1024).prompt)
     assert anole().grid == (32, 32) and anole().forced is None and anole().room == 4096 - 1024
     spec = emu3()
-    assert spec.grid == (90, 91) and "90*90" in spec.prompt
+    assert spec.grid == (90, 91) and "90*90" in spec.prompt and spec.null[1] == NEGATIVE
     assert spec.token_ids[-2:].tolist() == [184621, 151846]

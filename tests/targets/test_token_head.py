@@ -18,6 +18,7 @@ def test_forced_positions_start_at_each_rows_length():
     # positions 0, 1, 2 and 4, 5, 5: past the image the last position counts
     assert certain.tolist() == [[False, False, True], [False, True, True]]
     assert (p[..., 7][~certain] == 0).all(), "it is drawn nowhere else"
+    assert not head.directions(torch.zeros(1, 16)).any()  # a bias is no direction
     log = head.lm_logits(torch.randn(1, 16)).log_softmax(-1)
     assert torch.isfinite(log).all() and log.exp()[0, 7] == 0
 

@@ -202,7 +202,7 @@ class FixedDraw(Redraft):
 
     def begin(self, uniforms: Tensor) -> None:
         """Remember the draws, [B, T]."""
-        self.state = uniforms.clone()
+        self.state = uniforms
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor

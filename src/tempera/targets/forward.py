@@ -210,7 +210,7 @@ class Session:
     def capacity(self, nodes: int) -> int:
         """Slots needed for a whole image and `nodes` drafted tokens beyond it."""
         room = max(nodes, ROOM) if self.compiled else nodes
-        return self._rounded(self.prompt.last_slot + 2 + room)
+        return self._rounded(self.prompt.prefix + self.prompt.length + 1 + room)
 
     def _rounded(self, keys: int) -> int:
         """Rounded up to a multiple of the granularity."""

@@ -65,7 +65,6 @@ class PromptState:
     def __init__(self, embeds: Tensor, keep: Tensor, copies: int, length: int) -> None:
         self.embeds, self.keep, self.copies, self.length = embeds, keep, copies, length
         self.rows, self.prefix = keep.shape
-        self.last_slot = self.prefix + length - 1
         self.lengths = torch.zeros(self.rows // copies, dtype=torch.int64, device=keep.device)
         self.root_slots = torch.full(
             (self.rows,), self.prefix - 1, dtype=torch.int64, device=keep.device

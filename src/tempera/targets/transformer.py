@@ -160,7 +160,7 @@ class TransformerTarget:
         """Compact the accepted path of a tree, advance each row by `emitted`, and make the drawn
         token the root. See `interfaces.Target.commit`.
         """
-        if draft.tree.nodes and not draft.tree.is_chain:
+        if not draft.tree.is_chain:
             self.session.compact(verdict.path)
         self.advance(verdict.next_token, emitted, verdict.tokens.shape[1])
 
