@@ -26,7 +26,9 @@ def test_equal_codes_are_ordered_by_index():
     table = Neighbours.build(torch.ones(4, 2), 3).table
     assert table.tolist() == [[0, 1, 2], [1, 0, 2], [2, 0, 1], [3, 0, 1]]
     pairs = CODES.repeat(2, 1)  # each code twice, 700 places apart
-    assert Neighbours.build(pairs, 2).table[:, 1].equal(torch.arange(1400).roll(700))
+    table, nearest = Neighbours.build(pairs, 3).table, Neighbours.build(CODES, 2).table[:, 1]
+    assert table[:, 1].equal(torch.arange(1400).roll(700))
+    assert table[:, 2].equal(nearest.repeat(2))
 
 
 def test_a_code_by_its_place_in_the_order_of_distance():

@@ -118,5 +118,5 @@ def _largest(low: Tensor, mass: Callable[[Tensor], Tensor]) -> Tensor:
         c = torch.where(mass(tried) <= 1, tried, c)
     high = (c * step).clamp(max=1)
     below, above = mass(c), mass(high)
-    share = ((1 - below) / (above - below).clamp(min=torch.finfo(c.dtype).tiny)).clamp(0, 1)
+    share = ((1 - below) / (above - below)).clamp(0, 1)
     return torch.where(above > 1, torch.lerp(c, high, share), high)
