@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from paths import ROOT
-from tiny_targets import composed
+from tiny_targets import METHODS, composed, method_options
 
 from tempera.config.build import build_drafter, build_rule, build_target
 from tempera.decoding.loop import decode
@@ -17,25 +17,11 @@ from tempera.decoding.random_streams import RandomStreams
 
 pytestmark = pytest.mark.gpu
 PROMPTS = ["a small red ring", "a large blue star left of a small white square"]
-METHODS = {
-    "ar": [],
-    "eagle": ["tree=chain"],
-    "eagle tree": ["tree=mc_sim_7b_63"],
-    "eagle2": [],
-    "coolsd": [],
-    "parallel": ["drafter.path=random", "depth=3"],
-    "parallel tree": ["drafter.path=random", "tree=mc_sim_7b_63"],
-    "sjd": ["window=16"],
-    "jacobi": ["window=16"],
-    "scd": ["window=16"],
-    "sjd_pac": ["window=32"],
-}
 
 
 def parts(name: str, compiled: bool) -> tuple[Any, Any, Any]:
     """The shipped model on the GPU, in float32, with a method."""
-    options = [f"method={name.split()[0]}", *METHODS[name], "device=cuda", "dtype=float32"]
-    cfg = composed(*options)
+    cfg = composed(*method_options(name), "device=cuda", "dtype=float32")
     target: Any = build_target(cfg)
     target.pack()
     if compiled:
