@@ -46,14 +46,12 @@ REFUSED = [
     # values of groups
     ("eval", "delta=abc", "delta"),
     ("eval", "delta=-1", "delta"),
-    ("eval", "residual=foo", "residual"),
     ("eval", "depth=-2", "-2"),
     ("eval", "depth=0", "depth=1"),
     ("eval", "method=eagle depth=0", "method=ar"),
     ("eval", "method=coolsd drafter=none", "rule=exact"),
     ("eval", "top_p=0", "top_p"),
     ("eval", "method=lantern k=0", "k"),
-    ("eval", "method=optimal_rsd price=-1", "-1"),
     ("eval", "schedule=linear ell=3", "ell"),
     # parts that do not fit each other
     ("eval", "method=eagle rule=density", "rule=exact"),

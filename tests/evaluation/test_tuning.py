@@ -78,6 +78,8 @@ def test_the_command(
         "method=coolsd drafter=parallel floor=1 depth=2 delta=2.0",
         "method=optimal_rsd depth=3 price=1.0",
     }
+    speeds = [row["speedup"] for row in result["predictions"]]
+    assert speeds == sorted(speeds, reverse=True)
     out = capsys.readouterr().out
     assert {name for name, said in result["drafters"].items() if said == "tried"} == {
         *("eagle", "eagle2", "parallel", "medusa")

@@ -103,8 +103,6 @@ def test_weights_of_another_model_are_refused(
     torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "clip.pt"))
     with pytest.raises(TemperaError, match="TorchScript"):
         ClipScore(NAME, str(tmp_path / "clip.pt")).load(CPU)
-    with pytest.raises(TemperaError, match="does not hold the weights of ViT-none"):
-        ClipScore("ViT-none", "openai").load(CPU)
     torch.save({"state_dict": {"other": torch.ones(2)}}, tmp_path / "HPS_v2.1_compressed.pt")
     with pytest.raises(TemperaError, match="does not hold the weights of HPSv2"):
         HPS(str(tmp_path), NAME).load(CPU)
@@ -117,5 +115,3 @@ def test_the_files_of_a_model() -> None:
     assert ClipScore("ViT-B-32", "own.bin").files == (
         WeightsFile("own.bin", "open_clip_model.safetensors"),
     )
-    with pytest.raises(TemperaError, match=r"is not at own.bin"):
-        ClipScore("ViT-B-32", "own.bin").files[0].size()

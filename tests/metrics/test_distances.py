@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from tempera.metrics import distances
+from tempera.metrics import bootstrap, distances
 from tempera.metrics.distances import (
     Distance,
     frechet,
@@ -51,6 +51,14 @@ def weighted_kernel(generated: np.ndarray, real: np.ndarray, weights: np.ndarray
     np.fill_diagonal(own, 0)
     within = weights @ own @ weights / (weights.sum() ** 2 - weights @ weights)
     return float(within - 2 * weights @ across.mean(1) / weights.sum())
+
+
+def test_the_kernels_interval_is_that_of_weighted_images() -> None:
+    left, right = features(12, shift=0.3), features(90, seed=1)
+    found = kernel(left, right, 20)
+    drawn = np.array([weighted_kernel(left, right, one) for one in bootstrap.counts(12, 20)])
+    expected = bootstrap.centred(found.value, drawn, 12)
+    assert [found.low, found.high] == pytest.approx([expected.low, expected.high])
 
 
 DISTANCES = [(frechet, weighted_frechet), (kernel, weighted_kernel)]
@@ -104,6 +112,10 @@ def test_precision_and_recall_by_definition() -> None:
         radii = np.sort(cdist(manifold, manifold), axis=1)[:, 3]
         return float((cdist(points, manifold) <= radii).any(1).mean())
 
+    few, order = left[:6], np.random.default_rng([0, 6])  # of six images, subsets of four
+    drawn = [share(right, few[np.sort(order.permutation(6)[:4])]) for _ in range(20)]
+    scaled = np.sqrt(4 / 2) * (np.array(drawn) - np.mean(drawn))
+    assert recall(few, right, 20) == bootstrap.centred(share(right, few), scaled, 6, (0, 1))
     near = precision(left, right, resamples=50)
     far = recall(left, right, resamples=50)
     assert near.pseudovalues is not None and near.pseudovalues.mean() == near.value

@@ -25,11 +25,14 @@ def features(networks: Networks, pictures: Tensor) -> Tensor:
 
 @pytest.mark.slow
 def test_inception_reads_the_published_layout_and_no_other(tmp_path: Path) -> None:
-    networks = Inception(str(write_inception(tmp_path).parent)).load(CPU)
+    file = write_inception(tmp_path)
+    networks = Inception(str(file.parent)).load(CPU)
     pictures = torch.randint(0, 256, (2, 3, 40, 40)).to(torch.uint8)
     found = features(networks, pictures)
     assert found.shape == (2, 2048 + 1008) and found.isfinite().all()
     assert not found[0].equal(found[1])
+    pool, logits = found.split([2048, 1008], 1)  # without bias
+    torch.testing.assert_close(logits, pool @ torch.load(file)["fc.weight"].T)
     assert set(networks.distances) == {"fid", "kid", "precision", "recall"}
     path = tmp_path / "weights.pth"
     for content, words in (

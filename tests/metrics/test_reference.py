@@ -1,7 +1,6 @@
 """Real images: opened before anything is generated, then cropped and resized."""
 
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +55,13 @@ def test_a_batch_of_adms(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate(batches), PICTURES.transpose(0, 3, 1, 2))
 
 
-def oversized(path: Path) -> None:
-    """A header that says more than any memory holds."""
-    with zipfile.ZipFile(path, "w") as archive, archive.open("arr_0.npy", "w") as file:
-        shape = {"shape": (10**6, 512, 512, 3), "descr": "|u1", "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, shape)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("z.PNG", b"junk", "cannot be read as an image"),
         ("a.npz", {"arr_0": PICTURES[:15]}, "holds 15 images"),
         ("a.npz", {"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
-        ("a.npz", {"arr_0": PICTURES[..., 0]}, r"arr_0 is uint8 \[60, 8, 8\], not uint8"),
         ("a.npz", b"junk", "holds no pictures"),
-        ("a.npz", oversized, "holds no pictures"),
         ("a.npz", os.mkfifo, "is a pipe or a device"),
         ("a.npz", str, "there is no file"),
     ],

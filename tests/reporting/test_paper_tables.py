@@ -26,7 +26,7 @@ from tempera.decoding.interfaces import Target
 from tempera.errors import TemperaError
 from tempera.reporting import figures, paper_tables
 from tempera.reporting.collect import Run, read_run
-from tempera.reporting.paper_results import APART, find, group, results, wanted
+from tempera.reporting.paper_results import APART, cases, find, group, results, wanted
 from tempera.reporting.tables import Section
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
@@ -112,6 +112,7 @@ def test_a_preset_names_a_table() -> None:
     with pytest.raises(TemperaError, match="coolsd_table3") as problem:
         find("coolsd_table")
     assert problem.value.option == "paper.table"
+    assert [len(cases("coolsd_table1", model)) for model in ("lumina", "shapes")] == [7, 9]
 
 
 def test_every_table_has_its_preset() -> None:
