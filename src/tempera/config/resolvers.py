@@ -112,8 +112,7 @@ def usage(config_name: str) -> str:
     ]
     choices = "\nGroups (group=choice; some choices add options of their own, see conf/):"
     text = "\n".join((f"{head}\n", "Options (name=value):", *own, *([choices] if chosen else ())))
-    text = "\n".join((text, *chosen))
-    return text.replace("$", "$$")  # Hydra fills in a template
+    return "\n".join((text, *chosen)).replace("$", "$$")  # Hydra fills in a template
 
 
 def _files(config_name: str) -> list[str]:
