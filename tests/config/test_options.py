@@ -50,7 +50,6 @@ REFUSED = [
     ("eval", "depth=0", "depth=1"),
     ("eval", "method=coolsd drafter=none", "rule=exact"),
     ("eval", "method=lantern k=0", "k"),
-    ("eval", "schedule=linear ell=3", "ell"),
     # parts that do not fit each other
     ("eval", "method=eagle rule=density", "rule=exact"),
     ("eval", "method=eagle drafter=mar", "drafter=eagle"),
@@ -146,15 +145,6 @@ def test_prompts_that_stay_as_they_are() -> None:
 def test_places_of_reports_need_no_name() -> None:
     long = f"output={5000 * 'x'}"
     assert named([long, "runs", "-m"], "runs") == [long, "-m", f"runs=[{quoted('runs')}]"]
-
-
-def test_an_error_whose_own_text_fails_is_told_by_its_type() -> None:
-    class Broken(TemperaError):
-        def __str__(self) -> str:
-            raise ValueError
-
-    assert sentence(Broken("x"), "eval", []) == "Broken"
-    assert sentence(KeyError("x"), "eval", []) is None
 
 
 def test_a_directory_that_cannot_be_made_is_told_with_the_option() -> None:

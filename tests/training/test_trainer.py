@@ -252,7 +252,6 @@ DAMAGES: dict[str, tuple[str, Any]] = {
     f"{ADAM}/exp_avg_sq is missing": (f"{ADAM}/exp_avg_sq", None),
     "optimiser/0/99/step is unknown": ("optimiser/0/99/step", torch.tensor(1.0)),
     f"{MUON}/momentum_buffer is": (f"{MUON}/momentum_buffer", torch.zeros(1)),
-    f"{WEIGHT} is missing": (WEIGHT, None),
     f"{WEIGHT} is torch.int8": (WEIGHT, torch.zeros(16, 32, dtype=torch.int8)),
     f"{WEIGHT} is not finite": (WEIGHT, torch.full((16, 32), float("inf"))),
     "beside/n_averaged is missing": ("beside/n_averaged", None),
