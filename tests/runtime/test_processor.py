@@ -2,7 +2,8 @@ import pytest
 import torch
 from tiny_targets import composed
 
-from tempera.config.build import build_image_decoder, parse_dtype
+from tempera.config.build import build_image_decoder, parse_device, parse_dtype
+from tempera.errors import TemperaError
 from tempera.runtime.processor import computes_bfloat16, tell_device, tell_slow_bfloat16
 
 
@@ -32,6 +33,14 @@ def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
     tell_slow_bfloat16("one", "other", torch.device("cuda"))
     assert capsys.readouterr().out.count("on this GPU") == (not units)
     assert parse_dtype("auto", torch.device("cuda")) == (torch.bfloat16 if units else torch.float32)
+
+
+def test_several_processes_do_not_share_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert parse_device("cuda:0") == torch.device("cuda:0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TemperaError, match="give device=cuda"):
+        parse_device("cuda:0")
 
 
 @pytest.mark.parametrize("model", ["shapes", "shapes_mar"])
