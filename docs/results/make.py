@@ -331,8 +331,8 @@ def spread(timed: list[list[float]]) -> Interval:
 COLUMNS = {  # of each table: heading and cell, by the row's numbers
     "readme": {
         "exact": "{exact}",
-        "tokens per pass": "{accepted_length:.2f}",
-        "passes saved": "{saved:.0%}",
+        "tokens per round": "{accepted_length:.2f}",
+        "rounds saved": "{saved:.0%}",
         "speed-up here": "{here:.1f}",
         "on XL": "{xl:.1f}",
         "ideal": "{cheap:.1f}",
@@ -349,15 +349,15 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "KL bound per token ↓": "{kl_per_token:.3f}",
     },
     "speed": {
-        "tokens per target pass": "{accepted_length:.2f}",
-        "passes saved": "{saved:.0%}",
+        "tokens per round": "{accepted_length:.2f}",
+        "rounds saved": "{saved:.0%}",
         "a round in AR rounds": "{here_cost:.1f±}",
         "speed-up here": "{here:.2f±}",
         "on LlamaGen-XL": "{xl:.1f}",
         "if passes cost the same": "{cheap:.1f}",
     },
     "continuous": {
-        "tokens a round": "{accepted_length:.2f±}",
+        "tokens per round": "{accepted_length:.2f±}",
         "speed-up": "{here:.2f±}",
         "FID ↓": "{fid:.1f±}",
         "KID ↓": "{kid:.2f±}",
