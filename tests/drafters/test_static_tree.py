@@ -59,7 +59,9 @@ MODELS = {
     "eagle": lambda target: EagleDraft(tiny_eagle(target), target),
     "parallel": lambda target: ParallelDraft(tiny_parallel(target), target, 2),
     "medusa": lambda target: MedusaDraft(tiny_medusa(target), target, 2),
-    "independent": lambda target: IndependentDraft(tiny_target(network=llamagen(5)), target),
+    "independent": lambda target: IndependentDraft(
+        tiny_target(Sampling(1.0, top_k=3), llamagen(5)), target
+    ),
 }
 
 
@@ -67,7 +69,7 @@ MODELS = {
 @torch.inference_mode()
 def test_greedy_drafts_are_ranked_at_temperature_1_without_top_k(make):
     def laws(sampling):
-        target = tiny_target(Sampling(2.0))
+        target = tiny_target(Sampling(2.0, top_k=3))
         model = make(target)
         target.sampling = sampling  # it may be replaced between images
         target.begin(PROMPTS, 2)

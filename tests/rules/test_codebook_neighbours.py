@@ -46,7 +46,7 @@ def test_random_neighbours_are_different_codes_and_always_the_same(monkeypatch):
     assert table[:, 0].equal(torch.arange(700))
     assert all(len(set(row.tolist())) == 50 for row in table)
     assert torch.bincount(table.flatten(), minlength=700).min() > 20
-    assert not table[:188, 1:].equal(table[512:, 1:])  # 512 rows are drawn at once
+    assert (table[:188] == table[512:]).float().mean() < 0.5  # 512 rows are drawn at once
     monkeypatch.setattr(codebook_neighbours, "_BUILT", {})
     assert table.equal(Neighbours.build(CODES, 50, "random").table)
 
