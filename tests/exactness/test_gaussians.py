@@ -196,6 +196,7 @@ def test_a_residual_is_the_first_accepted_of_the_trials_in_order(bound: int) -> 
     wanted, scale = torch.arange(50) > 0, torch.full((50,), 0.01, dtype=torch.float64)
     found = reject_until(Kernel(0 * one, one), Kernel(0.05 * one, one), scale, wanted, noise, bound)
     draws = noise.trials(torch.arange(50), 1, 0, bound, 2)
+    assert not torch.equal(*noise.trials(torch.arange(2), 2, 0, 1, 2))  # tokens of one row
     x = normal_of(draws[..., :1])
     keep = draws[..., 1] < 1 - ((x**2 - (x - 0.05) ** 2).squeeze(-1) / 2 - 0.01).exp()
     for row, hits in enumerate(keep):
