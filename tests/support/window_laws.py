@@ -27,7 +27,7 @@ def local_target(vocab_size=3, grid=(2, 2), sampling=None, seed=0, share=0.5, fo
     target.logits = torch.cat(
         [share * level.mean(1, keepdim=True) + (1 - share) * level for level in levels], 1
     )
-    target.table = target.sampling.distribution(target.logits, target.forced)[0]
+    target.tabulate()
     return target
 
 

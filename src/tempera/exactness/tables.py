@@ -80,13 +80,15 @@ class TableTarget:
         for position, token in (forced or {}).items():
             first = sum(vocab_size**t for t in range(position))
             self.forced[0, first : first + vocab_size**position] = token
-        self.table = sampling.distribution(self.logits, self.forced)[0]
-        self._soft = (
-            sampling.untempered.distribution(self.logits, self.forced)[0]
-            if sampling.greedy
-            else None
-        )
+        self.tabulate()
         self._roots = torch.zeros(0, dtype=torch.int64)
+
+    def tabulate(self) -> None:
+        """Make the tables of the logits, which may have been replaced."""
+        self.table, self._soft = (
+            sampling.distribution(self.logits, self.forced)[0]
+            for sampling in (self.sampling, self.sampling.untempered)
+        )
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """There is no text encoder."""
@@ -102,7 +104,7 @@ class TableTarget:
         for _ in range(draft.tree.max_depth):
             nodes = _follow(take(prefixes, (1 + draft.tree.parents)), draft.tokens, self.vocab_size)
             prefixes = torch.cat([self._roots.unsqueeze(1), nodes], 1)
-        soft = None if self._soft is None else lookup(self._soft, prefixes)
+        soft = lookup(self._soft, prefixes) if self.sampling.greedy else None
         return Scores(lookup(self.table, prefixes), torch.zeros(*prefixes.shape, 0), soft)
 
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
