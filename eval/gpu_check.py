@@ -22,15 +22,8 @@ from tempera.evaluation.latency import name_of
 from tempera.reporting.tables import markdown
 from tempera.runtime.files import write_json, write_text
 
-METHODS = [
-    "parallel",
-    "block",
-    "coolsd",
-    "uniform_rsd",
-    "optimal_rsd",
-    "medusa drafter.path=random",
-]
-METHODS += [f"{name} tree=chain" for name in ("eagle", "lantern k=5", "lanternpp k=5")]
+METHODS = ["parallel", "block", "coolsd", "uniform_rsd", "optimal_rsd", "eagle tree=chain"]
+METHODS += ["medusa drafter.path=random", "lantern k=5 tree=chain", "lanternpp k=5 tree=chain"]
 METHODS = ["ar", *(f"{method} depth=3" for method in METHODS)]
 METHODS += [f"{name} window=6" for name in ("jacobi", "sjd", "gsd k=5", "scd")]
 # Random networks often draft tokens that are nearly equally likely, whose order in a tree rounding

@@ -18,13 +18,13 @@ def test_the_check_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     main: Any = runpy.run_path(str(ROOT / "eval" / "gpu_check.py"))["main"]
     script = main.__globals__
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    script["METHODS"], script["SHIPPED"] = ["sjd window=6"], []
+    script["METHODS"] = [name for name in script["METHODS"] if name[:3] in ("med", "sjd")]
+    script["SHIPPED"] = []
     script["ROUNDS"] = {"chain": "eagle tree=chain depth=3"}
     quick = ["families=[shapes,lumina]", "real=[llamagen_b_c2i]", "batch_sizes=[1]", "repeats=1"]
     cfg = composed("gpu_check", ["device=cpu", f"directory={tmp_path}", *quick])
     found = main(cfg)
-    assert len(found["same_tokens"]) == 2
-    assert min(found["same_tokens"].values()) > script["AGREE"]
+    assert len(same := found["same_tokens"]) == 4 and min(same.values()) > script["AGREE"]
     (row,) = found["rounds"]
     assert row["ms"] > row["AR, ms"] > 0 and row["AR's limit, ms"] > 0
     assert json.loads((tmp_path / "gpu.json").read_text()) == found

@@ -142,8 +142,11 @@ def _prepare_streams() -> None:
 
 
 def _check_sweep(hydra_cfg: Any) -> None:
-    """Raise TemperaError for the preset of a paper's table without -m."""
-    if hydra_cfg.mode == RunMode.RUN and hydra_cfg.sweeper.get("table"):
+    """Raise TemperaError for the preset of a paper's table without -m, unless it is for one row,
+    which has a method.
+    """
+    one = any(option.startswith("method=") for option in hydra_cfg.overrides.task)
+    if hydra_cfg.mode == RunMode.RUN and hydra_cfg.sweeper.get("table") and not one:
         raise TemperaError("this preset is a sweep over the rows of a table: add -m")
 
 

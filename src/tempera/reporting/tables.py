@@ -110,11 +110,13 @@ def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -
     width = {
         name: max(min(len(name), 12), *map(len, [*name.split(), *frame[name]])) for name in others
     }
+    if title:
+        console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
     while others:
         ends = accumulate(width[name] + 3 for name in others)
         count = max(1, sum(end <= room for end in ends))
         part, others = others[:count], others[count:]
-        shown = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        shown = Table(box=box.SIMPLE_HEAD)
         shown.add_column(first, overflow="fold")
         for name in part:
             shown.add_column(fill(name, width[name]), justify="right", no_wrap=True)
