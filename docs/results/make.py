@@ -90,7 +90,7 @@ class Interval(NamedTuple):
         if self.value == float("inf"):
             return "infinite"
         texts = [format(one, digits) for one in self]
-        if both and self.low < self.high:
+        if both and texts[1] != texts[2]:
             return "{}<br><small>{} … {}</small>".format(*texts)
         return texts[0]
 

@@ -33,6 +33,7 @@ def test_a_row_does_not_depend_on_its_batch_or_on_request_sizes():
     at_once = together.next(5015)
     assert one_by_one.equal(at_once[1:2])
     assert not at_once[0].equal(at_once[1])
+    assert key(0, "a") != key(1, "a") and key(1, "1/a") != key(11, "/a")
 
 
 def test_two_rows_may_not_share_an_id():

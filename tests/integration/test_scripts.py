@@ -99,6 +99,7 @@ def test_prompts_of_a_sweep_and_a_text_with_a_comma(run: Run, tiny: list[str]) -
 
 
 MISTAKES = {
+    "eval/run.py experiment=study": "add -m",
     "eval/run.py data=file path=nowhere.txt": "there is no file nowhere.txt",
     "eval/run.py data=file path=broken.tsv": "broken.tsv:3 ",
     "eval/run.py prompt=": "the prompt must be one printable text",

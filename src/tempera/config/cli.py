@@ -142,12 +142,13 @@ def _prepare_streams() -> None:
 
 
 def _check_sweep(hydra_cfg: Any) -> None:
-    """Raise TemperaError for the preset of a paper's table without -m, unless it is for one row,
+    """Raise TemperaError for a preset of several cases without -m, unless it is for one of them,
     which has a method.
     """
     one = any(option.startswith("method=") for option in hydra_cfg.overrides.task)
-    if hydra_cfg.mode == RunMode.RUN and hydra_cfg.sweeper.get("table") and not one:
-        raise TemperaError("this preset is a sweep over the rows of a table: add -m")
+    cases = hydra_cfg.sweeper.get("cases") or hydra_cfg.sweeper.get("table")
+    if hydra_cfg.mode == RunMode.RUN and cases and not one:
+        raise TemperaError("this preset is a sweep over several cases: add -m, or give method=")
 
 
 def _read(arguments: Sequence[str], positional: str | None) -> list[str]:

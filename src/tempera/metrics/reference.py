@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Pictures
 from tempera.metrics.weights import identity
 from tempera.runtime.files import reason, regular_file
-from tempera.runtime.hub import CannotReach, Repository
+from tempera.runtime.hub import Repository
 from tempera.runtime.image_files import decode_picture
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
@@ -74,10 +73,8 @@ class Reference:
                 list(track(checked, "checking the reference", len(files), transient=True))
 
     def to_download(self) -> int:
-        """Bytes that `fetch` will download; 0 if the hub cannot be reached."""
-        with suppress(CannotReach):
-            return COCO.to_download([_PARTS]) if self._of_hub else 0
-        return 0
+        """Bytes that `fetch` will download."""
+        return COCO.to_download([_PARTS]) if self._of_hub else 0
 
     def fetch(self) -> None:
         """Download the files that are not on this machine yet."""

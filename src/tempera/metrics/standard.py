@@ -13,6 +13,7 @@ from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures
 from tempera.metrics.reference import Reference
 from tempera.metrics.weights import WeightsFile, identity
+from tempera.runtime.distributed import started_as_main
 
 USUAL = ("fid", "kid", "precision", "recall", "inception_score", "clip")
 """What is measured by default, as far as its files are available."""
@@ -82,23 +83,20 @@ class StandardEvaluator(Evaluator):
 
     @override
     def to_download(self) -> int:
-        files = {file for name in self._chosen[0] for file in self.networks[name].files}
+        files = {file for name in self._chosen for file in self.networks[name].files}
         images = self.images.to_download() if self._compares else 0
         return images + sum(file.size() for file in files if file.local is None)
 
     @override
     def fetch(self) -> None:
-        chosen, left_out = self._chosen
-        for reason in left_out:
-            print(f"left out: {reason}")
         if self._compares:
             self.images.fetch()
-        for name in chosen:
+        for name in self._chosen:
             self.networks[name].load(torch.device("cpu"))
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
-        for name, metrics in self._chosen[0].items():
+        for name, metrics in self._chosen.items():
             adapter = self.networks[name]
             made = adapter.load(device)
             files = [file.local for file in adapter.files]
@@ -114,8 +112,8 @@ class StandardEvaluator(Evaluator):
         return self.images.pictures(edge)
 
     @cached_property
-    def _chosen(self) -> tuple[dict[str, list[str]], list[str]]:
-        """The metrics to measure, by network, and why some of `USUAL` are left out.
+    def _chosen(self) -> dict[str, list[str]]:
+        """The metrics to measure, by network. Prints why some of `USUAL` are left out.
 
         Raises:
             TemperaError: a named metric is unknown or cannot be measured.
@@ -144,12 +142,14 @@ class StandardEvaluator(Evaluator):
                 raise wrong
             else:
                 left_out.append(str(wrong))
-        return chosen, list(dict.fromkeys(left_out))
+        for reason in dict.fromkeys(left_out) if started_as_main() else ():
+            print(f"left out: {reason}")
+        return chosen
 
     @property
     def _compares(self) -> bool:
         """Whether a chosen metric needs the reference."""
-        chosen = self._chosen[0].items()
+        chosen = self._chosen.items()
         return any({*metrics} & {*self.networks[name].distances} for name, metrics in chosen)
 
     def _find(self, name: str) -> tuple[str, list[str]]:
