@@ -22,6 +22,21 @@ test *arguments:
 test-all *arguments:
     pytest -m "" {{arguments}}
 
+# statements of each package, for people to look at
+weight:
+    #!/usr/bin/env python3
+    import ast, collections, pathlib
+    counts = collections.Counter()
+    for top in ("src", "eval", "train_draft", "docs", "tests"):
+        for file in pathlib.Path(top).rglob("*.py"):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            count = sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
+            counts[top] += count
+            if top == "src":
+                counts["/".join(file.parts[:-1][:3])] += count
+    for name, count in sorted(counts.items()):
+        print(f"{count:7,}  {name}")
+
 # mutation testing, for example `just mutation "tempera.rules.standard*"`
 mutation *arguments:
     mutmut run {{arguments}}
