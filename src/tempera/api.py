@@ -119,8 +119,8 @@ def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> Loade
     >>> import tempera
     >>> loaded = tempera.load(model="shapes", method="eagle")
     >>> two = loaded.generate(["a small red ring", "a large blue square"], seed=1)
-    >>> [image.size for image in two.images]
-    [(48, 48), (48, 48)]
+    >>> len(two.images), two.images[0].size
+    (2, (48, 48))
     >>> two.tokens.shape
     torch.Size([2, 144])
     """
