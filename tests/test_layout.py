@@ -7,6 +7,7 @@ import sys
 from importlinter.cli import lint_imports
 from paths import ROOT
 
+
 def test_no_function_is_longer_than_sixty_lines():
     long = {
         f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
