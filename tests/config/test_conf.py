@@ -115,6 +115,7 @@ def test_every_script_configuration_resolves(config: str) -> None:
 METHODS = [
     "method=ar",
     "method=eagle tree=mc_sim_7b_63",
+    "method=eagle tree=mc_sim_7b_63 rule=traversal",
     "method=eagle drafter=none",
     "method=uniform_rsd tree=naive_extend_57",
     "method=uniform_rsd rule=exact",

@@ -20,6 +20,7 @@ from tempera.errors import TemperaError
 from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.rules.optimal import Priced
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
+from tempera.rules.traversal import Traversal
 
 RELAXED = Relaxed((1.5, 0.5))
 
@@ -41,6 +42,7 @@ READ = {
     "tree": (SMALL, RELAXED),
     "tree per row": ("dynamic", RELAXED),
     "block": (Tree.chain(3), BlockVerification()),
+    "traversal": (SMALL, Traversal()),
     "priced": (SMALL, Priced(0.8)),
     **{
         name: (SMALL, rule)

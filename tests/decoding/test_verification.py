@@ -7,6 +7,7 @@ from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
+from tempera.rules.traversal import Traversal
 
 RULES = [Exact(), Relaxed((2.0, 0.7, 0.3)), Relaxed((1.5, 0.5), "vanilla")]
 
@@ -102,6 +103,7 @@ def test_the_empty_tree_draws_from_the_target():
     [
         *((tree, rule) for tree in (Tree.chain(3), SMALL) for rule in RULES),
         (Tree.chain(3), BlockVerification()),
+        (SMALL, Traversal()),
     ],
 )
 def test_an_impossible_token_is_rejected_even_at_a_draw_of_zero(tree, rule):

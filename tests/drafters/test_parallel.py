@@ -28,6 +28,7 @@ from tempera.errors import TemperaError
 from tempera.exactness.tables import compare, emitted_law
 from tempera.rules.schedules import exponential
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
+from tempera.rules.traversal import Traversal
 
 CHAIN, TREE = Tree.chain(2), Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0]])
 
@@ -100,6 +101,7 @@ LAWS = {
     "relaxed": (Relaxed(exponential(3.0, 2)), CHAIN, 4),
     "medusa": (Exact(), TREE, "medusa"),
     "medusa, block": (BlockVerification(), CHAIN, "medusa"),
+    "traversal": (Traversal(), TREE, 4),
     "a smaller model": (Exact(), TREE, None),
 }
 

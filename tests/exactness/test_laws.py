@@ -23,6 +23,7 @@ from tempera.rules.neighbourhood import GSD, LanternPP
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import Prices, exponential, floored, linear, uniform
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
+from tempera.rules.traversal import Traversal
 
 ROWS = 20_000
 CHAIN, BUSH = Tree.chain(3), Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
@@ -63,14 +64,16 @@ EXACT = {
             ("chain", Exact(), CHAIN),
             ("tree", Exact(), SMALL),
             ("block", BlockVerification(), CHAIN),
+            ("traversal", Traversal(), SMALL),
         )
         for name, sampling in SAMPLINGS.items()
-        if kind != "block" or name in ("guided", "top-k", "greedy")
+        if kind in ("chain", "tree") or name in ("guided", "top-k", "greedy")
     },
     "many rounds": (Exact(), Tree.chain(1), {"vocab_size": 2, "length": 8}),
     "forced, chain": (Exact(), CHAIN, {"forced": FORCED}),
     "forced, tree": (Exact(), SMALL, {"forced": FORCED}),
     "forced, block": (BlockVerification(), CHAIN, {"forced": FORCED}),
+    "forced, traversal": (Traversal(), SMALL, {"forced": FORCED}),
     "a tree per row": (Exact(), dynamic(), {}),
     "a tree per row, greedy": (Exact(), dynamic(), {"sampling": SAMPLINGS["greedy"]}),
     "a tree per row, forced": (Exact(), dynamic(), {"forced": FORCED}),
@@ -80,12 +83,20 @@ EXACT = {
     "strict, tree": (Relaxed((0.7, 0.35, 0.1)), SMALL, {}),
     "block": (BlockVerification(), CHAIN, {}),
     "block of 7": (BlockVerification(), Tree.chain(7), {"vocab_size": 2, "length": 8}),
+    "traversal, chain": (Traversal(), CHAIN, {}),
+    "traversal, bush": (Traversal(), BUSH, {}),
+    "traversal, deep": (Traversal(), DEEP, {"length": 5}),
     "match": (Match(), SMALL, {}),
 }
 WINDOWS = {
     "jacobi": (lambda target: jacobi(target, 2), Match()),
     "sjd": (lambda target: sjd(target, 2, "horizontal_repeat"), Exact()),
     "sjd, block": (lambda target: sjd(target, 3), BlockVerification()),
+    "sjd, traversal": (lambda target: sjd(target, 3), Traversal()),
+    "sjd_pac, traversal": (
+        lambda target: sjd_pac(target, 3, branches=2, levels=1, continuation=False),
+        Traversal(),
+    ),
     "sjd, match": (lambda target: sjd(target, 3), Match()),
     "sjd, no refinement": (lambda target: sjd(target, 2, "vertical_sample", False), Exact()),
     "fixed draws": (lambda target: jacobi(target, 3), Exact()),
@@ -211,6 +222,14 @@ class SlightlyLax(Exact):
         return (1.03 * super().accept_at(p, q, token, depth)).clamp(max=1)
 
 
+class LaxTraversal(Traversal):
+    """Paths pass 3% too often."""
+
+    def _visit(self, draft, p):
+        weights, rest = super()._visit(draft, p)
+        return 1.03 * weights, rest
+
+
 class LaxGroups(GSD):
     """Keeps 3% too often."""
 
@@ -233,10 +252,11 @@ FAULTS = {
     "slightly lax": (SlightlyLax(), SMALL, Exact()),
     "another budget": (Relaxed(uniform(2.0, 2)), Tree.chain(2), Relaxed(uniform(1.7, 2))),
     "λ - 1 for λ": (LanternPP(NARROW, 1.0), BUSH, LanternPP(NARROW, 2.0)),
+    "lax traversal": (LaxTraversal(), SMALL, Exact()),
     "lax groups": (LaxGroups(NARROW, 1), BUSH, GSD(NARROW, 1)),
     "q of siblings": (Exact(), lambda draft: WrongSiblings(draft, SIBLINGS), Exact()),
 }
-SLIGHT = [SlightlyWrongResidual(), SlightlyLax(), LaxGroups(NARROW, 1)]
+SLIGHT = [SlightlyWrongResidual(), SlightlyLax(), LaxTraversal(), LaxGroups(NARROW, 1)]
 
 
 @pytest.mark.parametrize("name", slow_but(FAULTS, "another budget", "λ - 1 for λ", "q of siblings"))

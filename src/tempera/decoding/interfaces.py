@@ -40,6 +40,8 @@ class Draft:
         fresh: whether all tokens are drawn with new randomness in this round. If rejected guesses
             survive into later rounds (the coupled methods of the Jacobi family), the acceptance of
             a token must not depend on later tokens.
+        shared: whether the candidates of a depth are the same under different parents (windows of
+            several levels), so that they are not drawn independently.
     """
 
     tokens: Tensor
@@ -47,6 +49,7 @@ class Draft:
     tree: Tree
     draws: Tensor | None = None
     fresh: bool = True
+    shared: bool = False
 
     @property
     def has_nan(self) -> Tensor:

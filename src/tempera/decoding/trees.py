@@ -281,6 +281,15 @@ class Tree:
         return (self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)).tril(-1)
 
     @cached_property
+    def post_order(self) -> Tensor:
+        """When each node's turn comes if a node follows all its descendants and those of its
+        earlier siblings, counted 0..N-1, int64 [N] or [B, N].
+        """
+        below = self.ancestors.float().mT  # a node and its descendants
+        earlier = (self.ancestors.float() @ self.earlier_siblings.float()) @ below
+        return (below + earlier).sum(-1).long() - 1
+
+    @cached_property
     def last_children(self) -> Tensor:
         """The child tested last at the root and at every node, int64 [1 + N] or [B, 1 + N]; -1 at a
         leaf.

@@ -378,7 +378,8 @@ class Jacobi(Drafter):
             tokens = torch.cat([tokens, others.flatten(1)], 1)[:, window.columns]
             q = torch.cat([q, their_q.flatten(1, 2)], 1)[:, window.columns]
         draws_of = self.redraft.draws(start + window.depths)
-        return Draft(tokens, q, window.tree, draws_of, self.redraft.fresh)
+        shared = window.levels > 1
+        return Draft(tokens, q, window.tree, draws_of, self.redraft.fresh, shared)
 
 
 def jacobi(target: Target, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:

@@ -1,0 +1,98 @@
+"""Traversal verification: block verification on draft trees."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.probabilities import at, normalise, ratio
+from tempera.decoding.trees import put, take, take_one
+from tempera.errors import TemperaError
+
+
+@dataclass(frozen=True)
+class Traversal:
+    """Traversal verification (Weng et al. 2025, arXiv 2505.12398): a tree is walked from its leaves
+    up, and the first path whose joint weight passes is accepted. Lossless.
+
+    The root has the weight w = 1. The children of a node v are visited in order, with P = p after v
+    at first; x is a child's token and q its label, without the earlier siblings:
+
+        w_child = min(1, w·P(x)/q(x))
+        a = Σ [w·P - q]+,   P ← Norm[w·P - q]+,   w ← a / (a + 1 - w)
+
+    So a rejected subtree hands what the target lacks there to the next sibling. Nodes are tested in
+    post-order, children before their parent, and pass with probability w, as it is after the last
+    child. The path to the first node that passes is accepted, and the next token is drawn from this
+    node's P. The root always passes. What a child does to w and P does not depend on its subtree,
+    so all of them follow depth by depth, before any test. On a chain this is
+    `rules.standard.BlockVerification`.
+
+    Later tokens influence the acceptance of earlier ones. So guesses must not survive a round, and
+    the children of different parents must be drawn independently. Implements `JointRule`.
+    """
+
+    lossless: ClassVar[bool] = True
+
+    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """The last node that is kept, and the distribution of the token after it. See
+        `JointRule.walk`.
+
+        Raises:
+            TemperaError: the tree is dynamic, parents share candidates, or the draft contains
+                guesses from earlier rounds.
+        """
+        _check(draft)
+        nodes = draft.tree.nodes
+        weights, rest = self._visit(draft, p)
+        passed = uniforms[:, :nodes] < weights[:, 1:]
+        turns = torch.where(passed, draft.tree.post_order, 1 + nodes)
+        stop = torch.nn.functional.pad(turns, (1, 0), value=nodes).argmin(-1)
+        return stop, take_one(rest, stop)
+
+    def _visit(self, draft: Draft, p: Tensor) -> tuple[Tensor, Tensor]:
+        """w and P of the root and every node after its last child, float64 [B, 1 + N] and float32
+        [B, 1 + N, V].
+        """
+        tree, rest = draft.tree, p.clone()
+        weights = torch.ones_like(p[..., 0], dtype=torch.float64)
+        for level in tree.levels:
+            parents = 1 + tree.parents[level.slots[:, 0]]
+            weight, target = take(weights, parents), take(rest, parents).double()
+            for children in level.slots.unbind(1):  # -1 where a parent has no further child
+                present = children >= 0
+                token, q = take(draft.tokens, children), take(draft.q, children).double()
+                child = torch.where(present, ratio(weight * at(target, token), at(q, token)), 1.0)
+                put(weights, 1 + children, child)  # absent ones: the root, whose weight is 1
+                lack = (weight.unsqueeze(-1) * target - q).clamp(min=0)
+                mass = lack.sum(-1)
+                weight = torch.where(present, ratio(mass, mass + (1 - weight)), weight)
+                lacking = normalise(lack, otherwise=target)
+                target = torch.where(present.unsqueeze(-1), lacking, target)
+            put(weights, parents, weight)
+            put(rest, parents, target.to(rest.dtype))
+        return weights, rest
+
+
+def _check(draft: Draft) -> None:
+    """Raise TemperaError for a draft whose law the rule would change, or that gains nothing."""
+    if draft.tree.per_row:
+        raise TemperaError(
+            "rule=traversal gains nothing on dynamic trees, whose tokens are not drawn: take "
+            "rule=exact, or a static tree",
+            option="rule",
+        )
+    if draft.shared:
+        raise TemperaError(
+            "rule=traversal is not lossless if the candidates of a place are the same under all "
+            "parents, as in a window of several levels: give levels=1, or take rule=exact",
+            option="rule",
+        )
+    if not draft.fresh:
+        raise TemperaError(
+            "rule=traversal is not lossless with guesses that live on from round to round: draw "
+            "new ones in every round (drafter=sjd), or take rule=exact",
+            option="rule",
+        )
