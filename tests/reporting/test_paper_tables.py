@@ -27,7 +27,7 @@ from tempera.errors import TemperaError
 from tempera.reporting import figures, paper_tables
 from tempera.reporting.collect import Run, read_run
 from tempera.reporting.paper_results import APART, cases, find, group, results, wanted
-from tempera.reporting.tables import Section
+from tempera.reporting.tables import Section, texts
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 OURS = {"frontier", "frontier_continuous", "relaxations", "study"}
@@ -230,7 +230,7 @@ def one(method: str, length: float, table: str = "coolsd_table1", **given: Any) 
 def cells(sections: list[Section], title: str) -> dict[str, dict[str, str]]:
     """The cells of the group with this title, by row."""
     (found,) = [section for section in sections if section.title.endswith(title)]
-    return {line.pop("run"): line for line in found.table.to_dict("records")}
+    return {line.pop("run"): line for line in texts(found).to_dict("records")}
 
 
 def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
@@ -255,7 +255,7 @@ def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
     words = ("temperature=0.5", "has 2 images", "data=parti")
     assert all(any(text in note for note in left) for text in words)
     (alone, *_) = paper_tables.beside([one("ar", 9.0, depth=3)])
-    assert not any("shapes" in column for column in alone.table)
+    assert not any("shapes" in column for column in texts(alone))
 
 
 def test_runs_that_differ_in_something_else_are_not_averaged() -> None:
@@ -269,13 +269,13 @@ def test_runs_that_differ_in_something_else_are_not_averaged() -> None:
 def test_a_replaced_value_stands_in_its_row() -> None:
     run = one("lantern", 2.0, "lantern_table8", drafter="eagle2", delta=0.4, k=62)
     (section,) = paper_tables.beside([run])
-    assert section.table["run"][1] == "delta=0.4 k=1000 (here 62)"
+    assert section.numbers.index[1] == "delta=0.4 k=1000 (here 62)"
 
 
 def test_a_table_without_numbers_lists_the_runs() -> None:
     run = one("coolsd", 2.5, "coolsd_figure5", delta=2.0, model="large")
     (section,) = paper_tables.beside([run, run.model_copy(update={"paper": None})])
-    assert section.table.iloc[:, :3].to_numpy().tolist() == [["coolsd δ=2", "–", "2.50"]]
+    assert texts(section).iloc[:, :2].to_numpy().tolist() == [["coolsd δ=2", "2.50"]]
     assert any("exponential is better than linear" in note for note in section.notes)
 
 

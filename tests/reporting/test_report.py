@@ -25,7 +25,7 @@ from tempera.reporting.collect import Run, collect, find_runs, results
 from tempera.reporting.console import headline, main_metrics
 from tempera.reporting.report import (
     report_markdown,
-    results_table,
+    results_section,
     sections_of,
     write_report,
 )
@@ -62,7 +62,7 @@ def length(value: float, prompts: int = 4, weight: float = 1.0) -> dict[str, Any
 def test_a_report_of_many_runs(made: Path) -> None:
     out = made / "out"
     assert {path.name for path in out.iterdir()} == {
-        *("results.csv", "report.md", "report.html", "pareto.png")
+        *("results.csv", "tables.csv", "report.md", "report.html", "pareto.png")
     }
     text = (out / "report.md").read_text()
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
@@ -114,7 +114,7 @@ def test_differences_are_paired_with_the_plain_run_of_the_same_draws() -> None:
         [-0.5, -0.5, -0.5, 5]
     )
     assert runs[1].differences["fid"]["value"] == 2
-    assert sections_of(runs)[1].table["CLIP score"][0] == "-0.5000 (-0.5000 … -0.5000)"
+    assert tables.texts(sections_of(runs)[1])["CLIP score"][0] == "-0.5000 (-0.5000 … -0.5000)"
     assert [*runs[2].differences] == ["clip_score"]
 
 
@@ -137,7 +137,11 @@ def test_a_baseline_of_the_nearest_accepted_length() -> None:
     compare(runs, "coolsd")
     assert [run.baseline for run in runs] == ["coolsd δ=1", None, None, "coolsd δ=2"]
     (_, section, *_) = sections_of(runs, "coolsd")
-    assert list(section.table["accepted lengths"]) == ["1.50 and 1.50", "2.01 and 2.00"]
+    shown = tables.texts(section)[["baseline", "length", "baseline's length"]]
+    assert shown.to_numpy().tolist() == [
+        ["coolsd δ=1", "1.50", "1.50"],
+        ["coolsd δ=2", "2.01", "2.00"],
+    ]
     for name in ("coolsd floor=1 delta=2", "coolsd floor=1 δ=2", "b", "a/b/"):
         compare(runs, name)
         assert [run.baseline for run in runs[:3]] == ["coolsd floor=1 δ=2"] * 3
@@ -312,4 +316,5 @@ def test_an_infinite_bound_is_read_from_its_prompts(tmp_path: Path) -> None:
     for value in (None, np.inf):
         content["metrics"]["kl_per_token"] |= {"value": value, "low": value, "high": value}
         path.write_text(json.dumps(content))
-        assert results_table(read(tmp_path))["KL bound per token ↓"][0] == "infinite"
+        shown = tables.texts(results_section(read(tmp_path)))
+        assert shown["KL bound per token ↓"][0] == "infinite"

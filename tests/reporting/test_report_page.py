@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from report_runs import RUNS, made_up_runs
 
 from tempera.decoding.replay import REPLAYS
 from tempera.reporting import page
 from tempera.reporting.collect import collect, find_runs
-from tempera.reporting.tables import Section
+from tempera.reporting.tables import Section, table
 from tempera.runtime.image_files import picture_path
 
 TWO = (RUNS[0], RUNS[3])
@@ -44,8 +43,10 @@ def page_of(directory: Path, *sections: Section) -> tuple[str, dict[str, Any]]:
 def test_the_page_of_two_runs_stands_alone(vega: None, tmp_path: Path) -> None:
     made_up_runs(tmp_path / "<b>&", TWO, grid=(3, 5), model=HOSTILE)
     made_up_runs(tmp_path / "other", RUNS[3:4], seed=1)
-    cells = pd.DataFrame({"run": ["a <b>"], "FID": ["+1* (+0 … +2)"]})
-    text, data = page_of(tmp_path, Section("Losses <at> length", cells, "Paired.", ["Note."]))
+    fid = {"value": 1, "low": 0, "high": 2, "n": 9, "significant": True}
+    losses = table(["a <b>"], {"FID": [fid]})
+    section = Section("Losses <at> length", losses, {"FID": "+.0f"}, "Paired.", ["Note."])
+    text, data = page_of(tmp_path, section)
     assert re.findall(r'\b(?:src|href)="(.*?)"', text) == ["data:,"]
     assert [bool(kind) for kind, _ in scripts(text)] == [True, False, False]
     assert "default-src 'none'" in text and "unsafe-eval" not in text and "{{" not in text
@@ -55,7 +56,10 @@ def test_the_page_of_two_runs_stands_alone(vega: None, tmp_path: Path) -> None:
     assert page_of(tmp_path)[1] == data
 
     plain, same, _ = data["runs"]
-    assert same["name"] == f"coolsd model={HOSTILE} δ=2" and same["plain"] < plain["plain"]
+    assert (
+        same["name"] == f"{HOSTILE} coolsd model={HOSTILE} δ=2 seed=0"
+        and same["plain"] < plain["plain"]
+    )
     assert [run["reference"] for run in data["runs"]] == [None, 0, None]
     assert [one["text"] for one in same["prompts"]] == [one["text"] for one in plain["prompts"]]
     value, low, high = same["metrics"]["accepted_length"]

@@ -6,6 +6,7 @@ from report_runs import finished
 
 from tempera.reporting import study
 from tempera.reporting.collect import Run
+from tempera.reporting.tables import Section, long, texts
 
 PROMPTS = 60
 CLIP = np.random.default_rng(0).normal(0.9, 0.05, (3, PROMPTS))
@@ -42,9 +43,10 @@ def runs(seed: int = 0) -> list[Run]:
     ]
 
 
-def lines(found: study.Section) -> dict[str, dict[str, str]]:
-    first = found.table.columns[0]
-    return {line.pop(first): line for line in found.table.to_dict("records")}
+def lines(found: Section) -> dict[str, dict[str, str]]:
+    shown = texts(found)
+    first = shown.columns[0]
+    return {line.pop(first): line for line in shown.to_dict("records")}
 
 
 def test_tables_of_one_seed() -> None:
@@ -52,9 +54,14 @@ def test_tables_of_one_seed() -> None:
     assert "60 images a run, seed 0" in overview.text
     assert [*lines(overview)] == ["ar", "eagle", *(f"{one} at 3.5" for one in (
         "uniform_rsd", "coolsd", "lantern"))]  # fmt: skip
-    assert [*lines(overview)["coolsd at 3.5"].values()][:3] == ["delta=1.3", "3.500", "3.500"]
+    assert [*lines(overview)["coolsd at 3.5"].values()][:4] == [
+        "delta",
+        "1.3",
+        "3.500",
+        "3.500",
+    ]
 
-    assert [*losses.table] == ["run", "CLIP score ↑"] and "1 − 0.05 / 4" in losses.text
+    assert [*texts(losses)] == ["run", "CLIP score ↑"] and "1 − 0.05 / 4" in losses.text
     cells = {name: cells["CLIP score ↑"] for name, cells in lines(losses).items()}
     assert cells["lantern at 3.5"].startswith("-0.06") and "*" in cells["lantern at 3.5"]
     assert "*" not in cells["eagle"]
@@ -65,7 +72,7 @@ def test_tables_of_one_seed() -> None:
     assert cells["TV bound ↓"] == "+0.10* (+0.10 … +0.10)"
     assert cells["accepted length"] == "+0.00 (+0.00 … +0.00)"
 
-    assert len(correlations.table) == 3  # all three divergences grow with the loss
+    assert len(correlations.numbers) == 3  # all three divergences grow with the loss
     for found in lines(correlations).values():
         assert found == {"loss of CLIP score": "+1.00 (+1.00 … +1.00)"}
 
@@ -76,7 +83,9 @@ def test_arms_are_compared_at_their_length_with_those_of_their_model_and_samplin
     cells = [cells["accepted length"] for cells in lines(differences).values()]
     assert cells == ["+0.00 (+0.00 … +0.00)"] * 3
     warm = [one.model_copy(update={"settings": one.settings | {"top_k": 5}}) for one in runs()]
-    assert len(study.tables([*runs(), *warm])) == 2 * len(study.tables(runs()))
+    both = study.tables([*runs(), *warm])
+    assert len(both) == 2 * len(study.tables(runs()))
+    assert [one.title.rpartition(", ")[2] for one in both[::4]] == ["top_k=None", "top_k=5"]
 
 
 def test_another_reference() -> None:
@@ -99,7 +108,7 @@ def test_an_infinite_divergence_has_no_difference_and_the_highest_rank() -> None
 def test_seeds_of_an_arm_are_pooled() -> None:
     both = [*runs(0), *runs(1)]
     overview, losses = study.tables(both)[:2]
-    assert "seed 0, 1" in overview.text and len(overview.table) == 5
+    assert "seed 0, 1" in overview.text and len(overview.numbers) == 5
     assert "seed 0." in study.tables(both[:10])[0].text  # one arm lacks the other seed
     both[4].weights["accepted_length"] = 3.0
     both[10].values["accepted_length"] = 5.5
@@ -116,7 +125,7 @@ def test_fid_is_paired_by_its_pseudovalues_over_equal_sets() -> None:
         one.values["fid"] = one.value("fid") + own - own.mean()
         one.weights["fid"] = 1.0
     _, losses, differences, correlations = study.tables(found)
-    assert "1 − 0.05 / 8" in losses.text and "FID ↓" in differences.table
+    assert "1 − 0.05 / 8" in losses.text and "FID ↓" in differences.numbers
     cells = {name: cells["FID ↓"] for name, cells in lines(losses).items()}
     assert cells["lantern at 3.5"].startswith("+0.60* (") and "*" not in cells["eagle"]
     assert lines(correlations)["TV bound, all lengths"]["loss of FID"].startswith("+1.00 (")
@@ -124,9 +133,19 @@ def test_fid_is_paired_by_its_pseudovalues_over_equal_sets() -> None:
     _, losses, _, correlations = study.tables(found)
     assert lines(losses)["lantern at 3.5"]["FID ↓"] == "–"
     assert lines(losses)["coolsd at 3.5"]["FID ↓"].startswith("+0.20*")
-    assert "loss of FID" not in correlations.table
+    assert "loss of FID" not in correlations.numbers
 
 
 def test_no_study_without_two_relaxations_of_one_length() -> None:
     assert study.tables(runs()[:3]) == []
     assert study.tables([runs()[0], run("coolsd", wanted=3.5), run("gsd", wanted=4.0)]) == []
+
+
+def test_the_numbers_of_all_tables_are_in_one_frame() -> None:
+    found = long(study.tables(runs())).set_index(["table", "row", "column"])
+    title = "Study: difference from uniform_rsd at equal length"
+    cell = found.loc[title, "coolsd at 3.5", "TV bound ↓"]
+    assert cell["significant"] and cell["value"] == pytest.approx(0.1)
+    assert [cell["low"], cell["high"], cell["n"]] == pytest.approx([0.1, 0.1, PROMPTS])
+    overview = "Study: relaxations at equal accepted length"
+    assert found.loc[overview, "coolsd at 3.5", "option"]["text"] == "delta"

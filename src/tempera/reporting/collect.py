@@ -220,6 +220,25 @@ def _order(run: Run) -> tuple[Any, ...]:
     return (*first, run.family, run.delta or 0, str(run.seed or 0), run.directory)
 
 
+def labels(runs: Sequence[Run], shown: Sequence[Run] | None = None) -> list[str]:
+    """Names that tell the runs of a report apart: with their model and seed where these differ.
+
+    Args:
+        shown: some of the runs; all by default.
+    """
+    found = []
+    several_models = len({run.model for run in runs}) > 1
+    several_seeds = len({run.seed for run in runs}) > 1
+    for run in runs if shown is None else shown:
+        parts = [run.name]
+        if several_models:
+            parts.insert(0, str(run.model))
+        if several_seeds:
+            parts.append(f"seed={run.seed}")
+        found.append(" ".join(parts))
+    return found
+
+
 def results(runs: Sequence[Run]) -> pd.DataFrame:
     """One row a run: what it is, its settings, and per metric its value, interval and count, in the
     columns `key`, `key_low`, `key_high` and `key_n`.

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import numpy as np
 from PIL import Image
 
@@ -22,7 +21,7 @@ from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
 from tempera.reporting import pareto, tables
 from tempera.reporting.baseline import same_draws
-from tempera.reporting.collect import Run
+from tempera.reporting.collect import Run, labels
 from tempera.reporting.console import FOR_FID
 from tempera.reporting.tables import Section
 from tempera.runtime.files import write_text
@@ -76,7 +75,7 @@ def _section(section: Section) -> str:
     notes = "".join(f'<p class="hint">{html.escape(note)}</p>' for note in section.notes)
     text = f'<p class="hint">{html.escape(section.text)}</p>' if section.text else ""
     head = f"<h2>{html.escape(section.title)}</h2>"
-    return f"<section>{head}{text}{tables.page(section.table)}{notes}</section>"
+    return f"<section>{head}{text}{tables.page(tables.texts(section))}{notes}</section>"
 
 
 def _embedded(value: object) -> str:
@@ -96,7 +95,7 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     numbers: dict[str, int] = {}
     shown = []
     curves = pareto.curves(runs).to_dict("records")
-    for run, rows, curve in zip(runs, replays, curves, strict=True):
+    for run, label, rows, curve in zip(runs, labels(runs), replays, curves, strict=True):
         prompts = []
         for place, (name, text) in enumerate(islice(run.texts.items(), SHOWN)):
             prompt: dict[str, Any] = {"id": name, "text": text, "picture": None}
@@ -110,7 +109,7 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
                 problems.append(f"Not shown: {problem}")
             length = float(run.values.loc[name, "accepted_length"])
             prompts.append(prompt | {"length": round(length, 3)})
-        shown.append(_run(run, runs) | curve | {"prompts": prompts})
+        shown.append(_run(run, runs) | {"name": label} | curve | {"prompts": prompts})
     known = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
     known -= {"fid"} if min(run.images for run in runs) < FOR_FID else set()
     metrics = [
@@ -120,8 +119,8 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     ]
     chart = None
     if len(runs) > 1 and metrics:
-        names = list(dict.fromkeys(one["curve"] for one in shown if not one["plain"]))
-        chart = pareto.chart(alt.NamedData("runs"), "@x", "@y", names, "container", 400).to_dict()
+        names = list(dict.fromkeys(run["curve"] for run in shown if not run["plain"]))
+        chart = pareto.chart("runs", "@x", "@y", names, "container", 400).to_dict()
     data = {"metrics": metrics, "chart": chart, "runs": shown, "pictures": list(numbers)}
     return data, problems
 
@@ -133,7 +132,7 @@ def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
         for place, other in enumerate(runs)
         if other is not run and other.plain and same_draws(other, run)
     )
-    names = ("name", "plain", "model", "seed", "images")
+    names = ("plain", "model", "seed", "images")
     ends = ("value", "low", "high")
     return {
         **{name: getattr(run, name) for name in names},

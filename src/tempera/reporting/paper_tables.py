@@ -7,17 +7,17 @@ them on its model, and changes nothing else in its method's preset.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mode
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tempera.metrics import table
+from tempera.metrics import table as metric_table
 from tempera.reporting.collect import Run
 from tempera.reporting.paper_results import find, group, ours, results, wanted
-from tempera.reporting.tables import Section, number
+from tempera.reporting.tables import Cell, Section, table
 
 SHIPPED = ("shapes", "shapes_mar")
 """Models of this package, which stand beside every model of the papers in columns of their own."""
@@ -51,6 +51,21 @@ class Quantity:
         return pd.Series(frame.eval(self.value, engine="python"), frame.index, dtype=float)
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        line: the paper's row in paper_results.yaml; empty for runs whose options no row has.
+        runs: the runs that fill it.
+        name: of the row; by default the paper's options.
+    """
+
+    line: Mapping[str, Any]
+    runs: Sequence[Run]
+    name: str = ""
+
+
 def quantity(name: str) -> Quantity:
     """The quantity of this name: one of paper_results.yaml, or the metric with this key.
 
@@ -60,7 +75,7 @@ def quantity(name: str) -> Quantity:
     known = results()["quantities"]
     if name in known:
         return Quantity(**known[name])
-    metric = table.find(name)
+    metric = metric_table.find(name)
     return Quantity(metric.heading, metric.format, metric.key)
 
 
@@ -119,43 +134,80 @@ def _tables(data: Mapping[str, Any], runs: Sequence[Run]) -> list[Section]:
     runs that differ from a row's in anything else are left out with the difference named.
     """
     groups: Mapping[str, Any] = data.get("models") or {"": []}
-    cells: dict[tuple[str, int | str], list[Run]] = {}
-    refused, notes = dict[str, None](), dict[str, None]()
-    for run in runs:
-        places, why = _places(run, data)
-        usual = mode(other.images for other in runs if other.model == run.model)
-        if run.images != usual and "captions" not in str(groups):
-            places, why = [], f"has {run.images} images, and the others {usual}"
-        for place in places if places or why else [([*groups][-1], run.name)]:
-            same = cells.setdefault(place, [])
-            first = next((one for one in same if one.model == run.model), run)
-            why = _differing(first, run)
-            same += [] if why else [run]
-        if why:
-            refused[f"Left out: {run.name} in {run.directory} {why}."] = None
+    matched = _matched(data, runs)
+    last = [*groups][-1]
     sections = []
+    quantity_notes: dict[str, None] = {}
     for title, lines in groups.items():
-        names = [*(data.get("columns") or []), *(key for line in lines for key in line)]
-        shown = {name: quantity(name) for name in dict.fromkeys(names) if name != "run"}
-        mine = {place: same for (group_, place), same in cells.items() if group_ == title}
-        models = dict.fromkeys(str(run.model) for same in mine.values() for run in same)
-        filled = [(_label(line["run"], models), line, mine.pop(row, []))
-                  for row, line in enumerate(lines)]  # fmt: skip
-        filled += [(str(name), {}, same) for name, same in mine.items()]
-        heading = f"Beside the paper: {data['title']}{f', {title}' if title else ''}"
-        sections.append(Section(heading, _cells(shown, filled, models)))
-        notes |= dict.fromkeys(one.note for one in shown.values() if one.note)
-    below = [f"Paper: {results()['papers'][data['paper']]}", *(data.get("notes") or [])]
-    sections[-1] = replace(sections[-1], notes=[*below, *_about(runs), *refused, *notes])
+        names = [*(data.get("columns") or []), *(name for line in lines for name in line)]
+        quantities = {name: quantity(name) for name in dict.fromkeys(names) if name != "run"}
+        quantity_notes |= dict.fromkeys(one.note for one in quantities.values() if one.note)
+        rows = [Row(line, matched.rows.get((title, row), [])) for row, line in enumerate(lines)]
+        if title == last:
+            rows += [Row({}, same, name) for name, same in matched.others.items()]
+        heading = ", ".join(filter(None, [f"Beside the paper: {data['title']}", title]))
+        sections.append(_section(heading, quantities, rows))
+    source = f"Paper: {results()['papers'][data['paper']]}"
+    notes = [source, *(data.get("notes") or []), *_about(runs), *matched.left_out, *quantity_notes]
+    sections[-1] = replace(sections[-1], notes=notes)
     return sections
 
 
-def _places(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int | str]], str]:
+@dataclass
+class Matched:
+    """The runs that fill a paper's table.
+
+    Attributes:
+        rows: runs of each row, by the title of its group and its number in the group.
+        others: runs whose options no row has, by their name.
+        left_out: sentences about runs that differ from all others of their row.
+    """
+
+    rows: dict[tuple[str, int], list[Run]] = field(default_factory=dict)
+    others: dict[str, list[Run]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def add(self, run: Run, same: list[Run]) -> None:
+        """Add a run to a row, if it differs in the seed alone from those on its model there."""
+        first = next((other for other in same if other.model == run.model), run)
+        difference = _differing(first, run)
+        if difference:
+            self.leave_out(run, difference)
+        else:
+            same.append(run)
+
+    def leave_out(self, run: Run, reason: str) -> None:
+        """Say once why a run is left out."""
+        sentence = f"Left out: {run.name} in {run.directory} {reason}."
+        if sentence not in self.left_out:
+            self.left_out.append(sentence)
+
+
+def _matched(data: Mapping[str, Any], runs: Sequence[Run]) -> Matched:
+    """The runs of each row of a paper's table."""
+    captions = "captions" in str(data.get("models"))
+    found = Matched()
+    for run in runs:
+        usual = mode(other.images for other in runs if other.model == run.model)
+        places, reason = _places(run, data)
+        if run.images != usual and not captions:
+            found.leave_out(run, f"has {run.images} images, and the others {usual}")
+        elif reason:
+            found.leave_out(run, reason)
+        elif places:
+            for place in places:
+                found.add(run, found.rows.setdefault(place, []))
+        else:
+            found.add(run, found.others.setdefault(run.name, []))
+    return found
+
+
+def _places(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int]], str]:
     """The rows that a run belongs to, by group and number, and why it is in no other that has its
     options: it changes something else, or has other prompts. On a shipped model it belongs to every
     group, which its column says.
     """
-    places: list[tuple[str, int | str]] = []
+    places: list[tuple[str, int]] = []
     reasons = []
     for title, lines in (data.get("models") or {}).items():
         its = group(title)
@@ -176,35 +228,39 @@ def _places(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int | st
     return places, "" if places else min(reasons, key=len, default="")
 
 
-def _differing(one: Run, other: Run) -> str:
+def _differing(run: Run, other: Run) -> str:
     """In what two runs of a row differ beside their seeds; empty if in nothing."""
-    left, right = (each.settings | {"machine": each.machine} for each in (one, other))
+    left = run.settings | {"machine": run.machine}
+    right = other.settings | {"machine": other.machine}
     differing = [
         f"{name} ({left.get(name)} and {right.get(name)})"
         for name in {**left, **right}
         if name != "seed" and left.get(name) != right.get(name)
     ]
-    return f"differs from {one.directory} in {', '.join(differing)}" if differing else ""
+    return f"differs from {run.directory} in {', '.join(differing)}" if differing else ""
 
 
-def _cells(
-    shown: Mapping[str, Quantity],
-    filled: Sequence[tuple[str, Mapping[str, Any], Sequence[Run]]],
-    models: Iterable[str],
-) -> pd.DataFrame:
+def _section(title: str, quantities: Mapping[str, Quantity], rows: Sequence[Row]) -> Section:
     """Per quantity the paper's value, and the mean of each model's runs over seeds."""
-    columns: dict[str, list[str]] = {"run": [text for text, _, _ in filled]}
-    for name, one in shown.items():
-        columns[f"{one.title}: paper"] = [
-            number(line.get(name), one.format) for _, line, _ in filled
-        ]
+    models = dict.fromkeys(str(run.model) for row in rows for run in row.runs)
+    columns: dict[str, list[Cell]] = {}
+    formats: dict[str, str] = {}
+    for name, shown in quantities.items():
+        heading = f"{shown.title}: paper"
+        columns[heading] = [{"value": row.line.get(name)} for row in rows]
+        formats[heading] = shown.format
         for model in models:
-            head = f"{model} (shipped)" if model in SHIPPED else model
-            mine = [[run for run in runs if run.model == model] for _, _, runs in filled]
-            columns[f"{one.title}: {head}"] = [
-                number(one.of(same).mean() if same else None, one.format) for same in mine
-            ]
-    return pd.DataFrame(columns)
+            heading = f"{shown.title}: {model}{' (shipped)' if model in SHIPPED else ''}"
+            columns[heading] = [{"value": _mean(shown, row.runs, model)} for row in rows]
+            formats[heading] = shown.format
+    names = [row.name or _label(row.line["run"], models) for row in rows]
+    return Section(title, table(names, columns), formats)
+
+
+def _mean(shown: Quantity, runs: Sequence[Run], model: str) -> float | None:
+    """The mean of a quantity over the runs on a model; None without any."""
+    same = [run for run in runs if run.model == model]
+    return float(shown.of(same).mean()) if same else None
 
 
 def _label(shown: Mapping[str, Any], models: Iterable[str]) -> str:

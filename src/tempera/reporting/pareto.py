@@ -1,10 +1,9 @@
 """The Pareto plots: what acceptance and speed cost in quality."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -18,7 +17,9 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"
 """Both start again after the last one; as their numbers have no common divisor, 42 curves look
 different.
 """
-WIDTH, HEIGHT = 330, 260
+WIDTH = 330
+HEIGHT = 240
+COLUMNS = 3
 ENDS = ("", "_low", "_high")
 POINT = ("name", "curve", "point", "order", "images", "plain")
 """What a point of the chart has beside its values."""
@@ -34,14 +35,24 @@ def write(runs: Sequence[Run], output: Path) -> list[Path]:
     paths = []
     every = pd.concat([results(runs), curves(runs)], axis=1)
     for model, frame in every.groupby("model", sort=False, dropna=False):
-        images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
-        title = f"{model}, {images} images a run; bars are 95% intervals, bare numbers are δ"
-        panels = [alt.hconcat(*line) for gain in axes("gain") if (line := _line(frame, gain))]
-        if panels:
+        lines = [panels for gain in axes("gain") if (panels := _panels(frame, gain))]
+        if lines:
             ending = "" if every["model"].nunique() == 1 else f"_{model}"
             paths.append(output / f"pareto{ending}.png")
-            alt.vconcat(*panels, title=title).save(paths[-1], scale_factor=2)
+            images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
+            title = f"{model}, {images} images a run; bars are 95% intervals, bare numbers are δ"
+            _draw(lines, title, paths[-1])
     return paths
+
+
+def _draw(lines: Sequence[Sequence[Any]], title: str, path: Path) -> None:
+    """Lines of panels, at most `COLUMNS` side by side, with one legend below."""
+    import altair as alt  # takes a second
+
+    parts = [alt.concat(*panels, columns=COLUMNS) for panels in lines]
+    figure = alt.vconcat(*parts, title=title).resolve_scale(color="shared", shape="shared")
+    legend = {"orient": "bottom", "columns": COLUMNS, "labelLimit": 400}
+    figure.configure_legend(**legend).save(path, scale_factor=2)
 
 
 def curves(runs: Sequence[Run]) -> pd.DataFrame:
@@ -51,28 +62,37 @@ def curves(runs: Sequence[Run]) -> pd.DataFrame:
     rule's α. Its name leaves the number out.
     """
     options = list(dict.fromkeys(["delta", *(name for run in runs for name in run.changes)]))
-    lines = []
+    numbers: dict[tuple[str, str], set[float]] = {}  # of an option, among runs that else are equal
     for run in runs:
-        found = [run.matched.option] if run.matched else [
-            name for name in options
-            if len({other.number(name) for other in runs if _alike(run, other, name)}) > 1
-        ]  # fmt: skip
-        option = (found or ["delta"])[0]
-        number = run.number(option)
-        label = "" if number is None else f"{number:g}"
-        if label and option != "delta":
-            label = f"{option}={label}"
-        lines.append((run.without(option), label, number or 0.0))
-    return pd.DataFrame(lines, columns=["curve", "point", "order"])
+        for option in options:
+            value = run.number(option)
+            if value is not None:
+                numbers.setdefault((option, run.without(option)), set()).add(value)
+    rows = []
+    for run in runs:
+        option = _varied(run, options, numbers)
+        value = run.number(option)
+        point = "" if value is None else f"{value:g}"
+        if point and option != "delta":
+            point = f"{option}={point}"
+        rows.append((run.without(option), point, value or 0.0))
+    return pd.DataFrame(rows, columns=["curve", "point", "order"])
 
 
-def _alike(run: Run, other: Run, option: str) -> bool:
-    """Whether two runs with numbers for the option differ in nothing else of their names."""
-    known = run.number(option) is not None and other.number(option) is not None
-    return known and run.without(option) == other.without(option)
+def _varied(run: Run, options: Sequence[str], numbers: Mapping[tuple[str, str], set[float]]) -> str:
+    """The option in which a run differs from others: the one that was found for its length, the
+    first that other runs have another number of, or δ.
+    """
+    if run.matched:
+        return run.matched.option
+    for option in options:
+        same = numbers.get((option, run.without(option)), set())
+        if run.number(option) is not None and len(same) > 1:
+            return option
+    return "delta"
 
 
-def _line(frame: pd.DataFrame, gain: Metric) -> list[Any]:
+def _panels(frame: pd.DataFrame, gain: Metric) -> list[Any]:
     """One gain against all qualities that some run beside plain autoregression has with it."""
     names = list(frame.loc[~frame["plain"].astype(bool), "curve"].unique())
     both = [(quality, points(frame, gain, quality)) for quality in axes("quality")]
@@ -85,15 +105,18 @@ def _line(frame: pd.DataFrame, gain: Metric) -> list[Any]:
 
 def points(frame: pd.DataFrame, gain: Metric, quality: Metric) -> pd.DataFrame:
     """The runs that have both metrics, as `chart` takes them."""
-    names = {f"{axis}{end}": f"{key}{end}" for axis, key in (("x", gain.key), ("y", quality.key))
-             for end in ENDS}  # fmt: skip
+    names = {
+        f"{axis}{end}": f"{key}{end}"
+        for axis, key in (("x", gain.key), ("y", quality.key))
+        for end in ENDS
+    }
     data = frame.reindex(columns=[*POINT, *names.values()])
     data = data.set_axis([*POINT, *names], axis=1).astype({"plain": bool})
     return data.replace([np.inf, -np.inf], np.nan).dropna(subset=["x", "y"])
 
 
 def chart(
-    data: pd.DataFrame | alt.NamedData,
+    data: pd.DataFrame | str,
     x: str,
     y: str,
     names: Sequence[str],
@@ -104,29 +127,32 @@ def chart(
     dashed line.
 
     Args:
-        data: of `points`.
+        data: of `points`, or the name of a data set that is given later.
         x, y: titles of the axes.
         names: of the curves, in their order.
     """
+    import altair as alt  # takes a second
+
     run = alt.Tooltip("name:N", title="run")
     tips: list[Any] = [run, "images:Q", alt.Tooltip("x:Q", title=x), alt.Tooltip("y:Q", title=y)]
     colour = alt.Color(
         "curve:N", title=None, sort=None, scale=alt.Scale(domain=names, range=COLOURS)
     )
     shape = alt.Shape("curve:N", title=None, sort=None, scale=alt.Scale(domain=names, range=SHAPES))
-    vertical, horizontal = (
-        {end: alt.Y(f"y{end}:Q", title=y, scale=alt.Scale(zero=False)) for end in ENDS},
-        {end: alt.X(f"x{end}:Q", title=x, scale=alt.Scale(zero=False)) for end in ENDS},
-    )
-    plain = alt.Chart(data).transform_filter("datum.plain").mark_rule(strokeDash=[5, 4])
-    base = alt.Chart(data).transform_filter("!datum.plain").encode(color=colour)
-    at = base.encode(x=horizontal[""], y=vertical[""])
+    vertical = {end: alt.Y(f"y{end}:Q", title=y, scale=alt.Scale(zero=False)) for end in ENDS}
+    horizontal = {end: alt.X(f"x{end}:Q", title=x, scale=alt.Scale(zero=False)) for end in ENDS}
+    source = alt.Chart(alt.NamedData(data) if isinstance(data, str) else data)
+    plain = source.transform_filter("datum.plain").mark_rule(strokeDash=[5, 4])
+    curves = source.transform_filter("!datum.plain").encode(color=colour)
+    points = curves.encode(x=horizontal[""], y=vertical[""])
+    across = curves.encode(x=horizontal["_low"], x2="x_high:Q", y=vertical[""])
+    along = curves.encode(x=horizontal[""], y=vertical["_low"], y2="y_high:Q")
     layers = [
         plain.encode(y=vertical[""], tooltip=[run, tips[-1]], color=alt.value("#888")),
-        base.encode(x=horizontal["_low"], x2="x_high:Q", y=vertical[""]).mark_rule(strokeWidth=1.5),
-        base.encode(x=horizontal[""], y=vertical["_low"], y2="y_high:Q").mark_rule(strokeWidth=1.5),
-        at.encode(order="order:Q").mark_line(opacity=0.7, strokeWidth=1.5),
-        at.encode(shape=shape, tooltip=tips).mark_point(filled=True, size=70, opacity=1),
-        at.encode(text="point:N").mark_text(dx=8, dy=-8, align="left", fontSize=10),
+        across.mark_rule(strokeWidth=1.5),
+        along.mark_rule(strokeWidth=1.5),
+        points.encode(order="order:Q").mark_line(opacity=0.7, strokeWidth=1.5),
+        points.encode(shape=shape, tooltip=tips).mark_point(filled=True, size=70, opacity=1),
+        points.encode(text="point:N").mark_text(dx=8, dy=-8, align="left", fontSize=10),
     ]
     return alt.layer(*layers).properties(width=width, height=height)

@@ -23,11 +23,6 @@
   }
   const unique = (values) => [...new Set(values)];
   const models = unique(data.runs.map((run) => run.model));
-  const seeds = unique(data.runs.map((run) => run.seed));
-  const title = (run) =>
-    (models.length > 1 ? `${run.model}: ` : "") +
-    run.name +
-    (seeds.length > 1 && run.seed !== null ? `, seed ${run.seed}` : "");
 
   // ---- the chart: Vega's, with the runs' values of two metrics ---------------------------------
 
@@ -97,7 +92,7 @@
     at("run").value = state.run;
     at("beside").value = state.beside ?? "";
     const notes = [];
-    if (other) notes.push(`Left ${title(other)}, right ${title(run)}, on the same prompts.`);
+    if (other) notes.push(`Left ${other.name}, right ${run.name}, on the same prompts.`);
     else if (!run.plain && data.runs.length > 1)
       notes.push("No run here is plain autoregression with the same sampling and seed.");
     if (run.prompts.some((one) => one.replay))
@@ -115,8 +110,8 @@
           make(
             "button",
             { type: "button", class: "shot", "aria-label": `Open: ${prompt.text}`, onclick: open },
-            other && image(beside && beside.picture, `${title(other)}: ${prompt.text}`),
-            image(prompt.picture, `${title(run)}: ${prompt.text}`),
+            other && image(beside && beside.picture, `${other.name}: ${prompt.text}`),
+            image(prompt.picture, `${run.name}: ${prompt.text}`),
           ),
           make("figcaption", {}, prompt.text, make("span", {}, tokens)),
         );
@@ -231,7 +226,7 @@
       else this.say(`${known} of ${all} tokens after ${round} rounds`, `${known}/${all}`);
     }
     say(text, stage) {
-      this.caption.textContent = `${title(this.run)}: ${text}`;
+      this.caption.textContent = `${this.run.name}: ${text}`;
       this.canvas.setAttribute("aria-label", `${this.caption.textContent}. ${this.prompt.text}`);
       this.canvas.dataset.stage = stage;
     }
@@ -321,7 +316,7 @@
       const token = replay.tokenAt(cursor);
       const origin = replay.origin[token];
       return [
-        `${title(this.run)}, row ${cursor.row + 1}, column ${cursor.column + 1}`,
+        `${this.run.name}, row ${cursor.row + 1}, column ${cursor.column + 1}`,
         replay.tokens && `token ${replay.tokens[token]}`,
         origin === ACCEPTED
           ? `accepted draft at depth ${replay.depth[token]}`
@@ -462,7 +457,7 @@
   fill("model", models.map((model) => [model, model]), data.runs[state.run].model);
   fill("axis-x", axes, prefer("accepted_length"));
   fill("axis-y", axes, prefer("fid", "clip_score", "kl_per_token", "tv_bound"));
-  const runs = data.runs.map((run, number) => [number, title(run)]);
+  const runs = data.runs.map((run, number) => [number, run.name]);
   fill("run", runs, state.run);
   fill("beside", [["", "nothing"], ...runs], null);
   [at("model-label").hidden, at("frontier").hidden] = [models.length < 2, !data.chart];

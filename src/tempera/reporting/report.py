@@ -1,4 +1,4 @@
-"""Many runs side by side: results.csv, report.md, report.html and Pareto plots.
+"""Many runs side by side: results.csv, tables.csv, report.md, report.html and Pareto plots.
 
 `write_report` depends only on the runs and the pictures they point to, so the same runs always give
 the same files.
@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-import pandas as pd
-
-from tempera.metrics import table
+from tempera.metrics.table import Metric, report_order
 from tempera.reporting import page, paper_tables, pareto, study
-from tempera.reporting.collect import Run, results
+from tempera.reporting.collect import Run, labels, results
 from tempera.reporting.console import FOR_FID
-from tempera.reporting.tables import Section, escaped, markdown, number, texts
+from tempera.reporting.tables import Cell, Section, escaped, long, markdown, table, texts
 from tempera.runtime.files import writable_directory, write_text
 
 
@@ -26,8 +24,8 @@ def write_report(
     damaged: Sequence[str] = (),
     baseline: str | None = None,
 ) -> list[Path]:
-    """Write results.csv, report.md, report.html and pareto*.png, all or none, and return their
-    paths.
+    """Write results.csv, tables.csv, report.md, report.html and pareto*.png, and return their
+    paths: in results.csv a row is a run, in tables.csv a cell of the report's tables.
 
     Args:
         runs: compared with a baseline (`tempera.reporting.baseline.compare`).
@@ -39,17 +37,16 @@ def write_report(
     Raises:
         TemperaError: `output` cannot be written.
     """
-    frame = results(runs)
     sections = sections_of(runs, baseline)
     warnings = cautions(runs, unfinished, damaged)
     figures = pareto.write(runs, writable_directory(output))
-    text = frame.drop(columns="plain").to_csv(index=False, float_format="%.6g")
-    write_text(output / "results.csv", text)
+    frames = {"results.csv": results(runs).drop(columns="plain"), "tables.csv": long(sections)}
+    for name, frame in frames.items():
+        write_text(output / name, frame.to_csv(index=False, float_format="%.6g"))
     text = report_markdown(runs, sections, output, figures, warnings)
     write_text(output / "report.md", text)
     page.write(output / "report.html", runs, sections, warnings)
-    names = ["results.csv", "report.md", "report.html", *(path.name for path in figures)]
-    return [output / name for name in names]
+    return [*(output / name for name in (*frames, "report.md", "report.html")), *figures]
 
 
 def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
@@ -57,32 +54,39 @@ def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Sectio
     papers' tables.
     """
     return [
-        Section("Results", results_table(runs), "Each value has its 95% interval over prompts."),
+        results_section(runs),
         *_differences(runs, baseline),
         *study.tables(runs, baseline),
         *paper_tables.beside(runs),
     ]
 
 
-def results_table(runs: Sequence[Run], few: bool = False) -> pd.DataFrame:
-    """The runs' metrics as text.
+def results_section(runs: Sequence[Run], only_axes: bool = False) -> Section:
+    """The runs' metrics.
 
     Args:
-        few: only those on the axes of pareto.png, without intervals, for the console.
+        only_axes: those on the axes of pareto.png alone, for the console.
     """
-    shown = [
+    metrics = [
         metric
-        for metric in table.report_order()
-        if metric.in_report and (not few or metric.in_pareto)
+        for metric in report_order()
+        if metric.in_report and (metric.in_pareto or not only_axes)
     ]
-    named = pd.DataFrame({
-        "run": [run.name for run in runs], "images": [str(run.images) for run in runs]
-    })  # fmt: skip
-    cells = texts(runs, shown, interval=not few)
-    fid = table.find("fid").heading
-    if fid in cells:
-        cells.loc[[run.images < FOR_FID for run in runs], fid] = "–"
-    return pd.concat([named, cells.loc[:, cells.ne("–").any()]], axis=1)
+    columns: dict[str, list[Cell]] = {"images": [{"value": run.images} for run in runs]}
+    columns |= {metric.heading: [_measured(run, metric) for run in runs] for metric in metrics}
+    return Section(
+        "Results",
+        table(labels(runs), columns),
+        {"images": ".0f"} | {metric.heading: metric.format for metric in metrics},
+        "Each value has its 95% interval over prompts.",
+    )
+
+
+def _measured(run: Run, metric: Metric) -> Cell:
+    """A metric of a run; of few images no FID, which would be mostly bias."""
+    if metric.key == "fid" and run.images < FOR_FID:
+        return {}
+    return run.metrics.get(metric.key, {})
 
 
 def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
@@ -94,22 +98,26 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
         "Compared prompt by prompt, on the same prompts and seeds. Where nothing differs, one "
         "interval in twenty still excludes 0 by chance."
     )
-    named = pd.DataFrame({"run": [run.name for run in compared]})
+    columns: dict[str, list[Cell]] = {}
+    formats = {"length": ".2f", "baseline's length": ".2f", "t": ".1f"}
     if baseline is not None:
         text += (
             " Each run is compared with the baseline run whose accepted length is nearest: compare "
             "quality where the two lengths agree. t is the paired t statistic of the prompts' "
             "accepted lengths."
         )
-        named["baseline"] = [str(run.baseline) for run in compared]
-        named["accepted lengths"] = [
-            f"{run.value('accepted_length'):.2f} and {run.baseline_length:.2f}" for run in compared
-        ]
-        ts = (run.differences.get("accepted_length", {}).get("t") for run in compared)
-        named["t"] = [number(t, ".1f") for t in ts]
-    shown = texts(compared, table.report_order(), "differences", "+.4f")
+        lengths = [run.differences.get("accepted_length", {}) for run in compared]
+        columns = {
+            "baseline": [{"text": run.baseline} for run in compared],
+            "length": [{"value": run.value("accepted_length")} for run in compared],
+            "baseline's length": [{"value": run.baseline_length} for run in compared],
+            "t": [{"value": length.get("t")} for length in lengths],
+        }
+    for metric in report_order():
+        columns[metric.title] = [run.differences.get(metric.key, {}) for run in compared]
+        formats[metric.title] = "+.4f"
     title = f"Difference from {baseline or 'plain autoregression'}"
-    return [Section(title, pd.concat([named, shown], axis=1), text)]
+    return [Section(title, table(labels(runs, compared), columns), formats, text)]
 
 
 def report_markdown(
@@ -120,13 +128,15 @@ def report_markdown(
     warnings: Sequence[str] = (),
 ) -> str:
     """The report as Markdown: the sections, figures, and a link to each run's page."""
-    parts = ["# Evaluation report", *(f"> {escaped(one)}" for one in warnings)]
-    for one in sections:
-        parts += [f"## {escaped(one.title)}", escaped(one.text), markdown(one.table)]
-        parts += [f"> {escaped(note)}" for note in one.notes]
+    parts = ["# Evaluation report", *(f"> {escaped(warning)}" for warning in warnings)]
+    for section in sections:
+        parts += [f"## {escaped(section.title)}", escaped(section.text), markdown(texts(section))]
+        parts += [f"> {escaped(note)}" for note in section.notes]
     parts += [f"![{figure.stem}]({quote(figure.name)})" for figure in figures]
-    links = [(run.name, Path(os.path.relpath(run.directory, output))) for run in runs]
-    pages = [f"- [{escaped(name)}]({quote(link.as_posix())}/report.html)" for name, link in links]
+    pages = []
+    for label, run in zip(labels(runs), runs, strict=True):
+        link = Path(os.path.relpath(run.directory, output)).as_posix()
+        pages.append(f"- [{escaped(label)}]({quote(link)}/report.html)")
     parts += ["## Runs", "\n".join(pages)]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tempera.reporting import figures, page
+from tempera.reporting import page
 from tempera.reporting.collect import Run, read_run
 from tempera.reporting.console import print_run
 from tempera.reporting.paper_tables import paper_values
@@ -40,9 +40,14 @@ def write(
 
 
 def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    from tempera.reporting import figures  # matplotlib takes a second to import
+
     directory = Path(run.directory)
-    own = [f"{one} {run.settings[one]}" for one in ("model", "guidance", "seed")
-           if one in run.settings]  # fmt: skip
+    own = [
+        f"{name} {run.settings[name]}"
+        for name in ("model", "guidance", "seed")
+        if name in run.settings
+    ]
     speed = [f"speed-up {run.value('speedup'):.2f}×"] if "speedup" in run.metrics else []
     length = f"accepted length {run.value('accepted_length'):.2f}"
     title = " · ".join([run.name, *own, length, *speed])

@@ -6,16 +6,17 @@ its seeds; resamples draw prompts.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tempera.metrics import table
-from tempera.metrics.comparisons import Comparison, compare_all, rank_correlation
+from tempera.metrics.comparisons import Weighted, compare_all, rank_correlation
+from tempera.metrics.table import METRICS, Metric, find, report_order
 from tempera.reporting.baseline import CONTEXT
 from tempera.reporting.collect import Run
-from tempera.reporting.tables import Section, cell, number
+from tempera.reporting.tables import Cell, Section, table
 
 REFERENCE = "uniform_rsd"
 """The relaxation that others are compared with, unless the report has a `baseline`."""
@@ -31,28 +32,42 @@ def tables(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
     Args:
         baseline: the family to compare with at equal length; `REFERENCE` by default.
     """
+    groups = [arms for arms in _groups(runs) if _has_equal_lengths(arms)]
+    contexts = [{name: arms[0].settings.get(name) for name in CONTEXT} for arms in groups]
+    differing = [name for name in CONTEXT if len({str(context[name]) for context in contexts}) > 1]
     found = []
-    for arms in _groups(runs):
-        relaxed = [arm for arm in arms if arm.matched]
-        if len({arm.expected_length for arm in relaxed}) == len(relaxed):
-            continue
-        reference = baseline or REFERENCE
-        plain = [arm for arm in arms if arm.plain]
-        known = {arm.expected_length: arm for arm in relaxed if arm.family == reference}
-        found.append(_overview(arms))
-        found += _compared(
+    for arms, context in zip(groups, contexts, strict=True):
+        where = "".join(f", {name}={context[name]}" for name in differing if name != "seed")
+        sections = _of_group(arms, baseline or REFERENCE)
+        found += [replace(section, title=section.title + where) for section in sections]
+    return found
+
+
+def _has_equal_lengths(arms: Sequence[Run]) -> bool:
+    """Whether two relaxations have the same accepted length."""
+    lengths = [arm.expected_length for arm in arms if arm.matched]
+    return len(set(lengths)) < len(lengths)
+
+
+def _of_group(arms: Sequence[Run], reference: str) -> list[Section]:
+    """The tables of arms with the same model and sampling."""
+    plain = next((arm for arm in arms if arm.plain), None)
+    relaxed = [arm for arm in arms if arm.matched]
+    references = {arm.expected_length: arm for arm in relaxed if arm.family == reference}
+    sections = [_overview(arms)]
+    if plain is not None:
+        sections += _compared(
             "Study: difference from plain autoregression",
-            [(arm, plain[0]) for arm in arms if plain and arm is not plain[0]],
+            [(arm, plain) for arm in arms if arm is not plain],
             ("quality",),
         )
-        pairs = [(arm, known.get(arm.expected_length, arm)) for arm in relaxed]
-        found += _compared(
-            f"Study: difference from {reference} at equal length",
-            [(arm, other) for arm, other in pairs if arm is not other],
-            ("acceptance", "quality", "divergence"),
-        )
-        found += _correlations(relaxed)
-    return found
+    pairs = [(arm, references.get(arm.expected_length, arm)) for arm in relaxed]
+    sections += _compared(
+        f"Study: difference from {reference} at equal length",
+        [(arm, other) for arm, other in pairs if arm is not other],
+        ("acceptance", "quality", "divergence"),
+    )
+    return sections + _correlations(relaxed)
 
 
 def _groups(runs: Sequence[Run]) -> list[list[Run]]:
@@ -76,8 +91,9 @@ def _pooled(runs: Sequence[Run]) -> Run:
     """Runs of several seeds as one; a prompt that one of them lacks has no value."""
     weights = sum(run.weights for run in runs)
     values = sum(run.values * run.weights for run in runs) / weights
-    means = {key: {"value": float(np.mean([run.value(key) for run in runs]))}
-             for key in runs[0].metrics}  # fmt: skip
+    means = {}
+    for key in runs[0].metrics:
+        means[key] = {"value": float(np.mean([run.value(key) for run in runs]))}
     seeds = ", ".join(str(run.seed) for run in runs)
     update = {"values": values, "weights": weights, "metrics": means, "seed": seeds}
     return runs[0].model_copy(update=update)
@@ -85,25 +101,24 @@ def _pooled(runs: Sequence[Run]) -> Run:
 
 def _overview(arms: Sequence[Run]) -> Section:
     """What was found for each arm, its accepted length, and its divergences."""
-    lines = []
-    for arm in arms:
-        found = arm.matched
-        line = {
-            "run": arm.name,
-            "found": f"{found.option}={found.value:g}" if found else "",
-            "length, calibration": f"{found.length:.3f}" if found else "",
-            "length, evaluation": number(arm.value("accepted_length"), ".3f"),
-        }
-        for metric in map(table.find, DIVERGENCES):
-            line[metric.title] = number(arm.value(metric.key), metric.format)
-        lines.append(line)
+    found = [arm.matched for arm in arms]
+    columns: dict[str, list[Cell]] = {
+        "option": [{"text": match.option} if match else {} for match in found],
+        "found": [{"value": match.value} if match else {} for match in found],
+        "length, calibration": [{"value": match.length} if match else {} for match in found],
+        "length, evaluation": [{"value": arm.value("accepted_length")} for arm in arms],
+    }
+    formats = {"found": ".4g", "length, calibration": ".3f", "length, evaluation": ".3f"}
+    for metric in map(find, DIVERGENCES):
+        columns[metric.title] = [{"value": arm.value(metric.key)} for arm in arms]
+        formats[metric.title] = metric.format
     images = " or ".join(map(str, sorted({arm.images for arm in arms})))
     text = (
         f"{images} images a run, seed {arms[0].seed}. Each relaxation's free parameter was found "
         "on calibration prompts; its accepted length there, and on the evaluation's prompts."
     )
     title = "Study: relaxations at equal accepted length"
-    return Section(title, pd.DataFrame(lines), text)
+    return Section(title, table([arm.name for arm in arms], columns), formats, text)
 
 
 def _correlations(arms: Sequence[Run]) -> list[Section]:
@@ -111,26 +126,30 @@ def _correlations(arms: Sequence[Run]) -> list[Section]:
     each length.
     """
     prompts = _prompts(arms)
-    losses = [metric for metric in table.METRICS if metric.section == "quality"]
-    losses = [metric for metric in losses if metric.paired and _comparable(metric, arms)]
+    losses = [
+        metric
+        for metric in METRICS
+        if metric.section == "quality" and metric.paired and _comparable(metric, arms)
+    ]
     lengths = sorted({arm.expected_length for arm in arms if arm.expected_length})
     sets = {"all lengths": arms}
     if len(lengths) > 1:
-        sets |= {f"{one:g}": [arm for arm in arms if arm.expected_length == one] for one in lengths}
-    lines = []
+        for length in lengths:
+            sets[f"{length:g}"] = [arm for arm in arms if arm.expected_length == length]
+    names: list[str] = []
+    columns: dict[str, list[Cell]] = {f"loss of {loss.title}": [] for loss in losses}
     for title, chosen in sets.items():
         for divergence, sign in DIVERGENCES.items():
             if len(chosen) < 3 or not all(divergence in arm.values for arm in chosen):
                 continue
+            names.append(f"{find(divergence).title}, {title}")
             left = [arm.weighted(divergence, prompts, sign) for arm in chosen]
-            line = {"divergence, length": f"{table.find(divergence).title}, {title}"}
             for loss in losses:
                 falls = -1.0 if loss.higher_is_better else 1.0
                 right = [arm.weighted(loss.key, prompts, falls) for arm in chosen]
-                line[f"loss of {loss.title}"] = cell(
-                    rank_correlation(left, right).as_dict(), "+.2f"
-                )
-            lines.append(line)
+                columns[f"loss of {loss.title}"].append(rank_correlation(left, right).as_dict())
+    if not names:
+        return []
     text = (
         "Spearman's rank correlation of a divergence with the loss of quality, over "
         f"{len(arms)} relaxations, with a 95% interval from resampled prompts, not corrected for "
@@ -138,7 +157,8 @@ def _correlations(arms: Sequence[Run]) -> list[Section]:
         "correlation towards 0. An infinite divergence ranks above all others."
     )
     title = "Study: which divergence predicts the loss"
-    return [Section(title, pd.DataFrame(lines), text)] if lines else []
+    numbers = table(names, columns, "divergence, length")
+    return [Section(title, numbers, dict.fromkeys(columns, "+.2f"), text)]
 
 
 def _compared(
@@ -150,29 +170,30 @@ def _compared(
     if not pairs:
         return []
     prompts = _prompts([arm for pair in pairs for arm in pair])
-    metrics = [one for one in table.report_order() if one.paired and one.section in sections]
-    weighted = {
-        (place, metric.heading): (left, right)
+    metrics = [metric for metric in report_order() if metric.paired and metric.section in sections]
+    compared: dict[tuple[int, str], tuple[Weighted, Weighted]] = {}
+    for metric in metrics:
+        for row, pair in enumerate(pairs):
+            if not _comparable(metric, pair):
+                continue
+            left, right = (arm.weighted(metric.key, prompts) for arm in pair)
+            if left.finite and right.finite:
+                compared[row, metric.key] = (left, right)
+    differences: dict[tuple[int, str], Cell] = {}
+    for place, found in zip(compared, compare_all(list(compared.values())), strict=True):
+        differences[place] = found.difference.as_dict() | {"significant": found.significant}
+    columns = {
+        metric.heading: [differences.get((row, metric.key), {}) for row in range(len(pairs))]
         for metric in metrics
-        for place, pair in enumerate(pairs)
-        if _comparable(metric, pair)
-        for left, right in [[arm.weighted(metric.key, prompts) for arm in pair]]
-        if left.finite and right.finite
     }
-    found = dict(zip(weighted, compare_all(list(weighted.values())), strict=True))
-    shown = [one for one in metrics if any(one.heading == heading for _, heading in found)]
-    lines = [
-        {"run": arm.name}
-        | {one.heading: _difference(found.get((place, one.heading)), one) for one in shown}
-        for place, (arm, _) in enumerate(pairs)
-    ]
     text = (
         "Paired by prompt and seed. Intervals are bootstrap intervals of level 1 − 0.05 / "
-        f"{len(found)}: all {len(found)} of this table hold together with 95% confidence. *: "
-        f"Holm's procedure on the {len(found)} p-values of the paired bootstrap rejects equality "
-        "at 5%. FID and KID are resampled to first order in the images' weights."
+        f"{len(compared)}: all {len(compared)} of this table hold together with 95% confidence. "
+        f"*: Holm's procedure on the {len(compared)} p-values of the paired bootstrap rejects "
+        "equality at 5%. FID and KID are resampled to first order in the images' weights."
     )
-    return [Section(title, pd.DataFrame(lines), text)]
+    formats = {metric.heading: f"+{metric.format}" for metric in metrics}
+    return [Section(title, table([arm.name for arm, _ in pairs], columns), formats, text)]
 
 
 def _prompts(arms: Sequence[Run]) -> list[str]:
@@ -180,17 +201,12 @@ def _prompts(arms: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(prompt for arm in arms for prompt in arm.values.index))
 
 
-def _comparable(metric: table.Metric, arms: Sequence[Run]) -> bool:
+def _comparable(metric: Metric, arms: Sequence[Run]) -> bool:
     """Whether all arms have values of the metric for a prompt; and for the same ones, if they are
     of the whole set.
     """
     if not all(metric.key in arm.values for arm in arms):
         return False
-    known = pd.concat([arm.values[metric.key].notna() for arm in arms], axis=1).eq(True).all(axis=1)
-    return bool(known.all() if metric.of_set else known.any())
-
-
-def _difference(found: Comparison | None, metric: table.Metric) -> str:
-    """A difference with its interval; with an asterisk if it is significant."""
-    text = cell(found.difference.as_dict() if found else {}, f"+{metric.format}")
-    return text.replace(" (", "* (") if found and found.significant else text
+    measured = pd.concat([arm.values[metric.key].notna() for arm in arms], axis=1)
+    by_all = measured.eq(True).all(axis=1)
+    return bool(by_all.all() if metric.of_set else by_all.any())

@@ -19,16 +19,16 @@ class SweepTable(Callback):
         """Read all finished runs in the directory, including those of earlier sweeps."""
         from tempera.reporting.collect import collect, find_runs
         from tempera.reporting.paper_tables import beside
-        from tempera.reporting.report import results_table
-        from tempera.reporting.tables import show
+        from tempera.reporting.report import results_section
+        from tempera.reporting.tables import show, texts
 
         try:
             runs, _ = collect(find_runs([config.hydra.sweep.dir])[0])
         except TemperaError:  # no run finished: the sweep has said why
             return
-        show(results_table(runs, few=True))
-        for one in beside(runs):
-            show(one.table, one.title)
-            print("\n".join(one.notes))
+        show(texts(results_section(runs, only_axes=True), interval=False))
+        for section in beside(runs):
+            show(texts(section), section.title)
+            print("\n".join(section.notes))
         directory = shlex.quote(f"runs={config.hydra.sweep.dir}")
         print(f"pictures and plots: {command('report')} {directory}")

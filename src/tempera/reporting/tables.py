@@ -1,34 +1,86 @@
-"""Tables of text from tables of numbers: for Markdown, pages and the console."""
+"""Tables of numbers, and the one place where they become text: for the console, Markdown, HTML and
+CSV.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from textwrap import fill
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tempera.metrics.table import Metric
-from tempera.reporting.collect import Run
-
 FEW = 5
 """Fewer values than this have no interval."""
 MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\`*[]<|"})
+PARTS = ("value", "low", "high", "n", "significant", "text")
+"""Of a cell: a value, its interval, the number of values that it is made of and whether it differs
+significantly from 0; or a text.
+"""
+NUMBERS = dict.fromkeys(("value", "low", "high", "n"), float) | {"significant": object}
+Cell = Mapping[str, Any]
+"""The parts of a cell that are known."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a report, with what introduces it and what is to know about it."""
+    """A table of a report, with what introduces it and what is to know about it.
+
+    Attributes:
+        numbers: made by `table`.
+        formats: of the values, by the heading of their column.
+    """
 
     title: str
-    table: pd.DataFrame
+    numbers: pd.DataFrame
+    formats: Mapping[str, str]
     text: str = ""
     notes: Sequence[str] = field(default_factory=tuple)
+
+
+def table(
+    names: Sequence[str], columns: Mapping[str, Sequence[Cell]], label: str = "run"
+) -> pd.DataFrame:
+    """A table of numbers: rows by name, columns by heading and part. Headings without any value or
+    text are left out.
+
+    Args:
+        names: of the rows.
+        columns: by heading, the cell of each row.
+        label: heading of the names.
+    """
+    frames = {
+        heading: pd.DataFrame(list(cells), columns=PARTS).astype(NUMBERS)
+        for heading, cells in columns.items()
+        if any(known(cell.get("value")) or cell.get("text") for cell in cells)
+    }
+    index = pd.Index(names, name=label, dtype=object)
+    if not frames:
+        return pd.DataFrame(index=index, columns=pd.MultiIndex.from_product([[], PARTS]))
+    return pd.concat(frames, axis=1).set_axis(index)
+
+
+def known(value: float | None) -> bool:
+    """Whether there is a number, perhaps an infinite one."""
+    return value is not None and not math.isnan(value)
+
+
+def long(sections: Iterable[Section]) -> pd.DataFrame:
+    """The cells of all tables, one a row, with the names of its table, row and column."""
+    frames = [
+        section.numbers.stack(level=0, future_stack=True)
+        .rename_axis(["row", "column"])
+        .reset_index()
+        .assign(table=section.title)
+        for section in sections
+        if not section.numbers.empty
+    ]
+    found = pd.concat(frames).dropna(subset=["value", "text"], how="all")
+    return found[["table", "row", "column", *PARTS]]
 
 
 def number(value: float | None, form: str) -> str:
@@ -43,44 +95,33 @@ def number(value: float | None, form: str) -> str:
     return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"
 
 
-def cell(found: Mapping[str, Any], form: str, interval: bool = True) -> str:
-    """A metric's value with its interval in brackets, unless that is unknown, infinite, not wanted,
-    or of few values.
+def cell(found: Cell, form: str, interval: bool = True) -> str:
+    """A cell as text: its value with its interval in brackets, unless that is unknown, infinite,
+    not wanted, or of few values. An asterisk marks what is significant.
 
     Args:
-        found: `value`, `low`, `high` and `n`; any may be missing or None.
+        found: some of `PARTS`; any may be missing, None or NaN.
     """
-    value, low, high, n = (found.get(name) for name in ("value", "low", "high", "n"))
-    known = np.isfinite(np.array([low, high], float)).all() and (n is None or n >= FEW)
-    if not interval or not known:
-        return number(value, form)
-    return f"{number(value, form)} ({number(low, form)} … {number(high, form)})"
+    if isinstance(found.get("text"), str):
+        return str(found["text"])
+    low, high, count = (found.get(part, math.nan) for part in ("low", "high", "n"))
+    mark = "*" if found.get("significant") is True else ""
+    text = number(found.get("value"), form) + mark
+    bounded = all(known(end) and math.isfinite(end) for end in (low, high))
+    if not interval or not bounded or (known(count) and count < FEW):
+        return text
+    return f"{text} ({number(low, form)} … {number(high, form)})"
 
 
-def texts(
-    runs: Sequence[Run],
-    metrics: Sequence[Metric],
-    part: str = "metrics",
-    form: str | None = None,
-    interval: bool = True,
-) -> pd.DataFrame:
-    """The runs' metrics as text, under their headings.
-
-    Args:
-        metrics: those that no run has are left out.
-        part: `metrics` or `differences`.
-        form: of all values; each metric's own by default.
-    """
-    known = [getattr(run, part) for run in runs]
-    return pd.DataFrame(
-        {
-            metric.title if form else metric.heading: [
-                cell(one.get(metric.key, {}), form or metric.format, interval) for one in known
-            ]
-            for metric in metrics
-            if any(metric.key in one for one in known)
-        }
-    )
+def texts(section: Section, interval: bool = True) -> pd.DataFrame:
+    """The table as text: its first column has the names of the rows."""
+    numbers = section.numbers
+    shown = {numbers.index.name: numbers.index}
+    for heading in numbers.columns.unique(0):
+        form = section.formats.get(heading, "")
+        cells = numbers[heading].to_dict("records")
+        shown[heading] = [cell(parts, form, interval) for parts in cells]
+    return pd.DataFrame(shown)
 
 
 def escaped(text: str) -> str:
@@ -96,8 +137,8 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def page(frame: pd.DataFrame) -> str:
     """A table of text as HTML, intervals below their values."""
-    table = str(frame.to_html(index=False, border=0)).replace(" (", "<br>(")
-    return f'<div class="wide" tabindex="0">{table}</div>'
+    html = str(frame.to_html(index=False, border=0)).replace(" (", "<br>(")
+    return f'<div class="wide" tabindex="0">{html}</div>'
 
 
 def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -> None:
@@ -105,21 +146,32 @@ def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -
     that no value is broken.
     """
     console = console or Console()
-    first, *others = frame
-    room = console.width - 3 - max(map(len, " ".join([first, *frame[first]]).split()))
-    width = {
-        name: max(min(len(name), 12), *map(len, [*name.split(), *frame[name]])) for name in others
-    }
     if title:
         console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
-    while others:
-        ends = accumulate(width[name] + 3 for name in others)
+    names = frame.columns[0]
+    widths = {heading: _width(frame, heading) for heading in frame.columns[1:]}
+    longest_word = max(map(len, " ".join([names, *frame[names]]).split()))
+    for headings in _fitting(widths, console.width - 3 - longest_word):
+        printed = Table(box=box.SIMPLE_HEAD)
+        printed.add_column(names, overflow="fold")
+        for heading in headings:
+            printed.add_column(fill(heading, widths[heading]), justify="right", no_wrap=True)
+        for line in frame[[names, *headings]].itertuples(index=False):
+            printed.add_row(*line)
+        console.print(printed)
+
+
+def _width(frame: pd.DataFrame, heading: str) -> int:
+    """Characters of a column: of its longest value, and of its heading, broken between words."""
+    widest = max(map(len, [*heading.split(), *frame[heading]]))
+    return max(widest, min(len(heading), 12))
+
+
+def _fitting(widths: Mapping[str, int], room: int) -> Iterable[list[str]]:
+    """The headings in groups that fit beside each other, at least one in each."""
+    left = list(widths)
+    while left:
+        ends = accumulate(widths[heading] + 3 for heading in left)
         count = max(1, sum(end <= room for end in ends))
-        part, others = others[:count], others[count:]
-        shown = Table(box=box.SIMPLE_HEAD)
-        shown.add_column(first, overflow="fold")
-        for name in part:
-            shown.add_column(fill(name, width[name]), justify="right", no_wrap=True)
-        for line in frame[[first, *part]].itertuples(index=False):
-            shown.add_row(*line)
-        console.print(shown)
+        yield left[:count]
+        left = left[count:]
