@@ -10,7 +10,6 @@ from tempera.config.cli import _read, literal, named
 from tempera.config.compose import composed, composed_run, quoted
 from tempera.config.instantiate import instantiate
 from tempera.config.messages import sentence
-from tempera.config.resolvers import groups, usage
 from tempera.errors import TemperaError
 
 REFUSED = [
@@ -144,7 +143,7 @@ def test_prompts_that_stay_as_they_are() -> None:
 
 def test_places_of_reports_need_no_name() -> None:
     long = f"output={5000 * 'x'}"
-    assert named([long, "runs", "-m"], "runs") == [long, "-m", f"runs=[{quoted('runs')}]"]
+    assert named([long, "runs"], "runs") == [long, f"runs=[{quoted('runs')}]"]
 
 
 def test_a_directory_that_cannot_be_made_is_told_with_the_option() -> None:
@@ -160,10 +159,3 @@ def test_a_sweep_over_methods_with_an_option_of_some_is_told_as_cases() -> None:
         composed("eval", ["method=ar", *arguments[2:]])
     said = sentence(problem.value.__cause__ or problem.value, "eval", arguments)
     assert said is not None and "hydra.sweeper.cases" in said, said
-
-
-def test_help_has_the_options_with_their_comments_and_the_groups_of_the_script() -> None:
-    shown = usage("eval")
-    assert shown.startswith("python eval/run.py ") and "limit: 64             # number" in shown
-    assert "method=ar, " in shown and "schedule=" in shown
-    assert "encoder=" not in shown and "encoder" in groups("prepare")

@@ -23,6 +23,7 @@ MODULES = {
     "hydra": "hydra-core",
     "open-clip": "open-clip-torch",
     "vl-convert": "vl-convert-python",
+    "yaml": "pyyaml",
 }  # where a module is not called as its package
 LAZY = {"open-clip"}
 

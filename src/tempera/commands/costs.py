@@ -102,13 +102,21 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
         nets = [*networks(target), build.build_tokenizer(sized), draft]
         with torch.inference_mode():
             cache, logits = _batch(target, captions, recipe.depth)
-    length = f"{cfg.steps:,} steps" if cfg.steps else f"{cfg.epochs:g} epochs"
-    work = f"{length} of {recipe.batch_size} images of {target.length:,} tokens"
+    work = _training(cfg, recipe, target.length)
     copies = 5 if recipe.ema else 4
     logits = max(logits, 4 * recipe.logit_chunk * target.vocab_size)
     memory = {"weights": size_of(*nets), "KV cache": cache, "logits": logits}
     memory["gradients and optimiser"] = copies * size_of(draft)
     return _told(cfg, work, memory, to_download(files))
+
+
+def _training(cfg: DictConfig, recipe: Recipe, tokens: int) -> str:
+    """What a training does: `20 epochs of 30,000 images of 2,304 tokens, 16 at a time`."""
+    at_a_time = f"{recipe.batch_size} at a time"
+    if cfg.steps:
+        return f"{cfg.steps:,} steps of images of {tokens:,} tokens, {at_a_time}"
+    images = "its" if cfg.limit is None else f"{cfg.limit:,}"
+    return f"{cfg.epochs:g} epochs of {images} images of {tokens:,} tokens, {at_a_time}"
 
 
 def _told(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> dict[str, float]:

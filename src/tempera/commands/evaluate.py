@@ -43,6 +43,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     searches = cfg.expected_length is not None
     if searches:
         expected_length.check_options(cfg, overrides)
+    if not cfg.dry_run:
+        build.check_draft(cfg, of_the_hub=False)  # before downloads are listed
     one = cfg.prompt is not None
     read = partial(one_prompt, cfg.prompt) if one else partial(instantiate, cfg.data)
     prompts = read_with_files(cfg, _networks, read)

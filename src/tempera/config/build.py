@@ -208,16 +208,19 @@ def build_tree(cfg: DictConfig) -> Tree:
     return tree
 
 
-def check_draft(cfg: DictConfig, option: str = "drafter.path") -> None:
+def check_draft(cfg: DictConfig, option: str = "drafter.path", *, of_the_hub: bool = True) -> None:
     """Raise TemperaError if the method's draft should be in a directory but is not. Called before
     any weights are read.
 
     Args:
         cfg: the composed configuration.
         option: with which the user can name the directory.
+        of_the_hub: also download a draft of the hub.
     """
     path = OmegaConf.select(cfg, "drafter.path")
-    if path is not None and path != RANDOM:
+    if path is None or path == RANDOM:
+        return
+    if of_the_hub or Path(str(path)).exists() or Repository.named(str(path)) is None:
         kind = str(cfg.drafter._target_).rpartition(".build_")[2]
         kind = f" draft={kind}" if kind in ("parallel", "medusa") else ""
         place = draft_directory(

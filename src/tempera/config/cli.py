@@ -3,11 +3,13 @@ handler tells every mistake of the user in one sentence.
 """
 
 import io
+import itertools
 import logging
 import os
 import re
 import select
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,15 +17,16 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from tempera.config.compose import pasted, quoted
 from tempera.config.messages import sentence, text_of
 from tempera.config.options import check_options
+from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
-from tempera.runtime.installation import conf_directory
 
 log = logging.getLogger("tempera")
 
@@ -38,6 +41,14 @@ FLAGS = (
     *("--multirun", "--shell-completion", "--config-path", "--config-name", "--config-dir"),
 )
 """Hydra's flags, without --experimental-rerun, which reads a pickle and so may run code."""
+VALUED = (
+    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--config-path", "-cp"),
+    *("--config-name", "-cn", "--config-dir", "-cd"),
+)
+"""Flags that a value follows."""
+RERUN = "--experimental-rerun"
+SYMBOLS = {"δ": "delta", "λ": "lam", "ν": "nu", "γ": "gamma"}
+"""The papers' symbols, as names of runs and the documentation show them."""
 AGAIN = "interrupted; run the command again"
 STARTS_AGAIN = ("report", "bench", "calibrate")
 """Scripts that start over after an interruption."""
@@ -58,8 +69,11 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and does not print and exit itself
 
+    directories = DIRECTORIES.get()
+
     def job(cfg: DictConfig) -> Any:
-        """One run, or one point of a sweep."""
+        """One run, or one point of a sweep, which may be in a process of its own."""
+        DIRECTORIES.set(directories)
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
             check_options(cfg, config_name)
@@ -71,6 +85,8 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
             return main(cfg)
         except Exception as problem:
             told = sentence(problem, config_name, sys.argv[1:])
+            if isinstance(problem, TemperaError):
+                _remove_unused(Path(HydraConfig.get().runtime.output_dir))
             if told is None and not _is_interruption(problem):
                 log.exception("a bug")  # into the run's log file
             if full or HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -81,10 +97,12 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
 
     try:
         sys.argv[1:] = _read(sys.argv[1:], positional)
+        directories = Directories.of(sys.argv[1:])
+        DIRECTORIES.set(directories)
         if not started_as_main():
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
-            version_base="1.3", config_path=str(conf_directory()), config_name=config_name
+            version_base="1.3", config_path=str(directories.main), config_name=config_name
         )(job)
         try:
             start()
@@ -151,27 +169,72 @@ def _check_sweep(hydra_cfg: Any) -> None:
         raise TemperaError("this preset is a sweep over several cases: add -m, or give method=")
 
 
+def _remove_unused(directory: Path) -> None:
+    """Remove the directory of a run that was refused, if it holds nothing but Hydra's files."""
+    if not (directory / ".hydra").is_dir():
+        return
+    others = [file for file in directory.iterdir() if file.name != ".hydra"]
+    if all(file.suffix == ".log" and file.stat().st_size == 0 for file in others):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
-    """The command line as Hydra takes it: -m first, literal texts quoted.
+    """The command line as Hydra takes it: flags first, literal texts quoted, symbols by their
+    names, and `--config-path` seen from here.
 
     Raises:
-        TemperaError: an option is written as a flag, or a flag may run code.
+        TemperaError: an option is written as a flag, a flag may run code, or a text lacks quotes.
     """
+    flags: list[str] = []
+    options: list[str] = []
     for place, argument in enumerate(arguments):
-        name, _, value = argument.partition("=")
-        if name.startswith("--e"):  # --experimental-rerun and its abbreviations
-            raise TemperaError(
-                f"{name} reads a pickle, which may run code: give the run's options instead."
-            )
-        if argument.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
-            value = value or " ".join(one for one in arguments[place + 1 : place + 2])
-            option = name.strip("-").replace("-", "_")
-            raise TemperaError(
-                f"options are written without dashes: write {option}={shortened(value) or 'VALUE'}",
-                option=option,
-            )
-    read = sorted(map(literal, arguments), key=lambda one: one not in ("-m", "--multirun"))
-    return read if positional is None else named(read, positional)
+        name, equals, value = argument.partition("=")
+        after = arguments[place + 1 :]
+        before = arguments[place - 1] if place else ""
+        if before in ("--config-path", "-cp"):
+            flags.append(str(Path(argument).resolve()))  # Hydra would look beside this file
+        elif before in VALUED:
+            flags.append(argument)
+        elif argument.startswith("-"):
+            _check_flag(name, value or " ".join(after[:1]))
+            place_given = name == "--config-path" and equals
+            flags.append(f"{name}={Path(value).resolve()}" if place_given else argument)
+        else:
+            if name == "prompt":
+                _check_quotes(value, after)
+            options.append(literal(f"{SYMBOLS.get(name, name)}{equals}{value}"))
+    if positional is not None:
+        options = named(options, positional)
+    return [*flags, *options]
+
+
+def _check_flag(name: str, value: str) -> None:
+    """Raise TemperaError for an option that is written as a flag, and for a flag that may run code.
+
+    Args:
+        name: what stands before `=`.
+        value: what stands behind it, or the next argument.
+    """
+    if (
+        RERUN.startswith(name) and name.startswith("--") and name != "--experiment"
+    ):  # Hydra takes abbreviations too
+        raise TemperaError(
+            f"{name} reads a pickle, which may run code: give the run's options instead."
+        )
+    if name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
+        option = name.strip("-").replace("-", "_")
+        raise TemperaError(
+            f"options are written without dashes: write {option}={shortened(value) or 'VALUE'}",
+            option=option,
+        )
+
+
+def _check_quotes(text: str, after: Sequence[str]) -> None:
+    """Raise TemperaError for a prompt of several words without quotes: words follow it."""
+    words = list(itertools.takewhile(lambda word: not re.match(r"-|[^ ]+=", word), after))
+    if words and text and not any(_exists(word) for word in words):
+        whole = shortened(" ".join([text, *words]))
+        raise TemperaError(f'quote a prompt of several words: prompt="{whole}"', option="prompt")
 
 
 def literal(argument: str) -> str:
@@ -186,16 +249,21 @@ def literal(argument: str) -> str:
 
 
 def named(arguments: Sequence[str], option: str) -> list[str]:
-    """Collect positional arguments into a list `option=[…]`. Positional are names of existing files
-    and directories, and arguments without `=`.
+    """Collect positional arguments into a list `option=[…]`, after the values of `option=`.
+    Positional are names of existing files and directories, and arguments without `=`.
     """
-    places = [
-        argument
-        for argument in arguments
-        if not argument.startswith("-") and ("=" not in argument or _exists(argument))
-    ]
-    others = [argument for argument in arguments if argument not in places]
-    return [*others, f"{option}=[{','.join(map(quoted, places))}]"] if places else others
+    places = [argument for argument in arguments if "=" not in argument or _exists(argument)]
+    if not places:
+        return list(arguments)
+    others = []
+    values: list[str] = []
+    for argument in arguments:
+        if argument.startswith(f"{option}="):
+            value: Any = OverridesParser.create().parse_override(argument).value()
+            values += map(str, value if isinstance(value, list) else [value])
+        elif argument not in places:
+            others.append(argument)
+    return [*others, f"{option}=[{','.join(map(quoted, [*values, *places]))}]"]
 
 
 def _exists(place: str) -> bool:
@@ -218,8 +286,9 @@ def _how_to_resume(config_name: str) -> str:
 
 def goes_on(option: str, place: str) -> str:
     """Which command goes on in a directory, which `option` names."""
-    given = [one for one in sys.argv[1:] if not one.startswith(f"{option}=")]
-    command = shlex.join([sys.argv[0], *given])
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith(f"{option}=")]
+    script = ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
+    command = shlex.join([*script, *arguments])
     return f"interrupted; this goes on: {command} {pasted(option, place)}"
 
 

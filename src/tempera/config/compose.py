@@ -8,15 +8,13 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
-from tempera.config.messages import other_hydra, sentence
+from tempera.config.messages import sentence
 from tempera.config.options import check_options
+from tempera.config.search import DIRECTORIES
 from tempera.errors import TemperaError
-from tempera.runtime.installation import conf_directory
 
 WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
 """Words that Hydra does not read as text unless they are quoted."""
@@ -45,12 +43,10 @@ def composed_run(config_name: str, arguments: Sequence[str], directory: Path | s
 
 def _composed(config_name: str, arguments: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
     """The configuration, and the choices."""
-    searched = [*_searched(), *arguments]
-    with other_hydra(), in_one_sentence(config_name, arguments):
-        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            cfg = compose(config_name, searched, return_hydra_config=True)
+    with in_one_sentence(config_name, arguments):
+        cfg = DIRECTORIES.get().load(config_name, arguments)
         choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
-        with open_dict(cfg):
+        with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
         check_options(cfg, config_name)
     return cfg, choices
@@ -74,18 +70,6 @@ def in_one_sentence(config_name: str, arguments: Sequence[str]) -> Iterator[None
         if said := sentence(problem, config_name, arguments):
             raise TemperaError(said) from problem
         raise
-
-
-def _searched() -> list[str]:
-    """Where the Hydra application that is running looks beside conf/, as in `--config-dir DIR`."""
-    if not HydraConfig.initialized():
-        return []
-    places = [
-        quoted(f"{source.schema}://{source.path}")
-        for source in HydraConfig.get().runtime.config_sources
-        if source.provider not in ("hydra", "main", "schema")
-    ]
-    return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
 
 
 def written(name: str, value: Any) -> str:

@@ -107,11 +107,20 @@ def fitting(value: Any, hint: Any, option: str) -> Any:
     except OverflowError:
         reason = "it is too large"
     else:
-        if not isinstance(value, int | float) or isinstance(value, bool) == isinstance(fit, bool):
+        if not _is_number_made_of_truth(value, fit):
             return value if type(value) is int and fit == value else fit  # 2 stays 2
         reason = "true and false are no numbers"
     shown = value if isinstance(value, str) else json.dumps(value, default=str)
     raise TemperaError(f"`{option}={shortened(shown)}` is not possible: {reason}", option=option)
+
+
+def _is_number_made_of_truth(value: Any, fit: Any) -> bool:
+    """Whether true or false became a number, or a number true or false, here or in a list."""
+    if isinstance(value, list) and isinstance(fit, list | tuple) and len(value) == len(fit):
+        pairs = zip(value, fit, strict=True)
+        return any(_is_number_made_of_truth(inner, made) for inner, made in pairs)
+    numbers = isinstance(value, int | float) and isinstance(fit, int | float)
+    return numbers and isinstance(value, bool) != isinstance(fit, bool)
 
 
 def _reason(error: Any) -> str:

@@ -4,12 +4,9 @@ import difflib
 import errno
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import (
     HydraException,
     MissingConfigException,
@@ -18,10 +15,9 @@ from hydra.errors import (
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, MissingMandatoryValue, OmegaConfBaseException
 
-from tempera.config.resolvers import groups
+from tempera.config.search import DIRECTORIES, Catalogue, option_names
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import FULL
-from tempera.runtime.installation import conf_directory
 
 OUT_OF_MEMORY = (
     "out of memory: give a smaller batch_size (an evaluation takes auto), dtype=bfloat16 (on a T4 "
@@ -47,8 +43,8 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
             # of hydra/launcher, or of model=/dev/null
             group, choice = re.findall("^((?:hydra/)?[^/]*)/(.*)", missing)[0]
-            near = difflib.get_close_matches(choice, options, n=1)
-            meant = f"did you mean {near[0]}? The choices are" if near else "choose one of"
+            near = _near(group, choice, options, config_name)
+            meant = f"did you mean {near}? The choices are" if near else "choose one of"
             told = f"there is no {group}={choice}: {meant} {', '.join(options)}"
             if group == "hydra/launcher" and choice in ("joblib", "submitit_slurm"):
                 told = 'this launcher is an extra: pip install "tempera-decoding[launchers]"'
@@ -134,31 +130,34 @@ def _composition(text: str, config_name: str, arguments: Sequence[str]) -> str:
     return shortened(text, most=300)
 
 
+def _near(group: str, choice: str, options: Sequence[str], config_name: str) -> str:
+    """The choices that were probably meant: those of a family of models by this name, or one that
+    is spelled nearly so.
+    """
+    catalogue = Catalogue(config_name)
+    family = [name for name in options if catalogue.is_in(f"{group}/{name}", f"family/{choice}")]
+    near = family or difflib.get_close_matches(choice, options, n=1)
+    return " or ".join(near)
+
+
 def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     """Which choices of conf/ define an option, or which one was probably meant."""
-    conf = conf_directory()
-    chosen = [one for one in arguments if (conf / one.partition("=")[0]).is_dir() and "=" in one]
+    catalogue = Catalogue(config_name)
+    chosen = [argument for argument in arguments if argument.partition("=")[0] in catalogue.groups]
     names = _names_of(config_name, chosen) or _names_of(config_name, [])
     if f"~{option}" in arguments and option in names:
         return f"`{option}` is null already: leave out ~{option}"
-    defined = re.compile(
-        rf"# @package _global_\n.*?^{re.escape(option)}:", re.DOTALL | re.MULTILINE
-    )
-    owners = [
-        f"{group}={choice}"
-        for group, choices in groups(config_name).items()
-        for choice in choices
-        if group != "experiment"
-        and defined.match((conf / group / f"{choice}.yaml").read_text(encoding="utf-8"))
-    ]
-    method = next((one for one in chosen if one.startswith("method=")), "these choices")
+    owners = [owner for owner in catalogue.owners(option) if owner[0] != "experiment"]
+    methods = [choice for choice in chosen if choice.startswith("method=")]
+    method = methods[0] if methods else "these choices"
     if owners and "," in method:
         cases = f'["method=ar","method=coolsd {option}=VALUE"]'
         return f"only some methods have `{option}`: list cases, as 'hydra.sweeper.cases={cases}'"
-    if option in groups(config_name):
+    if option in catalogue.groups:
         return f"there is no `{option}` to choose with {method}: leave it out"
     if owners:
-        return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
+        places = _places(owners, catalogue.methods(owners))
+        return f"there is no option `{option}` with {method}: it belongs to {places}"
     near = difflib.get_close_matches(option, names, n=1, cutoff=0.75)
     near = near or [name for name in names if name.endswith(f".{option}")][:1]
     top = ", ".join(name for name in names if "." not in name)
@@ -166,33 +165,22 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     return f"there is no option `{option}`: {meant}"
 
 
-@contextmanager
-def other_hydra() -> Iterator[None]:
-    """Allow composing inside without disturbing a Hydra application that may be running."""
-    application = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        yield
-    finally:
-        GlobalHydra.instance().hydra = application
+def _places(owners: Sequence[tuple[str, str]], methods: Sequence[str]) -> str:
+    """Where an option belongs: the methods that have it first, then the choices that add it."""
+    choices = [f"{group}={choice}" for group, choice in owners if group != "method"]
+    if not methods:
+        return ", ".join(choices)
+    parts = f" ({', '.join(choices)})" if choices else ""
+    return f"method={', '.join(methods)}{parts}"
 
 
 def _names_of(config_name: str, choices: Sequence[str]) -> list[str]:
     """The dotted names of all options and groups; none if the choices do not compose."""
     try:
-        with other_hydra(), initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            cfg = compose(config_name, list(choices), return_hydra_config=True)
+        cfg = DIRECTORIES.get().load(config_name, choices)
     except HydraException:
         return []
     groups = [str(group) for group in cfg.hydra.runtime.choices if "/" not in str(group)]
     options: Any = OmegaConf.to_container(cfg, resolve=False)
     del options["hydra"]
-    return sorted({*groups, *_names(options)})
-
-
-def _names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in options.items():
-        if key != "_target_":
-            yield f"{prefix}{key}"
-            if isinstance(value, dict):
-                yield from _names(value, f"{prefix}{key}.")
+    return sorted({*groups, *option_names(options)})

@@ -14,6 +14,8 @@ from tempera.errors import TemperaError
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Positive = Annotated[int, Field(ge=1, lt=2**53)]
+Prompts = Annotated[int, Field(ge=1, le=10**7)]
+"""A number of prompts, which are held in memory."""
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -39,7 +41,7 @@ class Eval(Generate):
     """conf/eval.yaml."""
 
     prompt: str | None
-    limit: Positive | None
+    limit: Prompts | None
     offset: Count
     replays: Count
     expected_length: float | None
@@ -54,7 +56,7 @@ class Calibrate(Computed):
 
     batch_size: Positive
     truncate: bool
-    limit: Positive | None
+    limit: Prompts | None
     offset: Count
     statistics: Path
 
@@ -70,7 +72,7 @@ class Tune(Computed):
     deltas: list[float]
     compile: bool
     truncate: bool
-    limit: Positive | None
+    limit: Prompts | None
     offset: Count
     runs: Positive
     images: Positive

@@ -5,17 +5,14 @@
 import hashlib
 import math
 import os
-import re
 import secrets
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
 from tempera.errors import TemperaError, shortened
-from tempera.runtime.installation import SCRIPTS, command, conf_directory
 
 
 def package(path: str) -> str:
@@ -95,63 +92,10 @@ def each(values: list[object]) -> str:
 
 
 def usage(config_name: str) -> str:
-    """`${usage:NAME}`, for `--help`: how to call the script, its options with their comments, and
-    the groups that it chooses from.
-    """
-    head = _parts(config_name)[0].partition("\ndefaults:\n")[0]
-    head = re.sub("^# ?", "", head, flags=re.MULTILINE)
-    for name, script in SCRIPTS.items():
-        head = head.replace(f"python {script}", command(name))
-    parts = [part for name in _files(config_name) for part in _parts(name)[1:]]
-    hidden = r"^hydra:|\$\{hydra:|  _target_:"
-    own = [part.rstrip() for part in parts if not re.search(hidden, part, re.MULTILINE)]
-    chosen = [
-        f"  {group}={', '.join(names)}"
-        for group, names in groups(config_name).items()
-        if len(names) > 1
-    ]
-    choices = "\nGroups (group=choice; some choices add options of their own, see conf/):"
-    text = "\n".join((f"{head}\n", "Options (name=value):", *own, *([choices] if chosen else ())))
-    return "\n".join((text, *chosen)).replace("$", "$$")  # Hydra fills in a template
+    """`${usage:NAME}`: the text of `--help`."""
+    from tempera.config.help import usage_of  # it needs Hydra's loader, and help alone needs it
 
-
-def _files(config_name: str) -> list[str]:
-    """A script's configuration, after those that it includes."""
-    conf = conf_directory()
-    listed = [one for one in _defaults(conf / f"{config_name}.yaml") if isinstance(one, str)]
-    included = [name for name in listed if (conf / f"{name}.yaml").is_file()]
-    return [*included, config_name]
-
-
-def _parts(config_name: str) -> list[str]:
-    """The text of a script's configuration: its head, and each top-level key with the comments
-    above it.
-    """
-    text = (conf_directory() / f"{config_name}.yaml").read_text(encoding="utf-8")
-    head, _, rest = text.partition("\ndefaults:\n")
-    return [head, *re.split(r"\n(?=\S)", rest)[1:]]
-
-
-def _defaults(file: Path) -> list[Any]:
-    content: Any = OmegaConf.to_container(OmegaConf.load(file))
-    return list(content.get("defaults", ()))
-
-
-def groups(config_name: str) -> dict[str, list[str]]:
-    """The groups of a script and their choices: those of its defaults list and of what they
-    choose in turn.
-    """
-    conf = conf_directory()
-    found: dict[str, list[str]] = {}
-    files = [conf / f"{name}.yaml" for name in _files(config_name)]
-    while files:
-        for entry in _defaults(files.pop()):
-            group = next(iter(entry)).split()[-1].lstrip("/") if isinstance(entry, dict) else ""
-            if group not in found and (conf / group).is_dir() and group:
-                choices = sorted((conf / group).glob("[!_]*.yaml"))
-                found[group] = [path.stem for path in choices]
-                files += choices
-    return dict(sorted(found.items()))
+    return usage_of(config_name)
 
 
 for _resolver in (package, beside, unless_random, own_or, at, jobs, ceil, each, usage):

@@ -101,8 +101,8 @@ def _spend(delta: float, weights: list[float]) -> Omegas:
     """δ·L·w_i / Σw."""
     if not 0 < delta < math.inf:
         raise TemperaError(
-            f"delta={delta} is not a relaxation budget; give a number above 0 (1 is exact "
-            "decoding, papers use 1.1 to 4)"
+            f"delta={delta} is not a relaxation budget; give a number above 0 (papers use 1.1 to "
+            "4), or rule=exact"
         )
     if not weights:
         raise TemperaError("a schedule needs a draft of at least 1 token; draft more")

@@ -1,0 +1,176 @@
+"""The command line as a person types it, in this process, up to what the configuration decides:
+sentences, help, directories of one's own, and where things are written.
+"""
+
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import CONF, ROOT
+
+from tempera.config.changes import changes
+from tempera.config.cli import _read, goes_on, named
+from tempera.config.search import DIRECTORIES, SHIPPED
+
+Run = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line in an empty directory: (exit status, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(line: str) -> tuple[int, str, str]:
+        script, *arguments = line.split()
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        capsys.readouterr()
+        status = 0
+        try:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        except SystemExit as end:
+            status = int(end.code or 0)
+        finally:
+            DIRECTORIES.set(SHIPPED)
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def write_own(directory: Path) -> None:
+    """A method of one's own, with a rule that adds the option `boost`."""
+    files = {
+        "method/mine": "defaults: [/drafter: eagle, /tree: chain, /rule: mine]\n",
+        "rule/mine": "boost: 1.0  # of mine\nrule: {_target_: tempera.rules.standard.Exact}\n",
+    }
+    for name, text in files.items():
+        file = directory / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package _global_\n{text}")
+
+
+SENTENCES = {
+    "eval/run.py method=eagle delta=2": "it belongs to method=coolsd, lantern, uniform_rsd",
+    "eval/run.py metrics.names=[fid]": "it belongs to metrics=real",
+    "eval/run.py model=llamagen": "did you mean llamagen_xl_stage1 or llamagen_xl_stage2?",
+    "eval/run.py δ=abc": "`delta=abc`",
+    "eval/run.py delta=0 metrics=none tracking=none": "give a number above 0 (papers",
+    "eval/run.py limit=100000000000": "`limit=100000000000` is not possible",
+    "eval/run.py prompt=a large red star": 'prompt="a large red star"',
+    "eval/run.py --experiment=frontier": "write experiment=frontier",
+    "train_draft/main.py --epochs 3": "write epochs=3",
+    "train_draft/prepare.py --encoder=vq": "write encoder=vq",
+    "eval/run.py --exp=run.pickle": "reads a pickle",
+    "eval/bench.py batch_sizes=[true]": "true and false are no numbers",
+    "eval/run.py --config-dir own method=mine boos=2": "did you mean `boost`?",
+    "eval/run.py --config-dir own method=eagle boost=2": "it belongs to method=mine (rule=mine)",
+    "eval/run.py -cd shadow": "has the name of a configuration in",
+    "eval/run.py -cp absent": "absent",
+    "eval/run.py model=lumina tracking=none": "train_draft/main.py model=lumina",
+}
+"""Command lines, and what their sentence says."""
+
+
+@pytest.mark.parametrize("line", SENTENCES)
+def test_a_sentence_tells_what_to_do(line: str, run: Run, tmp_path: Path) -> None:
+    write_own(tmp_path / "own")
+    (tmp_path / "shadow" / "rule").mkdir(parents=True)
+    (tmp_path / "shadow" / "rule" / "exact.yaml").touch()
+    status, _, err = run(line)
+    assert status == 1
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+    assert SENTENCES[line] in err, err
+
+
+def test_a_refused_run_leaves_no_directory(run: Run) -> None:
+    assert run("eval/run.py delta=abc metrics=none tracking=none")[0] == 1
+    assert list(Path("outputs").rglob("*.yaml")) == []
+    kept = Path("kept")
+    kept.mkdir()
+    (kept / "run.json").touch()
+    assert run("eval/run.py delta=abc metrics=none tracking=none hydra.run.dir=kept")[0] == 1
+    assert (kept / "run.json").exists()
+
+
+def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -> None:
+    status, out, _ = run("eval/run.py --help method=coolsd")
+    assert status == 0
+    for option in ("delta=1.1  ", "guidance=2.0", "speed.prompts=8 ", "limit=64  ", "nu=0.7"):
+        assert f"  {option}" in out, out
+    assert "# δ, the mean of ω_i" in out and "_target_" not in out and "${" not in out
+    assert "  window=" not in out and "  window=32" in run("eval/run.py method=sjd --help")[1]
+    write_own(tmp_path / "own")
+    status, out, _ = run("eval/run.py -cd own method=mine --help")
+    assert status == 0 and "  boost=1.0  " in out and "# of mine" in out
+    assert "mine, optimal_rsd" in out
+
+
+@pytest.mark.parametrize("flag", ["--config-path", "-cp"])
+def test_a_copy_of_conf_is_used_for_everything(flag: str, run: Run, tmp_path: Path) -> None:
+    """Its methods are known to sentences, help and names, and its defaults are not changes."""
+    own = tmp_path / "own"
+    shutil.copytree(CONF, own)
+    write_own(own)
+    relaxed = own / "rule" / "relaxed.yaml"
+    relaxed.write_text(relaxed.read_text().replace("delta: 1.1", "delta: 1.5"))
+    status, _, err = run(f"eval/run.py {flag} own method=mine boos=2")
+    assert status == 1 and "did you mean `boost`?" in err
+    status, out, err = run(f"eval/run.py {flag} own --help")
+    assert status == 0 and "delta=1.5" in out, err
+
+
+def test_names_of_runs_see_directories_of_ones_own(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(CONF, own)
+    write_own(own)
+    relaxed = own / "rule" / "relaxed.yaml"
+    relaxed.write_text(relaxed.read_text().replace("delta: 1.1", "delta: 1.5"))
+    found: list[Any] = []
+
+    def main(cfg: Any) -> None:
+        found.append(changes(cfg, dict(cfg.choices)))
+
+    monkeypatch.setattr("tempera.commands.evaluate.main", main)
+    for line in ("method=coolsd", "method=mine boost=3", "method=mine rule=exact"):
+        status, _, err = run(f"eval/run.py -cp own {line}")
+        assert status == 0, err
+    assert found == [{}, {"boost": 3}, {"rule": "exact"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "places"),
+    [
+        ("eval/run.py experiment=frontier", ["/data/zz/frontier/"]),
+        ("eval/report.py runs=a", ["/data/zz/report"]),
+        ("eval/run.py", ["/data/zz/eval/"]),
+        ("train_draft/main.py", ["/data/zz/train_draft/shapes"]),
+        ("train_draft/prepare.py", ["/data/zz/codes/"]),
+    ],
+)
+def test_outputs_moves_everything(line: str, places: list[str], run: Run) -> None:
+    status, out, err = run(f"{line} outputs=/data/zz --cfg all --resolve hydra.job.num=0")
+    assert status == 0, err
+    for place in places:
+        assert place in out
+    written = [part for part in out.split() if part.startswith("outputs/")]
+    assert written == []
+
+
+def test_places_of_reports_are_added_to_runs() -> None:
+    assert named(["runs=a", "b"], "runs") == ['runs=["a","b"]']
+    assert named(["runs=[a,c]", "b", "output=x"], "runs") == ["output=x", 'runs=["a","c","b"]']
+    assert _read(["b", "--cfg", "job"], "runs") == ["--cfg", "job", 'runs=["b"]']
+
+
+def test_the_command_that_goes_on_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = str(ROOT / "eval" / "run.py")
+    monkeypatch.setattr(sys, "argv", [script, "prompt=a b", "hydra.run.dir=old"])
+    line = goes_on("hydra.run.dir", "new dir").partition("this goes on: ")[2]
+    assert line == f"python {script} 'prompt=a b' 'hydra.run.dir=\"new dir\"'"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/tempera-eval"])
+    assert "goes on: /usr/bin/tempera-eval hydra.run.dir=x" in goes_on("hydra.run.dir", "x")
