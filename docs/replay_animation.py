@@ -101,10 +101,10 @@ def write(path: Path, runs: Sequence[Run], number: int) -> Path:
 def _decode(run: Run, name: str) -> Decode | None:
     """A run's decode of a prompt; None if it was not kept."""
     directory = Path(run.directory)
-    replay = Store(directory / REPLAYS).rows().get(name)
+    replay = Store(directory / REPLAYS, run.made_by).rows().get(name)
     if replay is None:
         return None
-    picture = read_picture(picture_path(directory, name))
+    picture = read_picture(picture_path(directory, name), run.made_by)
     rows, columns = replay["rows"], replay["columns"]
     blank = blank_columns(replay, picture.shape[1:])
     order = replay.get("order") or range(len(replay["place"]))

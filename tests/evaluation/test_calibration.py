@@ -10,6 +10,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from paths import ROOT
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from table_models import FirstRoundOnly
 
 from tempera.config.build import build_rule
@@ -173,6 +175,26 @@ def test_not_a_file_of_statistics(
     assert conditions("shapes", str(draft))["draft"] == weights[:16]
     monkeypatch.setattr(calibration, "GRID", (0.5, *GRID[1:]))
     with pytest.raises(TemperaError, match="holds no statistics of a draft"):
+        load_statistics(Path(statistics))
+
+
+IMPOSSIBLE = {
+    "ratios": lambda given: -given,
+    "keep": lambda given: given + 1,
+    "divergence": lambda given: given * torch.nan,
+    "prices": lambda given: given + 1,
+    "parents": lambda given: given[:-1],
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_cannot_have_been_measured_is_refused(name: str, statistics: str) -> None:
+    with safe_open(statistics, "pt") as file:
+        notes = file.metadata()
+    tensors = load_file(statistics)
+    load_statistics(Path(statistics))
+    save_file(tensors | {name: IMPOSSIBLE[name](tensors[name]).contiguous()}, statistics, notes)
+    with pytest.raises(TemperaError, match="holds no statistics of a draft: measure again"):
         load_statistics(Path(statistics))
 
 

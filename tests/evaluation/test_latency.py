@@ -42,14 +42,14 @@ def test_plain_and_method_in_turn_with_alternating_order_after_warm_up(
 ) -> None:
     prompts = world_prompts(3)
     one, two, three = (prompt.id for prompt in prompts)
-    rows = measure(tiny_pipeline(), prompts, Store(tmp_path))
+    rows = measure(tiny_pipeline(), prompts, Store(tmp_path, "run"))
     assert calls[:2] == [("ar", one), ("method", one)]  # warm-up
     assert calls[2:5] == [("ar", one), ("method", one), ("clocked", one)]
     assert calls[5:8] == [("method", two), ("ar", two), ("clocked", two)]
     assert calls[8:] == [("ar", three), ("method", three)]  # the parts are those of two prompts
     assert [row["id"] for row in rows] == [one, two, three]
     calls.clear()
-    assert measure(tiny_pipeline(), prompts, Store(tmp_path)) == rows
+    assert measure(tiny_pipeline(), prompts, Store(tmp_path, "run")) == rows
     assert calls == []
 
 
@@ -61,7 +61,7 @@ def test_a_larger_batch_is_timed_as_a_whole_and_shared_out(
         prompt.text for prompt in [*world_prompts(3)] * 2
     ]
     assert len({prompt.id for prompt in prompts}) == 8  # other ids, so that no image comes twice
-    rows = measure(tiny_pipeline(), prompts, Store(tmp_path), 0, batch_size=4)
+    rows = measure(tiny_pipeline(), prompts, Store(tmp_path, "run"), 0, batch_size=4)
     first, second = prompts[0].id, prompts[4].id
     assert calls == [("ar", first), ("method", first), ("method", second), ("ar", second)]
     assert [row["id"] for row in rows] == [first, second]

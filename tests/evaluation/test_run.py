@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tempera.errors import TemperaError
 from tempera.evaluation import run_directory
 from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
+from tempera.evaluation.run_directory import made_by
 from tempera.metrics.distances import frechet
 from tempera.runtime.row_store import Store
 from tempera.shapes.scenes import world_prompts
@@ -88,7 +90,7 @@ def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.M
     for row in found:
         assert sum(row["tested_by_tenth"]) == sum(row["tested"])
         assert row["logprob_squares"] < row["logprob"] ** 2 < 6 * row["logprob_squares"]
-    scored = Store(tmp_path / "run" / "evaluated-toy").rows()
+    scored = Store(tmp_path / "run" / "evaluated-toy", made_by(content["settings"])).rows()
     real = next(ToyEvaluator().reference(48))[:, 0, 0, ::8].astype(float)
     fid = frechet(np.array([scored[row["id"]]["features"] for row in found]), real)
     assert [row["fid"] for row in found] == pytest.approx(fid.pseudovalues)
@@ -220,3 +222,73 @@ def test_the_image_decoder_takes_few_pictures_at_a_time(monkeypatch: pytest.Monk
     monkeypatch.setattr("tempera.evaluation.pipeline.DECODED_CODES", 2 * pipeline.target.length)
     assert pipeline.pictures(torch.zeros(5, 6, dtype=torch.int64)).shape == (5, 3, 8, 48)
     assert len(calls) == 3
+
+
+def fails() -> None:
+    raise RuntimeError("the decoder is broken. Really")
+
+
+def test_tokens_and_numbers_outlive_an_image_decoder_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are stored first, and the next start makes the pictures."""
+    metrics = tiny_evaluate(tmp_path / "cut", tiny_pipeline(before=fails), report=True)
+    assert metrics["speedup"] > 0 and not metrics.keys() & {"fid", "clip_score"}
+    told = [line for line in capsys.readouterr().out.splitlines() if "cannot be made" in line]
+    assert told == [
+        "20 pictures cannot be made (the decoder is broken): their tokens are in "
+        f"{tmp_path / 'cut'}, and the same command tries again."
+    ]
+    assert not (tmp_path / "cut" / "images").exists()
+    tiny_evaluate(tmp_path / "cut", tiny_pipeline(), report=True)
+    tiny_evaluate(tmp_path / "whole", tiny_pipeline())
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+
+
+class Large(torch.nn.Module):
+    """An image decoder that has memory for few images, and for none on its first device."""
+
+    def __init__(self, most: int, device: str) -> None:
+        super().__init__()
+        self.most, self.calls = most, list[tuple[str, int]]()
+        self.weight = torch.nn.Parameter(torch.empty(1, device=device))
+
+    def to(self, device: Any) -> "Large":  # type: ignore[override]
+        self.weight = torch.nn.Parameter(torch.empty(1, device=device))
+        return self
+
+    def decode_codes(self, codes: torch.Tensor) -> torch.Tensor:
+        self.calls.append((codes.device.type, len(codes)))
+        if codes.device.type == "meta" or len(codes) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return codes[:, None].expand(-1, 3, -1, -1) / 2 - 1
+
+
+def test_an_image_decoder_without_memory_takes_fewer_images_and_then_the_cpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokens = torch.arange(30).reshape(5, 6) % 4
+    few = replace(tiny_pipeline(), image_decoder=Large(2, "cpu"))
+    expected = few.pictures(tokens)
+    assert few.image_decoder.calls == [("cpu", 5), ("cpu", 3), ("cpu", 2), ("cpu", 1), ("cpu", 2)]  # type: ignore[attr-defined]
+    assert np.array_equal(expected[:, 0, 0] // 60, tokens.numpy())
+    assert capsys.readouterr().out == ""
+    moved = replace(few, image_decoder=Large(8, "meta"))
+    assert np.array_equal(moved.pictures(tokens), expected)
+    assert capsys.readouterr().out.count("the CPU decodes the images") == 1
+    none = replace(few, image_decoder=Large(0, "cpu"))
+    with pytest.raises(torch.OutOfMemoryError):
+        none.pictures(tokens)
+
+
+@pytest.mark.parametrize("part", ["_draw", "page.write", "_track"])
+def test_a_report_that_fails_leaves_the_results_and_one_sentence(
+    part: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(f"tempera.reporting.run_report.{part}", Mock(side_effect=OSError("full")))
+    tiny_evaluate(tmp_path, report=True)
+    told = capsys.readouterr().out
+    assert "tokens per round" in told and told.count("(full): the results are in") == 1

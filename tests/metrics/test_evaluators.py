@@ -25,7 +25,7 @@ def test_the_evaluator_of_shapes(tmp_path: Path) -> None:
     prompts = [Prompt(str(place), one.caption) for place, one in enumerate(scenes)]
     prompts[3] = Prompt("3", "a photo of a cat")
     (networks,) = SHAPES.load(CPU)
-    store = Store(tmp_path / "evaluated")
+    store = Store(tmp_path / "evaluated", "run")
     scores = score_pictures(networks, prompts, lambda one: pictures[int(one.id)], store, batch=8)
     assert scores["3"]["shape1"] is None and scores["0"]["shape1"] == 1
     reference = reference_features(SHAPES, networks, 64, tmp_path)

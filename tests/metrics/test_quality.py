@@ -29,7 +29,7 @@ def test_missing_pictures_are_scored_once_in_batches(tmp_path: Path) -> None:
     def picture(prompt: Prompt) -> Pictures:
         return np.full((3, 2, 2), 10 * int(prompt.id), np.uint8)
 
-    networks, store = Networks(features), Store(tmp_path / "store")
+    networks, store = Networks(features), Store(tmp_path / "store", "run")
     score_pictures(networks, PROMPTS[:1], picture, store)
     found = score_pictures(networks, PROMPTS, picture, store, batch=3)
     assert sizes == [1, 3, 1]

@@ -84,7 +84,7 @@ def test_pictures_to_numbers(file: Path, images: Path, tmp_path: Path) -> None:
     prompts = [Prompt(str(number), "") for number in range(16)]
     pictures = {prompt.id: np.full((3, 8, 8), 10 * place, np.uint8)
                 for place, prompt in enumerate(prompts)}  # fmt: skip
-    store = Store(tmp_path / "store")
+    store = Store(tmp_path / "store", "run")
     rows = score_pictures(networks, prompts, lambda prompt: pictures[prompt.id], store)
     reference = reference_features(evaluator, networks, 8, tmp_path / "cache")
     assert reference is not None

@@ -29,6 +29,7 @@ from tempera.reporting.report import (
     sections_of,
     write_report,
 )
+from tempera.runtime.files import sha256_file
 
 
 def read(*paths: Path, baseline: str | None = None) -> list[Run]:
@@ -312,7 +313,7 @@ def test_an_infinite_bound_is_read_from_its_prompts(tmp_path: Path) -> None:
     made_up_runs(tmp_path, RUNS[3:4], prompts=2)
     table_path, path = tmp_path / "0_coolsd/results.parquet", tmp_path / "0_coolsd/metrics.json"
     pd.read_parquet(table_path).assign(kl_per_token=[0.5, np.inf]).to_parquet(table_path)
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text()) | {"results": sha256_file(table_path)}
     for value in (None, np.inf):
         content["metrics"]["kl_per_token"] |= {"value": value, "low": value, "high": value}
         path.write_text(json.dumps(content))

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def rows(*ids: str) -> list[dict[str, object]]:
 
 
 def test_rows_are_keyed_by_id_and_parts_are_whole(tmp_path: Path) -> None:
-    store = Store(tmp_path / "records")
+    store = Store(tmp_path / "records", "run")
     assert store.rows() == {}
     assert store.missing(["a", "b"]) == ["a", "b"]
     store.add(rows("b", "a"))
@@ -27,7 +28,7 @@ def test_rows_are_keyed_by_id_and_parts_are_whole(tmp_path: Path) -> None:
 
 
 def test_unfinished_parts_are_ignored(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = Store(tmp_path, "run")
     store.add(rows("a"))
     part = next(tmp_path.glob("*.parquet"))
     part.rename(tmp_path / ".x.parquet.123.tmp")
@@ -44,15 +45,20 @@ def test_unfinished_parts_are_ignored(tmp_path: Path) -> None:
 
 
 COLUMNS = {
-    "tokens": Numbers(0, 300, length=3), "seconds": Numbers(0), "tested": Numbers(0),
+    "tokens": Numbers(0, 300, whole=True, length=3), "seconds": Numbers(positive=True),
+    "tested": Numbers(0), "kept": Numbers(0, at_most="tested"),
     "sizes": Numbers(0, length=3, needed=False), "name": None,
 }  # fmt: skip
-GOOD = {"id": "a", "tokens": [1, 2, 299], "seconds": 0.5, "tested": [1], "sizes": [1, None, 7],
-        "name": "x"}  # fmt: skip
+GOOD = {"id": "a", "tokens": [1, 2, 299], "seconds": 0.5, "tested": [2, 1], "kept": [2, 0],
+        "sizes": [1, None, 7], "name": "x"}  # fmt: skip
 BELIEVED: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [1, 2]}, "tokens has rows of other than 3"),
     ({"tokens": [1, 2, 300]}, "tokens holds numbers outside"),
     ({"tokens": [1, 2, -1]}, "tokens holds numbers outside"),
+    ({"tokens": [1.5, 2, 3]}, "tokens holds numbers that are not whole"),
+    ({"seconds": 0.0}, "seconds holds numbers that are not above 0"),
+    ({"kept": [2, 2]}, "kept holds more than tested"),
+    ({"kept": [0]}, "kept holds more than tested"),
     ({"sizes": [1, None, -7]}, "sizes holds numbers outside"),
     ({"tokens": ["1", "2", "3"]}, "tokens holds other things"),
     ({"tokens": 7}, "tokens has rows of other than 3"),
@@ -66,7 +72,7 @@ BELIEVED: list[tuple[dict[str, Any], str]] = [
 def test_rows_are_looked_at_before_they_are_believed(
     wrong: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    store = Store(tmp_path, COLUMNS)
+    store = Store(tmp_path, "run", COLUMNS)
     store.add([GOOD])
     tokens, sizes = (store.rows()["a"][name] for name in ("tokens", "sizes"))
     assert [tokens.dtype, sizes.dtype] == [np.int16, np.float32] and tokens.tolist() == [1, 2, 299]
@@ -75,9 +81,29 @@ def test_rows_are_looked_at_before_they_are_believed(
         store.rows()
 
 
+def test_parts_of_something_else_and_rows_that_come_twice_are_refused(tmp_path: Path) -> None:
+    own, other = Store(tmp_path / "own", "own"), Store(tmp_path / "other", "other")
+    own.add(rows("a", "b"))
+    other.add(rows("c"))
+    (part,) = other.directory.iterdir()
+    copy = own.directory / part.name
+    shutil.copy(part, copy)
+    for read in (own.rows, lambda: own.missing(["a"])):
+        with pytest.raises(TemperaError, match=f"{part.name} was made by another run"):
+            read()
+    copy.unlink()
+    pq.write_table(pa.Table.from_pylist(rows("c")), copy)  # nobody's
+    with pytest.raises(TemperaError, match="was made by another run or version"):
+        own.rows()
+    copy.unlink()
+    own.add(rows("c", "b"))
+    with pytest.raises(TemperaError, match="holds [bc] a second time"):
+        own.rows()
+
+
 def test_lists_of_any_length_are_arrays_where_they_are_asked_for(tmp_path: Path) -> None:
     lists = {"a": [1.5, 2.0], "b": [], "c": [-1.0, 2**40, 3.0]}
-    store = Store(tmp_path, {"features": Numbers(needed=False)})
+    store = Store(tmp_path, "run", {"features": Numbers(needed=False)})
     store.add([{"id": name, "features": values} for name, values in lists.items()])
     found = store.rows()
     assert {name: found[name]["features"].tolist() for name in lists} == lists

@@ -7,8 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tempera.errors import TemperaError
-from tempera.runtime.tracking import WandbTracker, no_tracker, wandb_tracker
+from tempera.runtime.tracking import Tracker, WandbTracker, no_tracker, wandb_tracker
 
 SCRIPT = """
 import sys
@@ -89,13 +88,31 @@ def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.Monkey
     ("options", "environment"),
     [({"mode": "on"}, None), ({}, "on"), ({"project": "a/b"}, "offline")],
 )
-def test_what_wandb_refuses_is_one_error(
+def test_what_wandb_refuses_is_told_and_the_run_goes_on(
     options: dict[str, Any],
     environment: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if environment is not None:
         monkeypatch.setenv("WANDB_MODE", environment)
-    with pytest.raises(TemperaError, match="W&B refuses the run"):
-        wandb_tracker(directory=tmp_path, **options)
+    assert type(wandb_tracker(directory=tmp_path, **options)) is Tracker
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("W&B refuses the run") and line.endswith("goes on without W&B.")
+
+
+def test_a_tracker_that_fails_is_told_of_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Mock()
+    run.log.side_effect = OSError(28, "No space left on device")
+    tracker = WandbTracker(run)
+    for _ in range(2):
+        tracker.log({"a": 1.0})
+        tracker.image("a", tmp_path / "missing.png")
+        tracker.artifact("a", "b", [tmp_path / "missing"])
+        tracker.finish()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "W&B failed" in line and "No space left on device" in line
+    run.finish.assert_not_called()

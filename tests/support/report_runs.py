@@ -13,6 +13,7 @@ import pandas as pd
 from tempera.decoding.replay import KEPT, REJECTED, REPLAYS, UNTESTED
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.reporting.collect import Run
+from tempera.runtime.files import fingerprint, sha256_file
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import Store, write_table
 
@@ -40,6 +41,8 @@ def made_up_runs(
     for number, (method, delta, accepted) in enumerate(runs):
         one, rng, rows = directory / f"{number}_{method}", np.random.default_rng(number), []
         names = [f"world-{place:06d}" for place in range(prompts)]
+        own = {"method": method, "model": "shapes", "seed": 0, "delta": delta} | settings
+        made_by = fingerprint(own)
         depth = 0 if method == "ar" else DEPTH
         replays = [replay(name, grid, depth, accepted, rng) for name in names]
         for name, made in zip(names, replays, strict=True):
@@ -49,9 +52,10 @@ def made_up_runs(
             rows[-1] |= {"rounds": rounds, "accepted_length": length, "logprob": logprob}
             rows[-1]["clip_score"] = clip
             picture = rng.integers(0, 256, (3, *grid), np.uint8).repeat(4, 1).repeat(4, 2)
-            write_picture(picture_path(one, name), picture)
-        Store(one / REPLAYS).add(replays)
-        write_table(one / "results.parquet", rows)
+            write_picture(picture_path(one, name), picture, made_by)
+        Store(one / REPLAYS, made_by).add(replays)
+        results = one / "results.parquet"
+        write_table(results, rows)
         length, clip = (
             float(np.mean([row[key] for row in rows])) for key in ("accepted_length", "clip_score")
         )
@@ -63,7 +67,8 @@ def made_up_runs(
             "kl_per_token": (0.0 if delta is None else accepted**4 / 10, 0.004),
         }
         content = {
-            "settings": {"method": method, "model": "shapes", "seed": 0, "delta": delta} | settings,
+            "settings": own,
+            "results": sha256_file(results),
             "images": prompts,
             "grid": list(grid),
             "metrics": {
@@ -75,7 +80,7 @@ def made_up_runs(
                 "changes": {name: one for name, one in settings.items() if name != "seed"},
             },
         }
-        (one / "run.json").write_text("{}")
+        (one / "run.json").write_text(json.dumps({"identity": own}))
         (one / "metrics.json").write_text(json.dumps(content))
     return directory
 

@@ -8,6 +8,7 @@ import torch
 from tiny_training import tiny_codes, tiny_target
 from together import together
 
+from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.training import conditions
 from tempera.training.conditions import keep_conditions
@@ -37,6 +38,10 @@ def test_captions_are_encoded_once_and_read_as_they_were(
     again.conditioner.encode = lambda prompts: encode(prompts) if len(prompts) == 1 else None  # type: ignore
     keep_conditions(again, captions, tmp_path, ALONE)
     assert torch.equal(again.conditioner(some)[0], found)
+    other = tiny_target()
+    other.identity = "another"
+    with pytest.raises(TemperaError, match="written by another text encoder"):
+        keep_conditions(other, captions, tmp_path, ALONE)
 
 
 def test_two_processes_share_the_captions(captions: list[str], tmp_path: Path) -> None:

@@ -268,12 +268,16 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(
     entries: dict[str, Any] = progress if name in progress else tensors
     entries.pop(name, None)
     entries |= {} if value is None else {name: value}
-    save_file(tensors, tmp_path / LAST, {"progress": json.dumps(progress)})
+    made_by = json.loads((whole / "draft/metrics.json").read_text())["made_by"]
+    facts = {"progress": json.dumps(progress), "made_by": made_by}
+    save_file(tensors, tmp_path / LAST, facts)
     with pytest.raises(TemperaError, match=r"cannot resume from .*last.safetensors") as refused:
-        load_state(tmp_path, state, 12)
+        load_state(tmp_path, state, 12, made_by)
     assert f"({told}" in str(refused.value) and "\n" not in str(refused.value)
     shutil.copy(whole / LAST, tmp_path / LAST)
-    assert load_state(tmp_path, state, 12)
+    with pytest.raises(TemperaError, match=r"\(it belongs to another training\)"):
+        load_state(tmp_path, state, 12, "another")
+    assert load_state(tmp_path, state, 12, made_by)
 
 
 def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +291,7 @@ def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) 
     for content in (b"", (whole / LAST).read_bytes()[:-9]):
         (tmp_path / LAST).write_bytes(content)
         with pytest.raises(TemperaError, match=r"cannot resume from .*last.safetensors"):
-            load_state(tmp_path, run.state, 12)
+            load_state(tmp_path, run.state, 12, "any")
     (tmp_path / "file").touch()
     with pytest.raises(TemperaError, match=r"cannot write in .*file/run"):
         tiny_train(tmp_path / "file" / "run")
@@ -300,6 +304,27 @@ def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(checkpoint, "FORMAT", 0)
     with pytest.raises(TemperaError, match="begun by another version of tempera"):
         tiny_train(whole, **WHOLE)
+
+
+def test_parts_of_another_training_are_refused(tmp_path: Path, whole: Path) -> None:
+    other, copy = tmp_path / "other", tmp_path / "copy"
+    shutil.copytree(whole, other)
+    tiny_train(other / "new", **WHOLE, seed=2)
+    for part, told in ((LAST, "another training"), ("draft", "not the draft"), ("conditions", "")):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(whole, copy)
+        if (other / "new" / part).is_file():
+            shutil.copy(other / "new" / part, copy / part)
+        else:
+            shutil.copytree(other / "new" / part, copy / part, dirs_exist_ok=True)
+        if told:
+            with pytest.raises(TemperaError, match=told):
+                tiny_train(copy, **WHOLE)
+        else:  # the same text encoder's
+            tiny_train(copy, **WHOLE)
+    shutil.copy(other / "new/draft/model.safetensors", copy / "draft/model.safetensors")
+    with pytest.raises(TemperaError, match="not the draft that this training wrote"):
+        tiny_train(copy, **WHOLE)
 
 
 def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(

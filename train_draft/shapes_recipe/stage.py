@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tempera.runtime.files import read_json, write_json
+from tempera.runtime.files import fingerprint, read_json, write_json
 from tempera.runtime.installation import commit
 from tempera.runtime.network_directory import write_network
 from tempera.training.averaging import moving_average
@@ -67,7 +67,8 @@ def minimise(
     average = moving_average(network, ema) if ema else None
     beside = {**(buffers or {}), **(average.state_dict() if average is not None else {})}
     state = State(network, optimisers, beside)
-    load_state(run, state, settings.steps)
+    made_by = fingerprint({"network": run.name, "seed": settings.seed})
+    load_state(run, state, settings.steps, made_by)
     while (step := state.progress.step) < settings.steps:
         set_rate(optimisers, schedule(step))
         torch.manual_seed(settings.seed * 1_000_003 + step)
@@ -85,7 +86,7 @@ def minimise(
         if step % 50 == 0:
             log.info("%s, step %d: %s", run.name, step, values)
         if state.progress.step % settings.save_every == 0:
-            save_state(run, state)
+            save_state(run, state, made_by)
     return (average.module if average is not None else network).eval().requires_grad_(False)
 
 

@@ -22,6 +22,7 @@ from tempera.metrics.scores import read_scores
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
 from tempera.runtime.processor import tell_slow_bfloat16
+from tempera.runtime.side_services import side_service
 from tempera.targets.conditioners import ClassLabels
 
 LARGEST = 256
@@ -80,7 +81,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
         return {}
     from tempera.reporting import run_report  # matplotlib takes a second to import
 
-    run_report.write(directory, result, tracker, cfg.verbose)
+    with side_service(f"no report ({{why}}): the results are in {directory}."):
+        run_report.write(directory, result, tracker, cfg.verbose)
     values = {key: one["value"] for key, one in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}
 

@@ -21,6 +21,7 @@ from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import draft_directory
 from tempera.runtime.processor import tell_slow_bfloat16
+from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import Loss
@@ -78,8 +79,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if processes.is_main:
         place = pasted("drafter.path", directory / DRAFT)
         if cfg.push_to_hub is not None:
-            Repository(str(cfg.push_to_hub)).upload(directory / DRAFT)
-            place = f"drafter.path={cfg.push_to_hub}"
+            with side_service("{why}."):
+                Repository(str(cfg.push_to_hub)).upload(directory / DRAFT)
+                place = f"drafter.path={cfg.push_to_hub}"
         print(
             f"the draft is in {directory / DRAFT}: {command('eval')} model={draft.config.model} "
             f"drafter={draft.drafter} {place}"

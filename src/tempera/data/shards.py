@@ -185,7 +185,7 @@ def read_shards(
     if not manifest.complete:
         raise TemperaError(f"the shards in {directory} are unfinished: {again}.")
     hashes = [shard.sha256 for shard in manifest.shards if shard.count]
-    codes = Numbers(0, min(vocab_size, manifest.vocab_size), math.prod(grid))
+    codes = Numbers(0, min(vocab_size, manifest.vocab_size), whole=True, length=math.prod(grid))
     rows: list[dict[str, Any]] = []
     for number, shard in enumerate(manifest.shards):
         path = shard_file(directory, number)

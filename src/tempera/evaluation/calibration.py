@@ -215,11 +215,27 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
             raise KeyError("prices")
         tree = Tree.from_parents(tensors["parents"])
         rounds = PricedRounds.equal(tree, tensors["keep"], tensors["divergence"])
+        _check(rounds, tensors.get("ratios"))
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError):
         raise TemperaError(
             f"{path} holds no statistics of a draft: measure again with `{command('calibrate')}`"
         ) from None
     return Statistics(tensors.get("ratios"), rounds), notes
+
+
+def _check(rounds: PricedRounds, ratios: Tensor | None) -> None:
+    """Raise ValueError unless such statistics can have been measured."""
+    nodes, prices = rounds.tree.nodes, len(GRID)
+    count = len(rounds.keep)
+    keep, divergence = rounds.keep, rounds.divergence
+    fits = keep.shape == (count, nodes, prices) and divergence.shape == (count, 1 + nodes, prices)
+    if ratios is not None:
+        fits &= ratios.shape == (count, nodes) and bool((ratios >= 0).all())
+    if (
+        not (count and fits and ((keep >= 0) & (keep <= 1 + 1e-4)).all())
+        or divergence.isnan().any()
+    ):
+        raise ValueError("not measured")
 
 
 def conditions(model: str, draft: str | None, **sampling: float) -> dict[str, Any]:

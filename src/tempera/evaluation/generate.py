@@ -3,17 +3,20 @@ processes.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tempera.data.prompts import Prompt
+from tempera.decoding.loop import Output
 from tempera.decoding.replay import REPLAYS, DraftLog, replays
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Pipeline, records
 from tempera.runtime.image_files import is_whole, picture_path, write_picture
 from tempera.runtime.row_store import Row, Store
+from tempera.runtime.side_services import side_service
 
 
 def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
@@ -45,8 +48,9 @@ def generate(
     progress: Callable[[int], object] | None = None,
     replayed: Collection[str] = (),
 ) -> None:
-    """Decode the batches. Each batch is written when it is complete: first its pictures, then the
-    replays of the prompts whose ids are in `replayed`, then its records.
+    """Decode the batches. Each batch is written when it is complete: first the replays of the
+    prompts whose ids are in `replayed`, then its records, and then its pictures, unless they cannot
+    be made; `restore_pictures` tries again.
 
     `progress` is called after each round with the number of its tokens.
     """
@@ -58,18 +62,48 @@ def generate(
                 batch, diagnostics=diagnostics, progress=progress, drafts=drafts
             )
         rows = records(batch, output, pipeline.now() - start)
-        for prompt, picture in zip(batch, pipeline.pictures(output.tokens), strict=True):
-            write_picture(picture_path(directory, prompt.id), picture)
         if drafts is not None:
-            ids, grid = [prompt.id for prompt in batch], pipeline.target.grid
-            Store(directory / REPLAYS).add(replays(ids, output, drafts, grid, replayed))
+            _keep_replays(pipeline, batch, output, drafts, directory, store.identity, replayed)
         store.add(rows)
+        with suppress(Exception):
+            for prompt, picture in zip(batch, pipeline.pictures(output.tokens), strict=True):
+                write_picture(picture_path(directory, prompt.id), picture, store.identity)
 
 
-def restore_pictures(pipeline: Pipeline, rows: Sequence[Row], directory: Path) -> None:
-    """Decode deleted or damaged pictures again, from their tokens."""
-    for row in rows:
-        path = picture_path(directory, row["id"])
-        if not is_whole(path):
-            tokens = torch.tensor([np.asarray(row["tokens"]).tolist()])
-            write_picture(path, pipeline.pictures(tokens)[0])
+def _keep_replays(
+    pipeline: Pipeline,
+    batch: Sequence[Prompt],
+    output: Output,
+    drafts: DraftLog,
+    directory: Path,
+    made_by: str,
+    replayed: Collection[str],
+) -> None:
+    """Write the replays that are not there, as they may be after an interruption."""
+    kept = Store(directory / REPLAYS, made_by)
+    ids = [prompt.id for prompt in batch]
+    wanted = kept.missing([name for name in ids if name in replayed])
+    if rows := replays(ids, output, drafts, pipeline.target.grid, wanted):
+        kept.add(rows)
+
+
+def restore_pictures(
+    pipeline: Pipeline, rows: Sequence[Row], directory: Path, made_by: str
+) -> bool:
+    """Make missing and damaged pictures from their tokens, unless they cannot be made; return
+    whether all are there.
+
+    Raises:
+        TemperaError: one is not a picture of this run.
+    """
+    paths = [picture_path(directory, row["id"]) for row in rows]
+    lost = [place for place, path in enumerate(paths) if not is_whole(path, made_by)]
+    with side_service(
+        f"{len(lost)} pictures cannot be made ({{why}}): their tokens are in {directory}, and the "
+        "same command tries again."
+    ):
+        for place in lost:
+            tokens = torch.tensor([np.asarray(rows[place]["tokens"]).tolist()])
+            write_picture(paths[place], pipeline.pictures(tokens)[0], made_by)
+        return True
+    return False

@@ -8,6 +8,7 @@ because their clock synchronises the device around each part.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ import torch
 from pydantic import Field
 
 from tempera.data.prompts import Prompt
+from tempera.decoding.loop import Output
 from tempera.decoding.timing import Clock
 from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
@@ -23,7 +25,11 @@ from tempera.metrics.bootstrap import Interval
 from tempera.runtime.row_store import Numbers, Row, Store
 
 PARTS = ("draft", "target", "verify", "commit")
-COLUMNS = dict.fromkeys(("ar", "method", "text_encoder", "image_decoder", "rounds"), Numbers(0))
+COLUMNS = {
+    **dict.fromkeys(("ar", "method", "rounds"), Numbers(positive=True)),
+    "text_encoder": Numbers(0),
+    "image_decoder": Numbers(0, needed=False),
+}
 """Columns of a timing, besides the parts of a round."""
 AtLeast0 = Annotated[int, Field(ge=0)]
 CLOCKED = 2
@@ -72,7 +78,7 @@ def measure(
     if waiting:
         for _ in range(warmup):
             for kind in kinds:
-                pipeline.pictures(pipeline.tokens(groups[0], kind).tokens)
+                _decoded(pipeline, pipeline.tokens(groups[0], kind))
     for place, group in enumerate(groups):
         if group[0].id in waiting:
             turn = kinds if place % 2 == 0 else kinds[::-1]
@@ -107,16 +113,23 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
             outputs[name] = pipeline.tokens(prompts, kind)
             seconds[name] = pipeline.now() - start
     output = outputs.get("method") or outputs["ar"]
-    start = pipeline.now()
-    pipeline.pictures(output.tokens)
     return {
         "id": prompts[0].id,
         "ar": seconds["ar"],
         "method": seconds.get("method", seconds["ar"]),
         "text_encoder": text_seconds,
-        "image_decoder": pipeline.now() - start,
+        "image_decoder": _decoded(pipeline, output),
         "rounds": output.trace.rounds.float().mean().item(),
     }
+
+
+def _decoded(pipeline: Pipeline, output: Output) -> float | None:
+    """Seconds of the image decoder; None if it fails, which concerns pictures only."""
+    start = pipeline.now()
+    with suppress(Exception):
+        pipeline.pictures(output.tokens)
+        return pipeline.now() - start
+    return None
 
 
 def _parts(pipeline: Pipeline, prompts: list[Prompt]) -> Row:

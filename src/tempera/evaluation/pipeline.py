@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from tempera.continuous.loop import Decoding
 from tempera.data.prompts import Prompt
@@ -152,12 +153,32 @@ class Pipeline:
     @torch.inference_mode()
     def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
         """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W]. The decoder's
-        activations take gigabytes for a large image, so it takes few of these at a time.
+        activations take gigabytes for a large image, so it takes few of these at a time. Where
+        memory runs out it takes fewer, and if one is too many it moves to the CPU.
         """
-        codes = tokens.to(self.device).unflatten(1, self.target.grid)
+        codes = tokens.unflatten(1, self.target.grid)
         chunks = codes.split(max(1, DECODED_CODES // self.target.length))
-        images = torch.cat([self.image_decoder.decode_codes(chunk) for chunk in chunks])
-        return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
+        return np.concatenate([self._decoded(chunk) for chunk in chunks])
+
+    def _decoded(self, codes: Tensor) -> NDArray[np.uint8]:
+        decoder: Any = self.image_decoder
+        device = self.device
+        if isinstance(decoder, nn.Module):
+            device = next((weight.device for weight in decoder.parameters()), device)
+        try:
+            images: Tensor = decoder.decode_codes(codes.to(device))
+            return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
+        except RuntimeError as problem:
+            alone = len(codes) == 1
+            if not should_reduce_batch_size(problem) or (alone and device.type == "cpu"):
+                raise
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        if not alone:
+            return np.concatenate([self._decoded(part) for part in codes.chunk(2)])
+        print(f"an image takes more memory than {device} has free: the CPU decodes the images.")
+        decoder.to("cpu")
+        return self._decoded(codes)
 
     def now(self) -> float:
         """The time in seconds, after all work on the device has finished."""
@@ -176,14 +197,18 @@ class Pipeline:
 def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
     """The columns of `records` that every computation needs, as this target can have made them."""
     vocab = target.vocab_size if isinstance(target, Target) else math.inf
-    least = 0 if isinstance(target, Target) else -math.inf
+    length, discrete = target.length, isinstance(target, Target)
+    least = 0 if discrete else -math.inf
     return {
         "text": None,
-        "tokens": Numbers(least, vocab, length=target.length),
-        "depth": Numbers(0, length=target.length),
-        "proximity_by_place": Numbers(0, length=target.length, needed=False),
-        "rounds": Numbers(1),
-        **dict.fromkeys(("tested", "accepted", "accepted_length", "seconds"), Numbers(0)),
+        "tokens": Numbers(least, vocab, whole=discrete, length=length),
+        "depth": Numbers(0, length + 1, whole=True, length=length),
+        "proximity_by_place": Numbers(0, length=length, needed=False),
+        "rounds": Numbers(1, length + 1, whole=True),
+        **dict.fromkeys(("tested", "tested_by_tenth"), Numbers(0, whole=True)),
+        "accepted": Numbers(0, whole=True, at_most="tested"),
+        "accepted_by_tenth": Numbers(0, whole=True, at_most="tested_by_tenth"),
+        **dict.fromkeys(("accepted_length", "seconds"), Numbers(positive=True)),
     }
 
 

@@ -18,6 +18,7 @@ from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.latency import SpeedProtocol, whole_batches
 from tempera.evaluation.pipeline import Pipeline, record_columns
+from tempera.evaluation.run_directory import made_by
 from tempera.metrics import table
 from tempera.metrics.acceptance import acceptance
 from tempera.metrics.bootstrap import Array, Interval
@@ -26,7 +27,7 @@ from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.metrics.scores import Scores
 from tempera.metrics.scores import intervals as intervals_of
 from tempera.runtime.distributed import Processes
-from tempera.runtime.files import write_json
+from tempera.runtime.files import sha256_file, write_json
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Numbers, Row, Store, write_table
 
@@ -57,6 +58,11 @@ class RunPlan:
     replays: Annotated[int, Field(ge=0)]
     shrinks: bool = False
 
+    @property
+    def made_by(self) -> str:
+        """What the parts of the run carry."""
+        return made_by(self.settings)
+
 
 def evaluate(
     plan: RunPlan,
@@ -84,13 +90,14 @@ def evaluate(
     rows = _generated(plan, pipeline, prompts, processes)
     if not processes.is_main:
         return None
+    pictured = restore_pictures(pipeline, rows, plan.directory, plan.made_by)
     timings = _timed(plan, pipeline, prompts[: protocol.prompts], protocol.warmup)
     once = min(protocol.warmup, 1)
     larger: dict[int, list[Row]] = {
         size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), once, size)
         for size in protocol.batches
     }
-    scores, metrics = _evaluated(plan, pipeline, prompts, evaluator)
+    scores, metrics = _evaluated(plan, pipeline, prompts, evaluator) if pictured else ({}, {})
     for name, values in (given or {}).items():
         for prompt, value in values.items():
             scores.setdefault(prompt, {})[name] = value
@@ -109,7 +116,9 @@ def evaluate(
         "time": _plain(latency.breakdown(timings)) if timings else {},
         "about": dict(plan.about),
     }
-    write_table(plan.directory / "results.parquet", _results(rows, timings, scores))
+    results = plan.directory / "results.parquet"
+    write_table(results, _results(rows, timings, scores), plan.made_by)
+    result["results"] = sha256_file(results)
     write_json(plan.directory / "metrics.json", result)
     return result
 
@@ -118,7 +127,7 @@ def _generated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes
 ) -> list[Row]:
     """Generate the missing images and return all records, in the prompts' order."""
-    store = Store(plan.directory / "records", record_columns(pipeline.target))
+    store = Store(plan.directory / "records", plan.made_by, record_columns(pipeline.target))
     share = prompts[processes.rank :: processes.count]
     waiting = sum(map(len, todo(store, share, plan.batch_size)))
     length, first = pipeline.target.length, {prompt.id for prompt in prompts[: plan.replays]}
@@ -141,9 +150,7 @@ def _generated(
     if not processes.is_main:
         return []
     found = store.rows()
-    rows = [found[prompt.id] for prompt in prompts]
-    restore_pictures(pipeline, rows, plan.directory)
-    return rows
+    return [found[prompt.id] for prompt in prompts]
 
 
 def _timed(
@@ -154,7 +161,7 @@ def _timed(
         return []
     batch = f"-batch-{batch_size}" if batch_size > 1 else ""
     place = plan.directory / "timings" / f"{latency.machine(pipeline.device)}{batch}"
-    store = Store(place, latency.COLUMNS)
+    store = Store(place, plan.made_by, latency.COLUMNS)
     groups = prompts[::batch_size]
     with tqdm(
         desc="timing", total=len(store.missing([prompt.id for prompt in groups])), leave=False
@@ -172,11 +179,11 @@ def _evaluated(
     metrics: dict[str, Interval] = {}
 
     def picture(prompt: Prompt) -> Pictures:
-        return read_picture(picture_path(plan.directory, prompt.id))
+        return read_picture(picture_path(plan.directory, prompt.id), plan.made_by)
 
     for networks in evaluator.load(pipeline.device):
         folder = plan.directory / f"evaluated-{networks.identity or evaluator.identity}"
-        store = Store(folder, {"features": Numbers(needed=False)})
+        store = Store(folder, plan.made_by, {"features": Numbers(needed=False)})
         found = score_pictures(networks, prompts, picture, store)
         rows = [found[prompt.id] for prompt in prompts]
         reference = reference_features(evaluator, networks, picture(prompts[0]).shape[-1])

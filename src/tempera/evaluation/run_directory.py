@@ -2,7 +2,8 @@
 either whole or absent.
 
 A run directory holds
-    run.json            the run's identity (model, method, sampling, seed), which cannot change
+    run.json            the run's identity (model, method, sampling, seed), which cannot change;
+                        every other part carries its fingerprint, and is refused without it
     records/            generated tokens and their trace, a part file per batch
     replays/            decodes of the first prompts, round by round (`tempera.decoding.replay`)
     images/<id>.png     the pictures
@@ -22,15 +23,21 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.files import (
     check_same,
     create_json,
+    fingerprint,
     read_json,
     writable_directory,
     write_json,
 )
 
-FORMAT = 1
+FORMAT = 2
 """Raise it where a run that an earlier version began cannot go on: with other columns of records,
 or other random draws.
 """
+
+
+def made_by(identity: Mapping[str, Any]) -> str:
+    """What the parts of a run carry, given its identity as `claim` takes it."""
+    return fingerprint({"format": FORMAT, **identity})
 
 
 def shared_directory(processes: Processes, own: Path) -> Path:

@@ -14,7 +14,7 @@ from tempera.errors import TemperaError, shortened
 from tempera.metrics import table
 from tempera.metrics.comparisons import Weighted
 from tempera.reporting.run_names import run_name
-from tempera.runtime.files import read_json, regular_file
+from tempera.runtime.files import fingerprint, read_json, regular_file, sha256_file
 from tempera.runtime.installation import command
 
 Values = dict[str, Any]
@@ -41,6 +41,7 @@ class Run(BaseModel):
     """A finished run, as its metrics.json describes it.
 
     Attributes:
+        made_by: what the parts of the run carry (`tempera.evaluation.run_directory`).
         values, weights: each prompt's value of the paired metrics, and its weight in their means, a
             row a prompt, a column a metric's key; NaN where a prompt has none.
         texts: the prompts' texts by id.
@@ -51,6 +52,7 @@ class Run(BaseModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
     directory: str
+    made_by: str = ""
     settings: dict[str, Any]
     method: str = _of("settings", "method", default=...)
     model: str | None = _of("settings", "model", default="")
@@ -170,21 +172,41 @@ def read_run(directory: Path) -> Run:
     """
     path = directory / "metrics.json"
     content: Any = read_json(path)
+    identity = _identity(directory, content)
     try:
-        run = Run.model_validate({**content, "directory": str(directory)})
+        run = Run.model_validate(
+            {**content, "directory": str(directory), "made_by": fingerprint(identity)}
+        )
     except (TypeError, ValidationError) as problem:
         why = "it is another kind of file"
         if isinstance(problem, ValidationError):
             why = "{loc}: {msg}".format_map(problem.errors()[0])
         raise TemperaError(f"{path} is not an evaluation's result ({why}): run it again.") from None
     table.include(run.metrics)
-    frame = _prompts(directory / "results.parquet")
+    results = directory / "results.parquet"
+    frame = _prompts(results)
+    if content.get("results") != sha256_file(results):
+        raise TemperaError(f"{results} is not the one that {path.name} tells of: run it again.")
     run.texts = dict(zip(frame["id"], frame["text"], strict=True))
     run.values, run.weights = _paired(frame.set_index("id"), int(np.prod(run.grid)))
     for key, total in run.values.sum(skipna=True).items():  # JSON has no infinite numbers
         if np.isinf(total) and run.metrics.get(str(key), {}).get("value", 0) is None:
             run.metrics[str(key)]["value"] = float(total)
     return run
+
+
+def _identity(directory: Path, content: Any) -> dict[str, Any]:
+    """The identity that a run directory was claimed with.
+
+    Raises:
+        TemperaError: its metrics.json is another run's.
+    """
+    known = read_json(directory / "run.json").get("identity")
+    identity: dict[str, Any] = known if isinstance(known, dict) else {}
+    own = {name: value for name, value in identity.items() if name != "format"}
+    if own != content.get("settings"):
+        raise TemperaError(f"{directory / 'metrics.json'} is of another run: run this one again.")
+    return identity
 
 
 def _prompts(path: Path) -> pd.DataFrame:

@@ -101,7 +101,7 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
             prompt: dict[str, Any] = {"id": name, "text": text, "picture": None}
             prompt["replay"] = replay = rows.get(name) if place < kept else None
             try:
-                picture = read_picture(picture_path(Path(run.directory), name))
+                picture = read_picture(picture_path(Path(run.directory), name), run.made_by)
                 prompt["picture"] = numbers.setdefault(_address(picture), len(numbers))
                 if replay:
                     replay["blank"] = blank_columns(replay, picture.shape[1:])
@@ -152,7 +152,7 @@ def _replays(run: Run, problems: list[str]) -> dict[str, Row]:
     `tempera.decoding.replay.replays`. Of continuous tokens there are neither ids nor probabilities.
     """
     try:
-        rows = Store(Path(run.directory) / REPLAYS).rows()
+        rows = Store(Path(run.directory) / REPLAYS, run.made_by).rows()
         return {name: _replay(rows[name]) for name in islice(run.texts, SHOWN) if name in rows}
     except (TemperaError, KeyError, TypeError, ValueError) as problem:
         why = problem if isinstance(problem, TemperaError) else misfit(problem)

@@ -11,6 +11,7 @@ from tempera.reporting.paper_tables import paper_values
 from tempera.reporting.report import sections_of
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Row, read_table
+from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
 
 LOGGED = 64
@@ -30,13 +31,20 @@ def write(
     """
     rows = read_table(directory / "results.parquet", most=LOGGED)
     run = read_run(directory)
-    _draw(run, result, rows[: page.SHOWN])
-    page.write(directory / "report.html", [run], sections_of([run]))
     only = picture_path(directory, rows[0]["id"]) if run.images == 1 else None
+    grid = directory / "grid.png"
+    report = directory / "report.html"
+    with side_service(f"{grid} cannot be drawn ({{why}}): the results are in {directory}."):
+        _draw(run, result, rows[: page.SHOWN])
+    with side_service(f"{report} cannot be written ({{why}}): the results are in {directory}."):
+        page.write(report, [run], sections_of([run]))
     print_run(run, verbose)
-    print(f"pictures: {only or directory / 'grid.png'}")
-    print(f"report: {directory / 'report.html'}")
-    _track(run, rows, tracker)
+    if grid.exists():
+        print(f"pictures: {only or grid}")
+    if report.exists():
+        print(f"report: {report}")
+    with side_service(f"nothing was tracked ({{why}}): the results are in {directory}."):
+        _track(run, rows, tracker)
 
 
 def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
@@ -51,7 +59,7 @@ def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
     speed = [f"speed-up {run.value('speedup'):.2f}×"] if "speedup" in run.metrics else []
     length = f"accepted length {run.value('accepted_length'):.2f}"
     title = " · ".join([run.name, *own, length, *speed])
-    pictures = [read_picture(picture_path(directory, row["id"])) for row in rows]
+    pictures = [read_picture(picture_path(directory, row["id"]), run.made_by) for row in rows]
     figures.grid(directory / "grid.png", title, pictures, [row["text"] for row in rows])
     figures.acceptance(directory / "acceptance.png", title, result)
 
@@ -72,6 +80,6 @@ def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
     shown = [[*(row[key] for key in columns), picture_path(directory, row["id"])] for row in rows]
     tracker.table("images", [*columns, "image"], shown)
     files = ("metrics.json", "results.parquet", "report.html", "grid.png", "acceptance.png")
-    kept = [directory / file for file in files]
+    kept = [directory / file for file in files if (directory / file).is_file()]
     tracker.artifact(f"{run.model}-{run.name}", "evaluation", kept)
     tracker.finish()

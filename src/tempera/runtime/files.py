@@ -194,6 +194,13 @@ def check_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
             )
 
 
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits that identify facts, before and after they were written as JSON. What
+    belongs to them carries it.
+    """
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested keys joined by dots."""
     flat: dict[str, Any] = {}

@@ -1,5 +1,6 @@
 """Pictures as files. A picture is uint8 [3, H, W]."""
 
+import hashlib
 import io
 import struct
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.PngImagePlugin import PngInfo
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, replacing
@@ -111,40 +113,79 @@ def _bare_jpeg(jpeg: bytes) -> bytes:
     return b"".join(kept) + jpeg[place:]
 
 
+AGAIN = "delete it, and the next evaluation in this directory generates it again from its tokens"
+MADE_BY = "tempera"
+PIXELS = "pixels"
+"""Names of the texts in a picture's file: what it belongs to, and the hash of its pixels."""
+
+
 def picture_path(directory: Path, prompt_id: str) -> Path:
     """Path of a prompt's picture in a run directory."""
     return directory / "images" / f"{prompt_id}.png"
 
 
-def write_picture(path: Path, picture: Picture) -> None:
-    """Write a picture as PNG, atomically."""
+def write_picture(path: Path, picture: Picture, made_by: str) -> None:
+    """Write a picture as PNG, atomically. Its text says what it belongs to, and the hash of its
+    size and pixels.
+
+    Args:
+        path: of the file; its name is the prompt's id.
+        picture: the pixels.
+        made_by: identity of the run.
+    """
+    text = PngInfo()
+    text.add_text(MADE_BY, f"{made_by}/{path.stem}")
+    text.add_text(PIXELS, _hash(picture))
     with replacing(path) as temporary:
         Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).save(
-            temporary, format="PNG"
+            temporary, format="PNG", pnginfo=text
         )
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a file holds a picture to its end, by the checksums of its parts."""
+def _hash(picture: Picture) -> str:
+    """Of a picture's size and pixels."""
+    digest = hashlib.sha256(str(picture.shape).encode())
+    digest.update(picture.tobytes())
+    return digest.hexdigest()
+
+
+def is_whole(path: Path, made_by: str) -> bool:
+    """Whether a file holds a picture to its end, by the checksums of its parts.
+
+    Raises:
+        TemperaError: it holds one that something else made than `made_by`.
+    """
     try:
         with Image.open(regular_file(path)) as picture:
+            text = picture.info.get(MADE_BY)
             picture.verify()
     except Exception:  # Pillow may raise anything on damaged bytes
         return False
+    if text != f"{made_by}/{path.stem}":
+        raise _foreign(path)
     return True
 
 
-def read_picture(path: Path) -> Picture:
-    """Read a picture from PNG.
+def read_picture(path: Path, made_by: str) -> Picture:
+    """Read a picture that `write_picture` wrote.
 
     Raises:
-        TemperaError: the file is missing or damaged.
+        TemperaError: the file is missing or damaged, or holds another picture.
     """
     regular_file(path)
     try:
-        return np.asarray(decode_picture(path)).transpose(2, 0, 1).copy()
-    except OSError as problem:
+        with Image.open(path) as file:
+            text = file.info.get(MADE_BY)
+            pixels = file.info.get(PIXELS)
+            picture = np.asarray(decode_picture(file)).transpose(2, 0, 1).copy()
+    except Exception as problem:  # Pillow may raise anything on damaged bytes
         raise TemperaError(
-            f"{path} cannot be read as a picture ({shortened(str(problem))}): delete it, and the "
-            "next evaluation in this directory generates it again from its tokens."
+            f"{path} cannot be read as a picture ({shortened(str(problem))}): {AGAIN}."
         ) from None
+    if text != f"{made_by}/{path.stem}" or pixels != _hash(picture):
+        raise _foreign(path)
+    return picture
+
+
+def _foreign(path: Path) -> TemperaError:
+    return TemperaError(f"{path} is not the picture that this run made: {AGAIN}.")

@@ -1,4 +1,6 @@
-"""Rows keyed by id, in Parquet parts. A killed process loses at most the part it was writing."""
+"""Rows keyed by id, in Parquet parts. A killed process loses at most the part it was writing. Every
+part carries the identity of what it belongs to.
+"""
 
 import hashlib
 import math
@@ -11,11 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, replacing
 
 Row = dict[str, Any]
+Array = NDArray[Any]
+MADE_BY = b"made_by"
+"""Where a part's metadata keeps the identity of what it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,9 @@ class Numbers:
 
     Attributes:
         least, below: the numbers' range.
+        positive: whether they are also above 0.
+        whole: whether they are whole.
+        at_most: the column whose numbers theirs do not exceed, one by one.
         length: of every list, for instance the tokens of an image. Such arrays take as few bytes as
             their numbers need.
         needed: whether every row must have a value.
@@ -31,58 +40,104 @@ class Numbers:
 
     least: float = -math.inf
     below: float = math.inf
+    positive: bool = False
+    whole: bool = False
+    at_most: str = ""
     length: int | None = None
     needed: bool = True
+
+    def check(self, numbers: Array, limit: Array | None) -> None:
+        """Raise ValueError unless these are such numbers; `limit` are those of `at_most`."""
+        known = numbers if self.needed else numbers[numbers == numbers]  # NaN: none
+        if not ((known >= self.least) & (known < self.below)).all():
+            raise ValueError(f"holds numbers outside of [{self.least}, {self.below})")
+        if self.positive and not (known > 0).all():
+            raise ValueError("holds numbers that are not above 0")
+        if self.whole and (known % 1).any():
+            raise ValueError("holds numbers that are not whole")
+        if limit is not None and (limit.shape != numbers.shape or (numbers > limit).any()):
+            raise ValueError(f"holds more than {self.at_most}")
 
 
 class Store:
     """Rows keyed by their `id`, in Parquet part files named after their ids. Parts are written
-    atomically.
-
-    Several processes may add rows to one store. If an id is in two parts, either row may be read.
+    atomically, by one or several processes.
 
     Args:
         directory: directory of the parts.
+        identity: of what the rows belong to, such as a run; every part carries it.
         columns: what each row must have besides its id, and the numbers that it can be; None: text.
     """
 
     def __init__(
-        self, directory: Path, columns: Mapping[str, Numbers | None] | None = None
+        self,
+        directory: Path,
+        identity: str,
+        columns: Mapping[str, Numbers | None] | None = None,
     ) -> None:
         self.directory = directory
+        self.identity = identity
         self.columns: dict[str, Numbers | None] = {"id": None, **(columns or {})}
 
     def rows(self) -> dict[str, Row]:
         """All rows by id.
 
         Raises:
-            TemperaError: a part is damaged, lacks a column, or has numbers that cannot be.
+            TemperaError: a part is damaged or belongs to something else, lacks a column, has
+                numbers that cannot be, or an id that another part has too.
         """
-        parts = sorted(self.directory.glob("*.parquet"))
-        return {row["id"]: row for path in parts for row in read_table(path, self.columns)}
+        found: dict[str, Row] = {}
+        for path in self._parts():
+            rows = read_table(path, self.columns, identity=self.identity)
+            for row in rows:
+                if row["id"] in found:
+                    raise TemperaError(
+                        f"{path} holds {shortened(row['id'])} a second time: delete the file and "
+                        "run again."
+                    )
+                found[row["id"]] = row
+        return found
 
     def missing(self, ids: Iterable[str]) -> list[str]:
-        """The ids that have no row yet."""
-        parts = self.directory.glob("*.parquet")
-        present = {name for path in parts for name in _table(path, ["id"])["id"].to_pylist()}
+        """The ids that have no row yet.
+
+        Raises:
+            TemperaError: a part is damaged or belongs to something else.
+        """
+        present: set[str] = set()
+        for path in self._parts():
+            present |= {*_table(path, ["id"], self.identity)["id"].to_pylist()}
         return [name for name in ids if name not in present]
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the rows as one part, atomically."""
         name = hashlib.sha256("\n".join(row["id"] for row in rows).encode()).hexdigest()[:16]
-        write_table(self.directory / f"{name}.parquet", rows)
+        write_table(self.directory / f"{name}.parquet", rows, self.identity)
+
+    def _parts(self) -> list[Path]:
+        return sorted(self.directory.glob("*.parquet"))
 
 
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as a Parquet file, atomically; columns as in the first row, NaN as null."""
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]], identity: str = "") -> None:
+    """Write rows as a Parquet file, atomically; columns as in the first row, NaN as null.
+
+    Args:
+        path: the file.
+        rows: its rows.
+        identity: see `Store`.
+    """
     names = list(rows[0] if rows else ())
     columns = {name: pa.array([row.get(name) for row in rows], from_pandas=True) for name in names}
+    table = pa.table(columns).replace_schema_metadata({MADE_BY: identity})
     with replacing(path) as temporary:
-        pq.write_table(pa.table(columns), temporary)
+        pq.write_table(table, temporary)
 
 
 def read_table(
-    path: Path, columns: Mapping[str, Numbers | None] | None = None, most: int | None = None
+    path: Path,
+    columns: Mapping[str, Numbers | None] | None = None,
+    most: int | None = None,
+    identity: str | None = None,
 ) -> list[Row]:
     """The rows of a Parquet file.
 
@@ -90,16 +145,19 @@ def read_table(
         path: the file.
         columns: see `Store`.
         most: read only so many rows, the first ones.
+        identity: that the file must carry; by default any or none.
 
     Raises:
-        TemperaError: the file is missing or damaged, or does not hold such columns.
+        TemperaError: the file is missing, damaged or of something else, or does not hold such
+            columns.
     """
-    table = _table(path)[:most]
+    table = _table(path, identity=identity)[:most]
     read: dict[str, Any] = dict(zip(table.column_names, table.columns, strict=True))
     for name, wanted in (columns or {}).items():
         try:
             if name in read:
-                read[name] = _values(read[name].combine_chunks(), wanted)
+                limit = table[wanted.at_most] if wanted and wanted.at_most in read else None
+                read[name] = _values(read[name].combine_chunks(), wanted, limit)
             elif wanted is None or wanted.needed:
                 raise ValueError("is missing")
         except ValueError as problem:
@@ -110,21 +168,32 @@ def read_table(
     return [dict(zip(read, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _table(path: Path, columns: list[str] | None = None) -> pa.Table:
+def _table(path: Path, columns: list[str] | None = None, identity: str | None = None) -> pa.Table:
     regular_file(path)
     try:
         table = pq.read_table(path, columns=columns, partitioning=None)
         table.validate(full=True)  # texts in UTF-8, for instance
-        return table
+        made_by = (table.schema.metadata or {}).get(MADE_BY)
+        if identity is None or made_by == identity.encode():
+            return table
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
             f"{path} is damaged ({shortened(str(problem))}): restore it, or delete it and run "
             "again."
         ) from None
+    raise TemperaError(
+        f"{path} was made by another run or version than the directory that holds it: delete the "
+        "file and run again."
+    )
 
 
-def _values(column: pa.Array, wanted: Numbers | None) -> list[Any]:
+def _values(column: pa.Array, wanted: Numbers | None, limit: pa.ChunkedArray | None) -> list[Any]:
     """The values of a column, with lists of numbers as arrays.
+
+    Args:
+        column: as it was read.
+        wanted: what it must hold.
+        limit: the column of `wanted.at_most`.
 
     Raises:
         ValueError: they are not the wanted ones.
@@ -139,15 +208,10 @@ def _values(column: pa.Array, wanted: Numbers | None) -> list[Any]:
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False) if lists else np.zeros(1)
     if wanted.length is not None and (lengths != wanted.length).any():
         raise ValueError(f"has rows of other than {wanted.length} numbers")
-    flat = column
-    while _is_list(flat.type):
-        flat = flat.flatten()
-    numbers = flat.to_numpy(zero_copy_only=False)
+    numbers = _flat(column)
     if not np.issubdtype(numbers.dtype, np.number) and len(numbers):
         raise ValueError("holds other things than numbers")
-    known = numbers if wanted.needed else numbers[numbers == numbers]  # NaN: none
-    if not ((known >= wanted.least) & (known < wanted.below)).all():
-        raise ValueError(f"holds numbers outside of [{wanted.least}, {wanted.below})")
+    wanted.check(numbers, None if limit is None else _flat(limit.combine_chunks()))
     if not lists or _is_list(kind.value_type):
         return column.to_pylist()  # type: ignore[no-any-return]
     if wanted.length is not None:
@@ -155,6 +219,14 @@ def _values(column: pa.Array, wanted: Numbers | None) -> list[Any]:
         small = np.min_scalar_type(-1 - numbers.max(initial=0)) if integers else np.float32
         numbers = numbers.astype(small)
     return np.split(numbers, np.cumsum(lengths))[:-1]
+
+
+def _flat(column: pa.Array) -> Array:
+    """The numbers of a column of numbers, or of lists of them."""
+    while _is_list(column.type):
+        column = column.flatten()
+    numbers: Array = column.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _is_list(kind: pa.DataType) -> bool:

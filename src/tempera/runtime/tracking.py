@@ -1,20 +1,24 @@
 """Experiment tracking: Weights & Biases, online when logged in and offline otherwise, or nothing.
-Only the main process tracks.
+Only the main process tracks. A tracker that fails is told of in one sentence, and the run goes on
+without it.
 """
 
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import read_text, write_text
 from tempera.runtime.installation import commit
+from tempera.runtime.side_services import side_service
 
 _RUN_ID = "wandb_run_id"
+Given = ParamSpec("Given")
 
 
 class Tracker:
@@ -44,6 +48,22 @@ class Tracker:
         """Flush all data and close the run."""
 
 
+def _unless_it_failed(
+    method: Callable[Concatenate["WandbTracker", Given], None],
+) -> Callable[Concatenate["WandbTracker", Given], None]:
+    """A method that never raises, and does nothing after a failure."""
+
+    def tried(self: "WandbTracker", /, *given: Given.args, **named: Given.kwargs) -> None:
+        if self.failed:
+            return
+        self.failed = True
+        with side_service("W&B failed ({why}): the run goes on without it."):
+            method(self, *given, **named)
+            self.failed = False
+
+    return update_wrapper(tried, method)
+
+
 class WandbTracker(Tracker):
     """A live W&B run. The step is logged as a metric and used as the x-axis of all others, because
     W&B's internal step cannot go back when a run is resumed.
@@ -51,23 +71,28 @@ class WandbTracker(Tracker):
 
     def __init__(self, run: Any) -> None:
         self.run = run
+        self.failed = False
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
 
+    @_unless_it_failed
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Log scalars."""
         self.run.log({**values, **({} if step is None else {"step": step})})
 
+    @_unless_it_failed
     def summary(self, values: Mapping[str, Any]) -> None:
         """Set the run's final numbers."""
         self.run.summary.update(dict(values))
 
+    @_unless_it_failed
     def image(self, name: str, path: Path, caption: str = "") -> None:
         """Log one picture."""
         import wandb
 
         self.run.log({name: wandb.Image(str(path), caption=caption or None)})
 
+    @_unless_it_failed
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Log a table; paths are shown as images."""
         import wandb
@@ -78,12 +103,14 @@ class WandbTracker(Tracker):
         ]
         self.run.log({f"tables/{name}": wandb.Table(columns=list(columns), data=data)})
 
+    @_unless_it_failed
     def html(self, name: str, path: Path) -> None:
         """Log a page, as it is."""
         import wandb
 
         self.run.log({name: wandb.Html(path, inject=False)})
 
+    @_unless_it_failed
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
         """Store files or directories."""
         import wandb
@@ -97,6 +124,7 @@ class WandbTracker(Tracker):
                 artifact.add_file(str(path))
         self.run.log_artifact(artifact)
 
+    @_unless_it_failed
     def finish(self) -> None:
         """Close the run."""
         self.run.finish()
@@ -129,12 +157,11 @@ def wandb_tracker(
         group, job_type, tags: shown on the W&B run.
         config: the run's options; the git commit is added to them.
 
-    Raises:
-        TemperaError: W&B refuses the mode, the project, the entity or the run.
+    Returns:
+        A `Tracker` that records nothing if W&B fails, or refuses the run.
     """
     if not started_as_main():
         return Tracker()
-    chosen = _mode(mode)
     arguments: dict[str, Any] = {
         "dir": str(directory),
         "project": project,
@@ -143,11 +170,12 @@ def wandb_tracker(
         "job_type": job_type or None,
         "tags": [tag[:64] for tag in tags],
         "config": {**(config or {}), "git_commit": commit()},
-        "id": _run_id(directory),
         "resume": "allow",
         "name": directory.name,
     }
-    return WandbTracker(_start(arguments, chosen))
+    with side_service("{why}: the run goes on without W&B."):
+        return WandbTracker(_start(arguments | {"id": _run_id(directory)}, _mode(mode)))
+    return Tracker()
 
 
 def _mode(mode: str) -> str:
@@ -182,8 +210,8 @@ def _start(arguments: dict[str, Any], mode: Any, why: str = "not logged in") -> 
     except (wandb.Error, ValueError) as problem:
         if mode == "offline" or isinstance(problem, ValueError):
             raise TemperaError(
-                f"W&B refuses the run ({shortened(str(problem))}): correct its mode (or "
-                "WANDB_MODE), project and entity, or track nothing."
+                f"W&B refuses the run ({shortened(str(problem))}), so correct its mode (or "
+                "WANDB_MODE), project and entity"
             ) from None
         unreachable = f"unreachable ({' '.join(str(problem).split())[:80]})"
         return _start(arguments, "offline", unreachable)

@@ -18,13 +18,14 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import (
     check_same,
     create_json,
+    fingerprint,
     read_json,
     reason,
     regular_file,
     replacing,
 )
 
-FORMAT = 1
+FORMAT = 2
 """Raise it where a training that an earlier version began cannot go on to the same weights."""
 LAST = "last.safetensors"
 RECORD = "training.json"
@@ -84,19 +85,20 @@ class State:
         return named
 
 
-def save_state(directory: Path, state: State) -> None:
-    """Write `directory/last.safetensors`."""
+def save_state(directory: Path, state: State, made_by: str) -> None:
+    """Write `directory/last.safetensors`, with what `keep_record` returned."""
+    facts = {"progress": json.dumps(asdict(state.progress)), "made_by": made_by}
     kept = {name: value.detach().cpu().contiguous() for name, value in state.tensors().items()}
     with replacing(directory / LAST) as temporary:
-        save_file(kept, temporary, metadata={"progress": json.dumps(asdict(state.progress))})
+        save_file(kept, temporary, metadata=facts)
 
 
-def load_state(directory: Path, state: State, steps: int) -> bool:
+def load_state(directory: Path, state: State, steps: int, made_by: str) -> bool:
     """Fill `state` from `directory/last.safetensors`; False if there is not such a file.
 
     Raises:
-        TemperaError: the file is damaged, belongs to another network, or has more than `steps`
-            steps.
+        TemperaError: the file is damaged, belongs to another training or network, or has more than
+            `steps` steps.
     """
     path = directory / LAST
     if not path.exists():
@@ -104,8 +106,11 @@ def load_state(directory: Path, state: State, steps: int) -> bool:
     own = state.tensors()
     try:
         with safe_open(regular_file(path), "pt") as file:
-            told = (file.metadata() or {}).get("progress", "null")
+            facts = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if facts.get("made_by") != made_by:
+            raise ValueError("it belongs to another training")
+        told = facts.get("progress", "null")
         progress = TypeAdapter(TrainingProgress).validate_json(told, strict=True)
         if progress.step > steps:
             raise ValueError(f"step {progress.step} of {steps}")
@@ -128,8 +133,11 @@ def load_state(directory: Path, state: State, steps: int) -> bool:
     return True
 
 
-def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
+def keep_record(directory: Path, record: dict[str, Any], write: bool) -> str:
     """Record a run's configuration in its directory; refuse to resume it with another one.
+
+    Returns:
+        What the other parts of the training carry.
 
     Raises:
         TemperaError: the directory holds a run with another configuration.
@@ -137,3 +145,4 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> None:
     path, record = directory / RECORD, {"format": FORMAT, **record}
     if not (write and create_json(path, record)) and path.exists():
         check_same(directory, read_json(path), record)
+    return fingerprint(record)

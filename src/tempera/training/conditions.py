@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import replacing
 from tempera.runtime.tensor_files import read_tensors
@@ -27,12 +29,20 @@ class KeptConditions:
     Args:
         files: each file and its captions; it holds `features` [N, D] of all their real tokens, and
             `keep`, bool [captions, T].
+        made_by: the identity of their target, which each file carries.
+
+    Raises:
+        TemperaError: a file is damaged, or of another target.
     """
 
-    def __init__(self, files: Mapping[Path, Sequence[str]]) -> None:
+    def __init__(self, files: Mapping[Path, Sequence[str]], made_by: str) -> None:
         self.rows: dict[str, tuple[Tensor, Tensor]] = {}
         for path, captions in files.items():
             part = read_tensors(path)
+            if _made_by(path) != made_by:
+                raise TemperaError(
+                    f"{path} was written by another text encoder: delete the file and run again."
+                )
             features = part["features"].split(part["keep"].sum(1).tolist())
             self.rows |= zip(captions, zip(features, part["keep"], strict=True), strict=True)
 
@@ -76,9 +86,15 @@ def keep_conditions(
         features = torch.cat([features[keep].cpu() for features, keep in encoded])
         keeps = torch.cat([keep.cpu() for _, keep in encoded])
         with replacing(path) as temporary:
-            save_file({"features": features, "keep": keeps}, temporary)
+            made_by = {"made_by": target.identity}
+            save_file({"features": features, "keep": keeps}, temporary, made_by)
     processes.wait()
-    target.conditioner = PromptConditioner(KeptConditions(files))
+    target.conditioner = PromptConditioner(KeptConditions(files, target.identity))
+
+
+def _made_by(path: Path) -> str | None:
+    with safe_open(path, "pt") as file:
+        return (file.metadata() or {}).get("made_by")
 
 
 def _name(captions: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes, check_launch
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
 from tempera.runtime.installation import command
-from tempera.runtime.network_directory import CONFIG, WEIGHTS
+from tempera.runtime.network_directory import CONFIG, WEIGHTS, weights_hash
 from tempera.runtime.tracking import Tracker
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.averaging import moving_average
@@ -138,11 +138,19 @@ class TrainingRun:
         """
         facts = {**self.record, "loss": described(self.loss), "recipe": asdict(self.recipe)}
         facts["target"] = self.target.identity
-        keep_record(writable_directory(self.directory), facts, write=self.is_main)
-        resumed = load_state(self.directory, self.state, self.recipe.steps)
+        place = writable_directory(self.directory)
+        self.made_by = keep_record(place, facts, write=self.is_main)
+        resumed = load_state(place, self.state, self.recipe.steps, self.made_by)
         self.accelerator.wait_for_everyone()
         done, best = self.state.progress.step, self.directory / DRAFT
-        if not all((best / name).is_file() for name in (CONFIG, WEIGHTS)):
+        if all((best / name).is_file() for name in (CONFIG, WEIGHTS, METRICS)):
+            known = read_json(best / METRICS)
+            if [known.get("made_by"), known.get("weights")] != [self.made_by, weights_hash(best)]:
+                raise TemperaError(
+                    f"{best} is not the draft that this training wrote: move it away, and the next "
+                    "validation writes one."
+                )
+        else:
             self.state.progress.best = {}
         if resumed and self.is_main:
             finished = done >= self.recipe.steps
@@ -271,13 +279,15 @@ class TrainingRun:
     def save(self) -> None:
         """Write the checkpoint to resume from."""
         if self.is_main:
-            save_state(self.directory, self.state)
+            save_state(self.directory, self.state, self.made_by)
         self.accelerator.wait_for_everyone()
 
     def describe(self, finished: bool) -> None:
         """Write the metrics and a README beside the best draft."""
         progress, config = self.state.progress, self.draft.config
         values = {
+            "made_by": self.made_by,
+            "weights": weights_hash(self.directory / DRAFT),
             "finished": finished,
             "model": config.model,
             "target": config.target,
