@@ -18,7 +18,7 @@ from tempera.data.benchmarks import (
     parti_prompts,
     prompt_file,
 )
-from tempera.data.sources import Entry, Listed
+from tempera.data.entries import Entry, Listed
 from tempera.errors import TemperaError
 from tempera.runtime.hub import Repository
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from tempera.data import laion_coco
 from tempera.data.downloads import Limits, download, usable
+from tempera.data.entries import Entry
 from tempera.data.laion_coco import LaionCoco
-from tempera.data.sources import Entry
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.runtime.image_files import decode_picture

@@ -3,7 +3,8 @@
 import json
 import re
 import shutil
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from PIL import Image
 from together import together
 
 from tempera.data.encoders import Encoded, VQEncoder, to_pixels
+from tempera.data.entries import Broken, Entry, Item, LeftOut, Listed, Source, Tally, tallied
 from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, Manifest, read_shards
-from tempera.data.sources import Broken, Entry, Listed
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import sha256_file
@@ -204,6 +205,51 @@ def test_two_processes_share_the_work_and_write_the_same_bytes(tmp_path: Path) -
     assert all(manifest.complete and manifest.count == 18 for manifest in manifests)
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "two")
     assert sum(one.seen for one in encoders) == 18 and min(one.seen for one in encoders) > 6
+
+
+class Watching(Source):
+    """Entries with pictures that are counted while they are held."""
+
+    def __init__(self, count: int) -> None:
+        self.held: weakref.WeakSet[Entry] = weakref.WeakSet()
+        self.number, self.most = count, 0
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "watching"}
+
+    def read(self, start: int) -> Iterator[Entry | Broken]:
+        return tallied(self, self.items)
+
+    def items(self, tally: Tally) -> Iterator[Item]:
+        for number in range(self.number):
+            tally.given += 1
+            entry = Entry(str(number), str(number), "a", jpeg())
+            self.held.add(entry)
+            self.most = max(self.most, len(self.held))
+            yield entry
+            del entry
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_process_holds_the_pictures_of_one_batch(processes: int, tmp_path: Path) -> None:
+    sources = [Watching(40), Watching(40)]
+    options = {"shard_size": 20, "batch_size": 4}
+    if processes == 1:
+        prepare(sources[0], Counting(), tmp_path, **options)
+    else:
+        together(lambda one: prepare(sources[one.rank], Counting(), tmp_path, processes=one,
+                                     **options))  # fmt: skip
+    for source in sources[:processes]:
+        assert 4 <= source.most <= 6 and source.tally.used == 40  # and the one that is read
+
+
+def test_what_is_left_out_is_counted_at_the_end(tmp_path: Path) -> None:
+    items: list[Any] = [LeftOut("links"), Entry("x", "0", "a"), LeftOut("links", 2)]
+    source = Listed([*items, Entry("y", "1", "b"), LeftOut("README files")], {"kind": "some"})
+    assert prepare(source, Counting(), tmp_path, shard_size=1).left_out == {
+        "links": 3, "README files": 1
+    }  # fmt: skip
+    assert Manifest.load(tmp_path).left_out["links"] == 3
 
 
 def test_the_vq_encoder_gives_the_images_codes_and_counts_broken_images() -> None:

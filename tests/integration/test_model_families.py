@@ -41,7 +41,7 @@ from tempera.config.build import (
     build_target,
     build_tokenizer,
 )
-from tempera.data.sources import Entry
+from tempera.data.entries import Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree

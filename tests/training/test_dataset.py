@@ -8,9 +8,9 @@ import torch
 from tiny_training import tiny_codes, tiny_target
 
 from tempera.data.encoders import TargetEncoder, VQEncoder
+from tempera.data.entries import Entry, Listed
 from tempera.data.prepare import prepare
 from tempera.data.shards import CodedImages, read_shards
-from tempera.data.sources import Entry, Listed
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
@@ -38,7 +38,7 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
     two, five = (read_shards(place, identity_of(vq), 24, target.grid) for place in places.values())
     assert np.array_equal(two.codes, five.codes) and two.codes.max() < 24
     assert len({tuple(row) for row in two.codes.tolist()}) > 5
-    other = TargetEncoder(target, vq, seed=4).encode([*captions(7).entries])
+    other = TargetEncoder(target, vq, seed=4).encode([*captions(7).items])
     assert not np.array_equal(other.codes, two.codes)
     greedy = tiny_target()
     greedy.sampling = Sampling(guidance=2.0, temperature=0.0)

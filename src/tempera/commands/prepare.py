@@ -9,8 +9,8 @@ from tempera.commands.costs import downloads, read_with_files, to_download
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.instantiate import from_options, instantiate
+from tempera.data.entries import Source, shown
 from tempera.data.shards import Manifest
-from tempera.data.sources import Source
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
 
@@ -37,6 +37,8 @@ def main(cfg: DictConfig) -> dict[str, int]:
             f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} "
             f"broken entries: {directory}"
         )
+        if manifest.left_out:
+            print(f"left out: {shown(manifest.left_out)}")
         print(
             f"train on them: {command('train')} model={cfg.model.name} train_data=shards "
             f"{pasted('train_data.path', directory)}"

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
+from tempera.data.entries import Entry, Listed
 from tempera.data.prompts import Prompt, chosen, file_prompts, text_of
-from tempera.data.sources import Entry, Listed
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, sha256_file
 from tempera.runtime.hub import Repository

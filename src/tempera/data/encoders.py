@@ -12,7 +12,7 @@ from PIL import ImageOps
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
-from tempera.data.sources import Broken, Entry
+from tempera.data.entries import Broken, Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.none import NoDraft

@@ -8,9 +8,11 @@ is written once and whole, so an interrupted download resumes with the next one,
 can share the images.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ from tqdm import tqdm
 from typing_extensions import override
 
 from tempera.data.downloads import Limits, download
+from tempera.data.entries import Broken, Entry, Item, LeftOut, Source, Tally, tallied
 from tempera.data.prompts import text_of
-from tempera.data.sources import Broken, Entry, Source, matching
+from tempera.data.sources import matching
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import (
@@ -47,6 +50,8 @@ COLUMNS = pa.schema(
 )
 """Of a shard."""
 
+LEFT_OUT = "left_out"
+"""Metadata of a shard: the rows that it lacks, by the reason."""
 UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError)
 """What reading a table raises."""
 
@@ -93,15 +98,19 @@ class LaionCoco(Limits, Source):
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        return islice(
-            self._pairs(start), None if self.limit is None else max(self.limit - start, 0)
-        )
+        most = None if self.limit is None else max(self.limit - start, 0)
+        return islice(tallied(self, partial(self._pairs, start)), most)
 
-    def _pairs(self, skip: int) -> Iterator[Entry]:
+    def _pairs(self, skip: int, tally: Tally) -> Iterator[Item]:
         for number, pairs in enumerate(self._shards()):
+            file = pq.ParquetFile(self._shard(number))
+            for kind, rows in _left_out(file).items():
+                tally.given += rows
+                yield LeftOut(kind, rows)
             if skip < pairs:
-                for batch in pq.ParquetFile(self._shard(number)).iter_batches(64):
+                for batch in file.iter_batches(64):
                     for row in batch.slice(skip).to_pylist():
+                        tally.given += 1
                         yield Entry(row["url"], row["key"], row["caption"], row["image"])
                     skip -= min(skip, len(batch))
             else:
@@ -151,14 +160,21 @@ class LaionCoco(Limits, Source):
         return pairs
 
     def _make(self, shard: Path, rows: list[Row], failed: Counter[str]) -> int:
-        """Make a shard; the number of its pairs. Counts failures by their kinds."""
+        """Make a shard, which keeps the numbers of rows that it lacks by the reason; the number of
+        its pairs. Counts failures by their kinds.
+        """
         wanted = [(key, url or "", caption) for key, url, caption in rows if caption]
         got = download([url for _, url, _ in wanted], self)
-        failed.update(one for one in got if isinstance(one, str))
+        problems = Counter(one for one in got if isinstance(one, str))
+        failed.update(problems)
+        left_out = {f"images not downloaded ({kind})": rows for kind, rows in problems.items()}
+        if captionless := len(rows) - len(wanted):
+            left_out["rows without a caption"] = captionless
+        schema = COLUMNS.with_metadata({LEFT_OUT: json.dumps(left_out)})
         good = [(*row, one) for row, one in zip(wanted, got, strict=True) if isinstance(one, bytes)]
         columns = [[row[place] for row in good] for place in range(len(COLUMNS))]
         with replacing(shard) as temporary:
-            pq.write_table(pa.table(columns, COLUMNS), temporary, row_group_size=64)
+            pq.write_table(pa.table(columns, schema), temporary, row_group_size=64)
         return len(good)
 
     def _rows(self) -> Iterator[Row]:
@@ -200,6 +216,12 @@ class LaionCoco(Limits, Source):
         else:
             commit, files = "", [str(file.resolve()) for file in matching(self.path, "parquet")]
         write_json(Path(self.images, "images.json"), {**asked, "commit": commit, "files": files})
+
+
+def _left_out(file: pq.ParquetFile) -> dict[str, int]:
+    """The rows that a shard lacks, by the reason."""
+    metadata = file.schema_arrow.metadata or {}
+    return dict(json.loads(metadata.get(LEFT_OUT.encode(), b"{}")))
 
 
 def _unreadable(path: Path, problem: Exception) -> TemperaError:

@@ -3,19 +3,21 @@
 source (entries)  →  encoder (codes of the entries)  →  shard-00000.parquet …  +  manifest.json
 
 Several processes share the batches of every shard, and the main process writes it, so the number of
-processes does not change the files.
+processes does not change the files. A process holds the pictures of one batch at a time.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import NonNegativeInt
 from tqdm import tqdm
 
-from tempera.data.encoders import CodeEncoder
+from tempera.data.encoders import CodeEncoder, Encoded
+from tempera.data.entries import Broken, Entry, Source
 from tempera.data.prompts import CaptionCheck
 from tempera.data.shards import (
     MANIFEST,
@@ -27,7 +29,6 @@ from tempera.data.shards import (
     shard_file,
     write_shard,
 )
-from tempera.data.sources import Broken, Entry, Source
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import check_same, writable_directory, write_json
@@ -79,13 +80,15 @@ def prepare(
         desc="encode", unit="image", total=entries_to_read(source, limit), initial=manifest.next,
         disable=not processes.is_main,
     ) as bar:  # fmt: skip
-        while manifest.broken_count <= max_broken and (items := list(islice(entries, shard_size))):
-            images, broken = _encoded(encoder, items, batch_size, processes)
+        while manifest.broken_count <= max_broken:
+            shard = _counted(islice(entries, shard_size), bar)
+            images, broken = _encoded(encoder, shard, batch_size, processes)
+            if not len(images) + len(broken):
+                break
             manifest = _grown(manifest, directory, images, broken, processes)
-            bar.update(len(items))
     problem = _refusal(manifest, max_broken)
     if problem is None:
-        manifest = replace(manifest, complete=True)
+        manifest = replace(manifest, complete=True, left_out=dict(source.tally.left_out))
         _save(manifest, directory, processes)
     processes.wait()
     if problem is not None:
@@ -111,6 +114,12 @@ def _grown(
     manifest = replace(manifest, shards=(*manifest.shards, shard), broken=listed)
     _save(manifest, directory, processes)
     return manifest
+
+
+def _counted(entries: Iterator[Entry | Broken], bar: "tqdm[Any]") -> Iterator[Entry | Broken]:
+    for entry in entries:
+        yield entry
+        bar.update()
 
 
 def _save(manifest: Manifest, directory: Path, processes: Processes) -> None:
@@ -184,23 +193,44 @@ def _refusal(manifest: Manifest, max_broken: int) -> TemperaError | None:
 
 
 def _encoded(
-    encoder: CodeEncoder, items: list[Entry | Broken], batch_size: int, processes: Processes
+    encoder: CodeEncoder,
+    items: Iterator[Entry | Broken],
+    batch_size: int,
+    processes: Processes,
 ) -> tuple[CodedImages, list[Broken]]:
-    """Encode one shard's entries and join the results of all processes; each of n processes encodes
-    every n-th batch.
+    """Encode one shard's entries as they are read, and join the results of all processes; each of n
+    processes encodes every n-th batch.
     """
-    good = [item for item in items if isinstance(item, Entry)]
-    starts, mine = range(0, len(good), batch_size), []
-    for start in starts[processes.rank :: processes.count]:
-        part = encoder.encode(good[start : start + batch_size])
-        bare = [replace(entry, image=None) for entry in part.entries]  # others need no pictures
-        mine.append(replace(part, entries=bare))
+    broken: list[Broken] = []
+    mine: list[Encoded] = []
+    batches = 0
+    while batch := _batch(items, batch_size, broken):
+        if batches % processes.count == processes.rank:
+            mine.append(_without_pictures(encoder.encode(batch)))
+        batch.clear()  # frees its pictures before the next are read
+        batches += 1
     every = processes.gather(mine)
-    parts = [every[n % processes.count][n // processes.count] for n in range(len(starts))]
+    parts = [every[n % processes.count][n // processes.count] for n in range(batches)]
     kept = [entry for part in parts for entry in part.entries]
     none = np.zeros((0, encoder.grid[0] * encoder.grid[1]), np.int32)
     codes = np.concatenate([none, *(part.codes for part in parts)])
-    broken = [item for item in items if isinstance(item, Broken)]
     broken += [item for part in parts for item in part.broken]
     images = CodedImages([one.key for one in kept], [one.caption for one in kept], codes)
     return images, broken
+
+
+def _without_pictures(part: Encoded) -> Encoded:
+    return replace(part, entries=[replace(entry, image=None) for entry in part.entries])
+
+
+def _batch(items: Iterator[Entry | Broken], size: int, broken: list[Broken]) -> list[Entry]:
+    """The next entries that are whole; the others join `broken`."""
+    batch: list[Entry] = []
+    for item in items:
+        if isinstance(item, Broken):
+            broken.append(item)
+        else:
+            batch.append(item)
+        if len(batch) == size:
+            break
+    return batch

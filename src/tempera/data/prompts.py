@@ -210,9 +210,17 @@ def _lines(file: Path) -> list[str]:
 def _json_rows(file: Path) -> Rows:
     for number, line in enumerate(_lines(file), start=1):
         try:
-            yield number, json.loads(line)
+            yield number, json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError):
             yield number, None
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; raises ValueError if a name occurs twice."""
+    found = dict(fields)
+    if len(found) < len(fields):
+        raise ValueError("a name occurs twice")
+    return found
 
 
 def _table_rows(file: Path) -> Rows:
@@ -230,6 +238,8 @@ def _table_rows(file: Path) -> Rows:
                 f"{file}:1 names no column of prompts (it names {shortened(', '.join(header))}): "
                 "name it prompt."
             )
+        if len(set(header)) < len(header):
+            raise TemperaError(f"{file}:1 names a column twice: delete or rename one.")
         for row in reader:
             fits = len(row) <= len(header)  # editors cut empty fields at the end
             yield reader.line_num, dict(zip(header, row, strict=False)) if fits else None

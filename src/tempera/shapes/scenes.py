@@ -1,6 +1,7 @@
 """Scenes of the world as prompts, as pictures with captions, and as codes."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import override
 
 from tempera.data.encoders import VQEncoder
+from tempera.data.entries import Broken, Entry, Item, Source, Tally, tallied
 from tempera.data.prompts import Prompt
 from tempera.data.shards import CodedImages
-from tempera.data.sources import Broken, Entry, Source
 from tempera.image_tokenizers.vq import VQModel
 from tempera.shapes.world import World
 from tempera.targets.transformer import TransformerTarget
@@ -75,7 +76,11 @@ class WorldScenes(Source):
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        return tallied(self, partial(self._from, start))
+
+    def _from(self, start: int, tally: Tally) -> Iterator[Item]:
         for index in range(self.first + start, self.first + self.scenes):
+            tally.given += 1
             yield _entry(self.world, index, f"world-{self.world.seed}-{index}")
 
 

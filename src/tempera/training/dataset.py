@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import NonNegativeInt
 
 from tempera.data.encoders import CodeEncoder, TargetEncoder, VQEncoder
+from tempera.data.entries import Source
 from tempera.data.prepare import entries_to_read, prepare
 from tempera.data.prompts import CaptionCheck
 from tempera.data.shards import CodedImages, Manifest, Positive, read_shards
-from tempera.data.sources import Source
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.distributed import Processes

@@ -1,0 +1,157 @@
+"""`source=imagefolder`: a folder of pictures with captions."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tempera.data.entries import Broken, Entry, Item, LeftOut, Listed, row_entry, usable_entry
+from tempera.data.prompts import rows_of, text_of
+from tempera.data.sources import SUFFIXES, fingerprint, suffix
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import read_text
+
+NAME = "file_name"
+"""The column of `METADATA` that names the picture."""
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+TRAIN = "train"
+"""The training split's directory in Hugging Face's layout."""
+
+
+def image_folder(path: str, caption: str | None = None) -> Listed:
+    """A folder of pictures with captions, in one of `METADATA` with a column file_name, as Hugging
+    Face's imagefolder, or in a .txt file beside each picture. In Hugging Face's layout with
+    directories of splits, those of `train` alone are read.
+
+    Its parts are files and rows of the metadata.
+
+    Args:
+        path: the folder.
+        caption: name of the caption column; None takes the first of `TEXT_NAMES` that exists.
+
+    Raises:
+        TemperaError: it holds no pictures, or its metadata cannot be read.
+    """
+    folder = Path(path)
+    files, hidden = _walked(folder)
+    root = _split_of(folder, files)
+    inside = [file for file in files if root in file.parents]
+    if not any(suffix(file) in SUFFIXES for file in inside):
+        raise TemperaError(
+            f"there are no images in {shortened(path)}: give a folder of captioned images."
+        )
+    tables = [file for file in inside if file.name.lower() in METADATA]
+    read = [_first([one for one in tables if one.parent == place])
+            for place in dict.fromkeys(table.parent for table in tables)]  # fmt: skip
+    if read:
+        others = [file for file in inside if file not in read]
+        items = list(_by_rows(read, others, caption, folder))
+        rows = sum(not isinstance(item, LeftOut) for item in items)
+        given = len(others) + rows
+    else:
+        items, given = list(_by_names(inside, folder)), len(inside)
+    items += hidden
+    given += sum(item.parts for item in hidden)
+    if outside := len(files) - len(inside):
+        items.append(LeftOut(f"files outside {TRAIN}", outside))
+        given += outside
+    known = {"kind": "imagefolder", "path": path, "caption": caption}
+    pictures = [file for file in inside if suffix(file) in SUFFIXES]
+    return Listed(items, {**known, "fingerprint": fingerprint(read or pictures)}, given)
+
+
+def _walked(folder: Path) -> tuple[list[Path], list[LeftOut]]:
+    """The files of a folder at any depth, in order, and what is not looked into."""
+    files: list[Path] = []
+    left_out: list[LeftOut] = []
+    for place, folders, names in os.walk(folder):
+        for name in folders:
+            if os.path.islink(os.path.join(place, name)):  # noqa: PTH114, PTH118 (a million names)
+                left_out.append(LeftOut("linked folders"))
+            elif name.startswith("."):
+                left_out.append(LeftOut("hidden folders"))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        left_out += [LeftOut("hidden files") for name in names if name.startswith(".")]
+        files += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(files), left_out
+
+
+def _split_of(folder: Path, files: Sequence[Path]) -> Path:
+    """The directory of the training split if the folder has directories of splits, else itself."""
+    places = {file.parent for file in files if file.name.lower() in METADATA}
+    return folder / TRAIN if folder / TRAIN in places and folder not in places else folder
+
+
+def _first(tables: Sequence[Path]) -> Path:
+    """The metadata of a directory that is read if it has several."""
+    return min(tables, key=lambda table: METADATA.index(table.name.lower()))
+
+
+def _by_rows(
+    tables: Sequence[Path], files: Sequence[Path], caption: str | None, folder: Path
+) -> Iterator[Item]:
+    """Entries by the rows of the metadata, then the files that no entry uses."""
+    unused = dict.fromkeys(files)
+    for place, table in enumerate(tables):
+        inside = table.parent.relative_to(folder)
+        for number, found in rows_of(table):
+            row = found if isinstance(found, dict) else {}
+            name = row.get(NAME)
+            number_of = f"{number}" if len(tables) == 1 else f"{place}.{number}"
+            key = f"{inside / name if isinstance(name, str) else name}#{number_of}"
+            entry = row_entry(f"{table}:{number}", key, row, NAME, caption, table.parent)
+            if isinstance(entry, Entry) and isinstance(entry.image, Path) and entry.image in unused:
+                del unused[entry.image]
+                entry = replace(entry, parts=2)
+            yield entry
+    for file in unused:
+        picture = suffix(file) in SUFFIXES
+        yield LeftOut("pictures that no usable row names" if picture else _kind(file))
+
+
+def _by_names(files: Sequence[Path], folder: Path) -> Iterator[Item]:
+    """Pictures whose captions are in .txt files beside them."""
+    texts: dict[Path, list[Path]] = defaultdict(list)
+    pictures: dict[Path, list[Path]] = defaultdict(list)
+    for file in files:
+        if suffix(file) == "txt":
+            texts[file.with_suffix("")].append(file)
+        elif suffix(file) in SUFFIXES:
+            pictures[file.with_suffix("")].append(file)
+        else:
+            yield LeftOut(_kind(file))
+    for stem in texts.keys() - pictures.keys():
+        yield LeftOut(".txt files without a picture", len(texts[stem]))
+    for file in files:
+        if suffix(file) in SUFFIXES:
+            stem = file.with_suffix("")
+            captions = texts.pop(stem, [])
+            entry = _beside(file, captions, pictures[stem], folder)
+            yield replace(entry, parts=1 + len(captions))
+
+
+def _beside(
+    picture: Path, captions: Sequence[Path], same: Sequence[Path], folder: Path
+) -> Entry | Broken:
+    """A picture whose caption is in a file beside it.
+
+    Args:
+        captions: files of captions with its name.
+        same: pictures with its name, itself included.
+    """
+    where = str(picture)
+    if len(same) > 1:
+        other = next(one for one in same if one != picture)
+        return Broken(where, f"{other.name} has the same name, so one caption is for two pictures")
+    if len(captions) > 1:
+        return Broken(where, f"it has {len(captions)} files of captions")
+    try:
+        text = text_of(read_text(captions[0])) if captions else None
+    except TemperaError as problem:
+        return Broken(where, str(problem))
+    return usable_entry(where, str(picture.relative_to(folder)), text, picture)
+
+
+def _kind(file: Path) -> str:
+    return f".{suffix(file)} files" if suffix(file) else "files without an ending"
