@@ -4,6 +4,7 @@ with them is lossless in exactness/test_laws.py.
 
 import pytest
 import torch
+from random_drafts import new_images
 
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.errors import TemperaError
@@ -16,13 +17,13 @@ def drafter_of(branches, depth, nodes):
 
 def test_nan_of_a_row_is_no_other_rows():
     draft = TableDraft(TableTarget(4, 6))
-    drafter = drafter_of(2, 3, 6)(draft)
-    drafter.begin(["a", "b", "c"])
+    drafter, images = drafter_of(2, 3, 6)(draft), new_images(3)
+    drafter.begin(["a", "b", "c"], images)
     draft._roots = torch.tensor([1, 2, 3])
     draft.table[2] = torch.nan  # the root's law of the second row
-    assert drafter.propose(torch.rand(3, 0)).has_nan.tolist() == [False, True, False]
+    assert drafter.propose(images, torch.rand(3, 0)).has_nan.tolist() == [False, True, False]
     draft.table[2], draft.table[4 * 3 + 1 : 4 * 3 + 5] = 0.25, torch.nan  # below the third row's
-    assert drafter.propose(torch.rand(3, 0)).has_nan.tolist() == [False, False, True]
+    assert drafter.propose(images, torch.rand(3, 0)).has_nan.tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,6 @@ def test_the_draft_makes_room_for_the_tree_and_for_the_nodes_that_it_expands(siz
     draft, asked = TableDraft(TableTarget(4, 6)), []
     draft.identity = "weights"
     assert drafter_of(*size)(draft).identity == "weights"
-    draft.begin = lambda prompts, nodes: asked.append(nodes)
-    drafter_of(*size)(draft).begin(["a"])
+    draft.begin = lambda prompts, nodes, images: asked.append(nodes)
+    drafter_of(*size)(draft).begin(["a"], new_images(1))
     assert asked == [room]

@@ -117,7 +117,7 @@ def test_built_from_a_directory_or_with_a_warning_untrained(name, tmp_path, caps
     with pytest.raises(TemperaError, match="was trained for"):
         build(str(tmp_path), tiny_target(network=llamagen(seed=5)))
     other = tiny_target(identity="in another precision")
-    first, second = (build("random", other).model.network.state_dict() for _ in range(2))
+    first, second = (build("random", other).model.run.network.state_dict() for _ in range(2))
     assert "draft: random weights" in capsys.readouterr().out
     assert all(first[name].equal(second[name]) for name in first)
     assert images(other, build("random", other)).shape == (4, LENGTH)

@@ -225,6 +225,8 @@ def test_the_trace_has_the_networks_probabilities(method):
         plain = decode(target, NoDraft(), Exact(), RandomStreams(1, PROMPTS), PROMPTS)
         assert output.tokens.equal(plain.tokens) and (output.trace.rounds < 20).all()
     target.begin(PROMPTS, target.length)
-    whole = target.score(Draft(output.tokens, torch.zeros(0), Tree.chain(target.length))).p[:, :-1]
+    whole = target.score(Draft(output.tokens, torch.zeros(0), Tree.chain(target.length)), 0).p[
+        :, :-1
+    ]
     expected = at(whole, output.tokens).log()
     torch.testing.assert_close(output.trace.logprob, expected, atol=1e-3, rtol=1e-3)

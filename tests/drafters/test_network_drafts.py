@@ -10,6 +10,7 @@ import pytest
 import torch
 from host_reads import HostReads
 from network_drafts import CHAIN, DRAFTERS, eagle, independent, medusa, parallel, small_model
+from random_drafts import new_images
 from tiny_networks import (
     LENGTH,
     PROMPTS,
@@ -139,9 +140,10 @@ def test_a_longer_caption_beside_it_does_not_change_what_is_drafted(kind):
     target = text_target(Sampling(2.0))
     drafter, found = made(kind, target, PROMPTS, Tree.chain(3))[0], []
     for prompts in (["a"], ["a", "xyz"]):
+        images = new_images(len(prompts), target.length)
         target.begin(prompts, 3)
-        drafter.begin(prompts)
-        found.append(drafter.propose(torch.full((len(prompts), 3), 0.5)).q[0])
+        drafter.begin(prompts, images)
+        found.append(drafter.propose(images, torch.full((len(prompts), 3), 0.5)).q[0])
     torch.testing.assert_close(*found)
 
 
@@ -178,7 +180,7 @@ def test_half_precision_in_both_or_in_the_draft_alone(name):
     assert torch.isfinite(output.trace.logprob).all()
     target = tiny_target(Sampling(3.0, temperature=0))
     drafter = DRAFTERS[name](target, torch.bfloat16)
-    cache = drafter.model.draft.session.cache if name == "independent" else drafter.model.cache
+    cache = drafter.model.draft.session.cache if name == "independent" else drafter.model.run.cache
     assert torch.equal(decoded(target, drafter).tokens, decoded(target, NoDraft()).tokens)
     assert (cache.dtype, target.session.cache.dtype) == (torch.bfloat16, torch.float32)
 
@@ -214,7 +216,7 @@ def test_a_failed_batch_leaves_nothing_behind(name, where, monkeypatch):
             patch.setattr(head, "embed", broken(head.embed))
         else:
             part = "heads" if name == "medusa" else "forward"
-            network = drafter.model.network
+            network = drafter.model.run.network
             patch.setattr(network, part, broken(getattr(network, part)))
         decoded(target, drafter)
     assert torch.equal(decoded(target, drafter).tokens, expected)
@@ -231,7 +233,7 @@ def used(name, ways):
         decoded(target, drafter, PROMPTS[:1])
     if name != "ar":
         model = drafter.model
-        parts += [model, model.draft.network if name == "independent" else model.network]
+        parts += [model, model.draft.network if name == "independent" else model.run.network]
     return (target, drafter), [weakref.ref(part) for part in parts]
 
 

@@ -240,8 +240,8 @@ class LaxGroups(GSD):
 class WrongSiblings(StaticTreeDrafter):
     """Labels all siblings with the same q."""
 
-    def propose(self, uniforms):
-        draft = super().propose(uniforms)
+    def propose(self, images, uniforms):
+        draft = super().propose(images, uniforms)
         return replace(draft, q=draft.q[:, :1].expand_as(draft.q))
 
 

@@ -78,9 +78,9 @@ class Marked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.drafter, name)
 
-    def propose(self, uniforms: Tensor) -> Any:
+    def propose(self, images: Any, uniforms: Tensor) -> Any:
         self.marks.append((len(self.reads.seen), len(self.copies.seen)))
-        return self.drafter.propose(uniforms)
+        return self.drafter.propose(images, uniforms)
 
 
 def report(rows: int, tokens: int) -> list[list[float]]:

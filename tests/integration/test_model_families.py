@@ -116,7 +116,7 @@ def test_logits_and_guidance_equal_another_computation(name: str, targets: dict[
     embedding, norm, head = (state[one] for one in names.top)
     draft = random_draft(Tree.chain(3), 2, torch.Generator().manual_seed(1), len(ids))
     target.begin(prompts, 3)
-    scores = target.score(draft)
+    scores = target.score(draft, 0)
     got, wanted, codes = target.head.lm_logits(scores.hidden), [], network.spec.codes
     for row in range(4):
         before = format_prompt(prompts[row]) if row < 2 else null

@@ -8,9 +8,8 @@ from random_drafts import ROWS, SMALL, random_draft
 
 from tempera.decoding.diagnostics import proximity
 from tempera.decoding.interfaces import Scores
-from tempera.decoding.loop import Images
 from tempera.decoding.probabilities import kl_divergence, normalise, one_hot, total_variation
-from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trace import recorded
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
 from tempera.errors import TemperaError
@@ -246,18 +245,16 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     soft = torch.rand(60, 2, 6, generator=torch.Generator().manual_seed(1)).softmax(-1)
     p = one_hot(soft.argmax(-1), 6)
     verdict = verify(draft, Scores(p, p, soft), rule, uniforms)
-    images = Images(RandomStreams(0, list(map(str, range(60)))), 2, 1, rule)
-    images.append(draft, verdict, Scores(p, p, soft))
-    trace = images.output().trace
+    trace = recorded(draft, verdict, Scores(p, p, soft), rule)
     wrong = verdict.tokens != p.argmax(-1)
     assert 0 < wrong[:, 0].sum() < 60
     first = slice(0, 1)  # past a rejection nothing is defined
-    assert trace.bound[:, first].bool().equal(wrong[:, first])
-    assert trace.kl[:, first].isinf().equal(wrong[:, first])
-    assert trace.logprob[:, first].equal(torch.where(wrong[:, first], -torch.inf, 0.0))
+    assert trace["bound"][:, first].bool().equal(wrong[:, first])
+    assert trace["kl"][:, first].isinf().equal(wrong[:, first])
+    assert trace["logprob"][:, first].equal(torch.where(wrong[:, first], -torch.inf, 0.0))
     if isinstance(rule, Lantern):
         sizes = rule.proximity(soft[:, 0], draft.tokens[:, 0]).float()
-        assert trace.proximity[:, 0].equal(sizes) and sizes.unique().numel() > 1
+        assert trace["proximity"][:, 0].equal(sizes) and sizes.unique().numel() > 1
 
 
 # What is refused

@@ -102,8 +102,8 @@ def test_a_perfect_draft_is_kept_whole():
 class Unmarked(Spy):
     """Does not say that its parents share candidates."""
 
-    def propose(self, uniforms):
-        return replace(super().propose(uniforms), shared=False)
+    def propose(self, images, uniforms):
+        return replace(super().propose(images, uniforms), shared=False)
 
 
 def window(target, levels=2):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from paths import ROOT
+from random_drafts import new_images
 from safetensors.torch import load_file
 from shapes_recipe import kl, mar, mar_draft, recipe, stage, target, tokenizer
 from shapes_recipe.evaluators import TINY_CLIP, EvaluatorTraining
@@ -112,9 +113,11 @@ def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None
     network = build_target(cfg)
     drafter = build_drafter(cfg, network)
     with torch.no_grad():
+        images = new_images(1, network.length, drafter.depth)
         network.begin(["a red ring"], drafter.nodes)
-        drafter.begin(["a red ring"])
-        assert drafter.propose(torch.rand(1, drafter.uniforms)).q.shape == (1, 2, 16)
+        drafter.begin(["a red ring"], images)
+        draft = drafter.propose(images, torch.rand(1, drafter.uniforms))
+        assert draft.q.shape == (1, 2, 16)
 
 
 @pytest.mark.slow

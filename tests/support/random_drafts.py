@@ -2,6 +2,7 @@
 
 import torch
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
@@ -39,6 +40,11 @@ def random_parents(nodes, generator):
     return parents
 
 
+def new_images(rows, length=6, depth=3):
+    """Images without tokens."""
+    return Images([str(row) for row in range(rows)], length, depth, torch.device("cpu"), {})
+
+
 class Spy:
     """Passes everything on and writes down what the loop said."""
 
@@ -46,14 +52,14 @@ class Spy:
         self.drafter, self.heard = drafter, []
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
 
-    def begin(self, prompts):
+    def begin(self, prompts, images):
         self.prompts = prompts
-        self.drafter.begin(prompts)
+        self.drafter.begin(prompts, images)
 
-    def propose(self, uniforms):
+    def propose(self, images, uniforms):
         assert uniforms.shape == (len(self.prompts), self.uniforms)
-        return self.drafter.propose(uniforms)
+        return self.drafter.propose(images, uniforms)
 
-    def observe(self, draft, verdict, scores, emitted):
-        self.heard.append((draft, verdict, scores, emitted))
-        self.drafter.observe(draft, verdict, scores, emitted)
+    def observe(self, images, draft, verdict, scores):
+        self.heard.append((draft, verdict, scores, images.emitted.clone()))
+        self.drafter.observe(images, draft, verdict, scores)

@@ -18,13 +18,14 @@ class RandomDrafts:
     uniforms = 0
 
     def __init__(self, nodes, tree_of_round, generator, vocab_size):
-        self.nodes, self.tree_of_round = nodes, tree_of_round
+        self.nodes = self.depth = nodes
+        self.tree_of_round = tree_of_round
         self.generator, self.vocab_size = generator, vocab_size
 
-    def begin(self, prompts):
+    def begin(self, prompts, images):
         pass
 
-    def propose(self, uniforms):
+    def propose(self, images, uniforms):
         return random_draft(self.tree_of_round(), len(uniforms), self.generator, self.vocab_size)
 
     def observe(self, *_):
@@ -39,7 +40,7 @@ def check_rounds(target, prompts, nodes, tree_of_round, generator, forced=None):
     drafter = RandomDrafts(nodes, tree_of_round, generator, target.vocab_size)
     for draft, images in random_rounds(target, drafter, prompts, generator):
         assert target.session.prompt.lengths.tolist() == [len(image) for image in images]
-        scores = target.score(draft)
+        scores = target.score(draft, max(map(len, images)))
         assert scores.p.shape == (len(prompts), 1 + draft.tree.nodes, target.vocab_size)
         check_scores(target, prompts, draft, scores, images, forced)
 

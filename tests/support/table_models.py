@@ -47,15 +47,15 @@ def check_rows(target, drafter, rule):
 class FirstRoundOnly(StaticTreeDrafter):
     """Drafts in the first round only; the target continues alone (Cool-SD, the P̂ of Theorem 2)."""
 
-    def begin(self, prompts):
+    def begin(self, prompts, images):
         self.fresh = True
-        super().begin(prompts)
+        super().begin(prompts, images)
 
-    def propose(self, uniforms):
+    def propose(self, images, uniforms):
         if not self.fresh:
-            return NoDraft().propose(uniforms[:, :0])
+            return NoDraft().propose(images, uniforms[:, :0])
         self.fresh = False
-        return super().propose(uniforms)
+        return super().propose(images, uniforms)
 
     def observe(self, *_):
         pass

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
@@ -145,20 +146,22 @@ def random_rounds(
     """Rounds with random verdicts until every image is complete: each one's draft, and the images
     as they are before it.
     """
+    images = Images(prompts, target.length, drafter.depth, target.device, {})
     target.begin(prompts, drafter.nodes)
-    drafter.begin(prompts)
-    images = [torch.zeros(0, dtype=torch.int64) for _ in prompts]
-    while min(map(len, images)) < target.length:
-        draft = drafter.propose(torch.rand(len(prompts), drafter.uniforms, generator=generator))
-        yield draft, images
-        scores = target.score(draft)
+    drafter.begin(prompts, images)
+    while not images.complete:
+        uniforms = torch.rand(len(prompts), drafter.uniforms, generator=generator)
+        draft = drafter.propose(images, uniforms)
+        yield (
+            draft,
+            [row[:count].clone() for row, count in zip(images.tokens, images.counts, strict=True)],
+        )
+        scores = target.score(draft, images.longest)
         verdict = random_verdict(draft, generator, target.vocab_size)
-        left = target.length - torch.tensor([len(image) for image in images])
-        emitted = torch.minimum(verdict.accepted + 1, left)
+        emitted = images.append(verdict.tokens, verdict.accepted + 1, {}, {})
         target.commit(draft, verdict, emitted)
-        drafter.observe(draft, verdict, scores, emitted)
-        new = (tokens[:count] for tokens, count in zip(verdict.tokens, emitted, strict=True))
-        images = [torch.cat(parts) for parts in zip(images, new, strict=True)]
+        drafter.observe(images, draft, verdict, scores)
+        images.read()
 
 
 def check_q(draft: Draft, row: int, law: Callable[[list[int]], Tensor], longest: int) -> None:

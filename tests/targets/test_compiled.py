@@ -39,8 +39,8 @@ def decoded(model: str, compile: bool, batches: list[list[str]], device: str = "
     drafter = NoDraft() if model == "ar" else DRAFTS[model](target)
     images, found, score = [], [], target.score
 
-    def scored(draft):
-        scores = score(draft)
+    def scored(draft, longest):
+        scores = score(draft, longest)
         found.append((draft.q, scores.p, scores.hidden))
         return scores
 

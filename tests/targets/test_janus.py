@@ -40,7 +40,7 @@ def test_logits_and_guidance_equal_those_of_hugging_face(official: Any, options:
     target: Any = build_target(composed(*options))
     tokens = torch.randint(24, (2, 3), generator=torch.Generator().manual_seed(1))
     target.begin(PROMPTS, 3)
-    scores = target.score(Draft(tokens, torch.full((2, 3, 24), 1 / 24), Tree.chain(3)))
+    scores = target.score(Draft(tokens, torch.full((2, 3, 24), 1 / 24), Tree.chain(3)), 0)
     logits = []
     for row in range(4):
         ids = [100000, *about_as_many(FORMAT.format(PROMPTS[row % 2]))]

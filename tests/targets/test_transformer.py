@@ -57,10 +57,11 @@ def test_attention_loads_the_keys_that_the_longest_image_can_reach():
     drafter = StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), Tree.chain(5))
     score = target.score
 
-    def scored(draft):
+    def scored(draft, longest):
+        scores = score(draft, longest)
         lengths = target.session.prompt.lengths
         loaded.append((target.session.kv_length(), PREFIX - 1 + int(lengths.max()) + 2 + 5))
-        return score(draft)
+        return scores
 
     target.score = scored
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
@@ -78,7 +79,7 @@ def test_padding_content_has_no_effect():
     for conditioner in (captions, noisy):
         target = tiny_target(Sampling(1.0), conditioner=conditioner)
         target.begin(PROMPTS[:3], TREE.nodes)
-        results.append(target.score(draft).p)
+        results.append(target.score(draft, 0).p)
     torch.testing.assert_close(results[0], results[1])
 
 

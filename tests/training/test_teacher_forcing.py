@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 from live_bytes import LiveBytes
+from random_drafts import new_images
 from tiny_networks import tiny_parallel
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
@@ -30,9 +31,10 @@ def test_training_inputs_equal_drafting_inputs(guidance: float, features: tuple[
     predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.positions)
     taught = target.sampling.distribution(target.head.lm_logits(predicted[:, lesson.start]))
     drafter = EagleDraft(draft, target)
+    empty = new_images(len(images.captions), target.length)
     target.begin(images.captions, 1)
-    drafter.begin(images.captions, 1)
-    torch.testing.assert_close(drafter.roots(), taught)
+    drafter.begin(images.captions, 1, empty)
+    torch.testing.assert_close(drafter.roots(empty)[0], taught)
     assert lesson.hidden.shape[1] == lesson.start + target.length
 
 
@@ -74,11 +76,14 @@ def test_slots_learn_from_what_they_draft_from(rank: int, features: tuple[int, .
     places = [copy * lesson.mask.shape[-1] + lesson.start + copy for copy in range(3)]
     taught = target.sampling.distribution(target.head.lm_logits(predicted[:, places]))
     drafter = ParallelDraft(draft, target, 3)
+    empty = new_images(len(images.captions), target.length)
     target.begin(images.captions, 3)
-    drafter.begin(images.captions, 3)
-    found = [drafter.roots()[:, None]]
+    drafter.begin(images.captions, 3, empty)
+    root, above = drafter.roots(empty)
+    found = [root[:, None]]
     for level in Tree.chain(3).levels[:2]:
-        found.append(drafter.expand(images.tokens[:, level.depth - 1, None], level))
+        after, above = drafter.expand(above, images.tokens[:, level.depth - 1, None], level)
+        found.append(after)
     torch.testing.assert_close(torch.cat(found, 1), taught)
     assert taught[:, 1].equal(taught[:, 2]) is False
 

@@ -127,7 +127,6 @@ def _terms(
     None: the mean over all outcomes) and the target's distributions there, `truth` [B, M, V].
     """
     children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
-    depths = draft.tree.depths.expand_as(draft.tokens)
     bound = torch.zeros_like(visited, dtype=torch.float32)
     reach, weight = torch.ones_like(bound), torch.ones_like(bound)
     tv = _first_test(draft, visited, truth)
@@ -141,7 +140,7 @@ def _terms(
             if rank + 1 < draft.tree.max_children
             else torch.ones_like(visited, dtype=torch.bool)
         )
-        q, token, depth = (take(x, node) for x in (draft.q, draft.tokens, depths))
+        q, token, depth = draft.at(node)
         f = rule.accept(target, q, depth)
         # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
         kept, rejected, there = q * f, q * (1 - f), node >= 0

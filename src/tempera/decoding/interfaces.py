@@ -15,13 +15,14 @@ draft tree. The first dimension of every tensor is B.
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.probabilities import at
-from tempera.decoding.trees import Frontier, Tree
+from tempera.decoding.trees import Frontier, Tree, take
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class Draft:
     draws: Tensor | None = None
     fresh: bool = True
     shared: bool = False
+
+    def at(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, M, V], token and depth [B, M] of some nodes, int64 [M] for all rows or [B, M] for
+        each; of an arbitrary node for -1.
+        """
+        depths = self.tree.depths.expand_as(self.tokens)
+        return take(self.q, nodes), take(self.tokens, nodes), take(depths, nodes)
 
     @property
     def has_nan(self) -> Tensor:
@@ -143,11 +151,6 @@ class Target(ImageModel, Protocol):
     rows.
     """
 
-    longest: int
-    """Tokens of the batch's longest image, which the loop sets after each round: attention needs no
-    more keys than this image has.
-    """
-
     @property
     def vocab_size(self) -> int:
         """V, the number of different tokens."""
@@ -155,8 +158,10 @@ class Target(ImageModel, Protocol):
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Start a batch with one image per prompt and at most `nodes` drafted nodes per round."""
 
-    def score(self, draft: Draft) -> Scores:
-        """One forward pass over the root and all nodes of the draft."""
+    def score(self, draft: Draft, longest: int) -> Scores:
+        """One forward pass over the root and all nodes of the draft. `longest` is the number of
+        tokens of the longest image so far: attention needs no more keys than that one has.
+        """
 
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
         """Keep the accepted path, roll back the rest, and make the drawn token the root.
@@ -181,7 +186,7 @@ class Drafter(ABC):
     """L, depth of the deepest node."""
 
     uniforms: int = 0
-    """Uniform draws per row that `propose` needs in the next round."""
+    """Uniform draws of each row that `propose` needs in the next round."""
 
     tree: Tree | None = None
     """The static tree drafted in every round; None if trees are dynamic."""
@@ -189,19 +194,22 @@ class Drafter(ABC):
     identity: str | None = None
     """Short hash of the draft's weights; None if it has no weights."""
 
-    def begin(self, prompts: list[str]) -> None:  # noqa: B027
-        """Start a batch, after the target's `begin`."""
+    def begin(self, prompts: list[str], images: Images) -> None:  # noqa: B027
+        """Start a batch, after the target's `begin`; `images` have no tokens yet."""
 
     @abstractmethod
-    def propose(self, uniforms: Tensor) -> Draft:
-        """Draft the next round; `uniforms` float32 [B, self.uniforms] in [0, 1)."""
+    def propose(self, images: Images, uniforms: Tensor) -> Draft:
+        """Draft the next round.
+
+        Args:
+            images: all tokens so far.
+            uniforms: float32 [B, self.uniforms] in [0, 1).
+        """
 
     def observe(  # noqa: B027
-        self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor
+        self, images: Images, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
-        """Update the drafter's state with the outcome of a round; for `emitted` see
-        `Target.commit`.
-        """
+        """Learn from a round, whose tokens `images` have and the target has committed."""
 
 
 class DraftModel(ABC):
@@ -218,30 +226,41 @@ class DraftModel(ABC):
     greedy decoding, where Q is the distribution at temperature 1.
     """
 
-    def begin(self, prompts: list[str], nodes: int) -> None:  # noqa: B027
-        """Start a batch, after the target's `begin`. At most `nodes` tokens per round are drafted,
-        and at most `nodes` are passed to `expand`.
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:  # noqa: B027
+        """Start a batch, as `Drafter.begin`. At most `nodes` tokens per round are drafted, and at
+        most `nodes` are passed to `expand`.
         """
 
     @abstractmethod
-    def roots(self) -> Tensor:
-        """Q after the root, the last emitted token: float32 [B, V]. Discards the last round's
-        `expand` calls.
+    def roots(self, images: Images) -> tuple[Tensor, Any]:
+        """Q after the root, the last emitted token: float32 [B, V]; and what `expand` needs to know
+        of the root, in any form.
         """
 
     @abstractmethod
-    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """Q after the inner nodes of a level, with tokens int64 [B, P]: float32 [B, P, V].
+    def expand(self, above: Any, tokens: Tensor, level: Frontier) -> tuple[Tensor, Any]:
+        """Q after the inner nodes of a level, and what `expand` needs to know of them.
 
-        Levels are passed in order; a level without inner nodes is skipped. `level.inner_parents`
-        is the inner node of the level above that each node continues, `level.ancestors` the inner
-        nodes of all levels so far that it attends to.
+        Levels are passed in order; a level without inner nodes is skipped.
+
+        Args:
+            above: what the last call returned beside Q: of the inner nodes of the level above.
+            tokens: of the inner nodes of this level, int64 [B, P].
+            level: `inner_parents` is the inner node of the level above that each node continues,
+                `ancestors` the inner nodes of all levels so far that it attends to.
+
+        Returns:
+            Q float32 [B, P, V], and what the next call needs.
         """
 
     def observe(  # noqa: B027
-        self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor
+        self, images: Images, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """See `Drafter.observe`."""
+
+    def for_depth(self, depth: int) -> Self:
+        """The same draft for trees whose deepest node is at `depth`; the two take turns."""
+        return self
 
 
 class Rule(ABC):

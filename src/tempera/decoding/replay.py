@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Verdict
-from tempera.decoding.loop import Images, Output
+from tempera.decoding.loop import Output
 
 UNTESTED, REJECTED, KEPT = 0, 1, 2
 """What became of a drafted token: the walk never came to it, it was tested in vain, or accepted."""

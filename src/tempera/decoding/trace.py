@@ -9,13 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Verdict
-from tempera.decoding.trees import Tree
+from tempera.decoding.diagnostics import certainty, diagnose, proximity
+from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
+from tempera.decoding.trees import Tree, take
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
 """Origin of a token: the bonus token drawn from the target at a leaf, a token drawn from a
 residual, or an accepted draft.
 """
+RECORDED = {"origin": torch.int8, "logprob": torch.float32}
+"""What `recorded` gives of every token, by name, with its dtype."""
+CERTAINTY = ("top1", "top10", "entropy", "collision")
+"""The columns of `diagnostics.certainty`."""
+DIAGNOSED = RECORDED | dict.fromkeys(("tv", "bound", "kl", *CERTAINTY, "proximity"), torch.float32)
+"""The same with diagnostics."""
 
 
 @dataclass
@@ -150,6 +157,29 @@ def joined(traces: Sequence[Trace]) -> Trace:
         name: torch.cat([one[name] for one in tensors]) for name in tensors[0]
     }
     return replace(traces[0], **columns)
+
+
+def recorded(
+    draft: Draft, verdict: Verdict, scores: Scores, diagnosed: Rule | JointRule | None
+) -> dict[str, Tensor]:
+    """Columns of `Trace` for a round's tokens, [B, L + 1] each; those past the drawn token are
+    undefined. `diagnosed` is the rule whose diagnostics are recorded, if any.
+    """
+    p, visited = scores.p, verdict.visited
+    chosen = visited * p.shape[-1] + verdict.tokens
+    columns = {
+        "origin": origins(draft.tree, verdict),
+        "logprob": p.flatten(1).gather(1, chosen).log(),
+    }
+    if diagnosed is None:
+        return columns
+    tv, bound, kl = diagnose(draft, verdict, p, diagnosed, scores.soft)
+    columns |= {"tv": tv, "bound": bound, "kl": kl}
+    columns |= dict(zip(CERTAINTY, certainty(take(p, visited)), strict=True))
+    columns["proximity"] = proximity(
+        draft, verdict, p if scores.soft is None else scores.soft, diagnosed
+    )
+    return columns
 
 
 def origins(tree: Tree, verdict: Verdict) -> Tensor:

@@ -59,17 +59,16 @@ def _test_siblings(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]
     [B, 1 + N, V].
     """
     tree = draft.tree
-    depths = tree.depths.expand_as(draft.tokens)
     tested = p if tree.max_children <= 1 else p.clone()
     passing = torch.zeros_like(p[..., 0])  # the last column takes absent children
     for rank, test in enumerate(tree.sibling_tests):
         target = take(tested, test.parents)
         if rank > 0:
-            q, token, depth = (take(x, test.earlier) for x in (draft.q, draft.tokens, depths))
+            q, token, depth = draft.at(test.earlier)
             residual = rule.residual(target, q, token, depth)
             target = torch.where((test.nodes < 0).unsqueeze(-1), target, residual)
             put(tested, test.parents, target)
-        q, token, depth = (take(x, test.nodes) for x in (draft.q, draft.tokens, depths))
+        q, token, depth = draft.at(test.nodes)
         f = torch.where(at(target, token) >= 1, 1.0, rule.accept_at(target, q, token, depth))
         passing.scatter_(1, test.nodes.remainder(1 + tree.nodes).expand_as(f), f)
     return passing[:, :-1], tested
@@ -81,6 +80,6 @@ def _residual_at(draft: Draft, tested: Tensor, rule: Rule, stop: Tensor) -> Tens
     """
     tree, probs = draft.tree, take_one(tested, stop)
     child = tree.at_stop(tree.last_children, stop)
-    q, token = (take_one(x, child.clamp(min=0)) for x in (draft.q, draft.tokens))
+    q, token = take_one(draft.q, child), take_one(draft.tokens, child)
     residual = rule.residual(probs, q, token, tree.depth_at(stop) + 1)
     return torch.where((child < 0).unsqueeze(-1), probs, residual)

@@ -8,6 +8,7 @@ vocabulary.
 import torch
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import one_hot
 from tempera.decoding.trees import Frontier, Tree, take
@@ -63,15 +64,15 @@ class DynamicTreeDrafter(Drafter):
         self.model, self.identity, self.vocab_size = model, model.identity, vocab_size
         self.branches, self.depth, self.nodes = branches, depth, nodes
 
-    def begin(self, prompts: list[str]) -> None:
+    def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch."""
-        self.model.begin(prompts, max(self.nodes, self.branches * (self.depth - 1)))
+        self.model.begin(prompts, max(self.nodes, self.branches * (self.depth - 1)), images)
 
-    def propose(self, uniforms: Tensor) -> Draft:
+    def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """Grow the trees: tokens int64 [B, N], one-hot q [B, N, V] and parents [B, N]. `uniforms`
         is not used.
         """
-        tokens, scores, parents, has_nan = self._expand()
+        tokens, scores, parents, has_nan = self._expand(images)
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
         chosen, above = take(tokens, best), take(parents, best)
         places = torch.where(above < 0, -1, torch.searchsorted(best, above))
@@ -79,15 +80,16 @@ class DynamicTreeDrafter(Drafter):
         q = one_hot(chosen, self.vocab_size)
         return Draft(chosen, q.masked_fill_(has_nan[:, None, None], torch.nan), tree)
 
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Pass the verdict to the draft model."""
-        self.model.observe(draft, verdict, scores, emitted)
+        self.model.observe(images, draft, verdict, scores)
 
-    def _expand(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _expand(self, images: Images) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All candidates level by level: tokens, cumulative log-probabilities and the indices of
         their parents (-1 for the root), [B, M] each; and whether the model gave NaN, bool [B].
         """
-        probs = self.model.roots().unsqueeze(1)
+        probs, above = self.model.roots(images)
+        probs = probs.unsqueeze(1)
         tokens, scores = self._children(probs, torch.zeros_like(probs[..., 0]))
         found = [(tokens, scores, torch.full_like(tokens, -1))]
         has_nan = probs[..., 0].isnan().any(-1)
@@ -100,7 +102,8 @@ class DynamicTreeDrafter(Drafter):
             # a level lists the k children of each expanded node of the level above
             grown_from = best // self.branches
             ancestors = torch.cat([take(ancestors, grown_from), itself], -1)
-            probs = self.model.expand(take(tokens, best), Frontier(depth, grown_from, ancestors))
+            level = Frontier(depth, grown_from, ancestors)
+            probs, above = self.model.expand(above, take(tokens, best), level)
             parents = (first + best).unsqueeze(-1).expand(-1, -1, self.branches).flatten(1)
             first += tokens.shape[1]
             tokens, scores = self._children(probs, take(scores, best))

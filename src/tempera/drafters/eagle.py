@@ -4,52 +4,71 @@ Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth
 hidden size.
 """
 
+from collections.abc import Callable
 from operator import attrgetter
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
-from tempera.decoding.trees import Frontier, Tree, take
-from tempera.drafters.draft_network import DraftDtype, torch_dtype
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.trees import Frontier, Tree
+from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
+from tempera.drafters.draft_pass import DraftPass
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle_layout import load_eagle
-from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.targets.transformer import TransformerTarget
 
 
-class EagleDraft(HiddenStateDraft):
+class EagleDraft(DraftModel):
     """The distributions of a draft network that drafts from its own predictions, for chains and
-    trees: one pass of the network per level. Arguments and errors are those of `HiddenStateDraft`.
+    trees: one pass of the network for each level. Arguments and errors are those of `DraftPass`.
     """
 
-    @override
-    def _first(self, nodes: int) -> Tensor:
-        prompt = self.session.prompt
-        embeds, real, seen = self.network.prefix(prompt.embeds, prompt.keep)
-        return self._run_prefix(embeds, self._before_prefix(real), nodes, seen)[:, -1:]
-
-    @override
-    def _next(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        embeds = self.head.embed(tokens, self.network.embed_tokens)
-        return self._rerun(embeds, hidden, emitted)
-
-    @torch.inference_mode()
-    def roots(self) -> Tensor:
-        """The draft's distribution after each row's root, float32 [B, V]."""
-        return self._distribution(self._predict(), self._ahead[:1])[:, 0]
+    def __init__(
+        self,
+        model: DraftNetwork,
+        target: TransformerTarget,
+        dtype: torch.dtype | None = None,
+        sampling_of: Callable[[Sampling], Sampling] = attrgetter("drafting"),
+    ) -> None:
+        self.run = DraftPass(model, target, dtype, sampling_of)
+        self.identity = model.identity
 
     @torch.inference_mode()
-    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """The draft's distributions after the inner nodes of a level, with tokens int64 [B, P]:
-        float32 [B, P, V].
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+        """Run the prefix; the target must have started a batch of the same prompts."""
+        prompt = self.run.prompt
+        self.greedy = self.run.head.sampling.greedy
+        embeds, real, seen = self.run.network.prefix(prompt.embeds, prompt.keep)
+        states = self.run.prefix(embeds, self.run.before_prefix(real), nodes, seen)
+        self._predicted = states[:, -1:].clone()  # at each row's root, [R, 1, H]
+
+    @torch.inference_mode()
+    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+        """The draft's distribution after each row's root, float32 [B, V], and the hidden state that
+        it predicts there, [R, 1, H].
         """
-        layout, parents = self.session.layout_of(level, self.cache), level.inner_parents
-        parents = self.session.prompt.by_row(parents) if level.per_row else parents
-        embeds = self.head.embed(tokens, self.network.embed_tokens)
-        self._states = self._run_step(embeds, take(self._states, parents), layout)
-        return self._distribution(self.head.guided_logits(self._states), layout.ahead)
+        logits = self.run.logits(self._predicted)
+        return self.run.distribution(logits, 0)[:, 0], self._predicted
+
+    @torch.inference_mode()
+    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+        """The draft's distributions after the inner nodes of a level, float32 [B, P, V], and the
+        hidden states that it predicts there, [R, P, H].
+        """
+        predicted = self.run.level(above, tokens, level)
+        logits = self.run.logits(predicted)
+        return self.run.distribution(logits, level.depth), predicted
+
+    @torch.inference_mode()
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Run the emitted tokens with the true hidden states before them."""
+        hidden = self.run.before_emitted(draft, verdict, scores)
+        embeds = self.run.embed(verdict.tokens)
+        self._predicted.copy_(self.run.rerun(embeds, hidden, images.emitted))
 
 
 def build_eagle(
@@ -61,7 +80,7 @@ def build_eagle(
         path: see `eagle_layout.load_eagle`.
         target: the target it was trained for.
         tree: static tree drafted every round.
-        dtype: see `HiddenStateDraft`.
+        dtype: see `draft_pass.DraftPass`.
 
     Raises:
         TemperaError: it is no valid draft, or one for another target.

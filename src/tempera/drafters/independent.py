@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_network import DraftDtype, torch_dtype
@@ -17,7 +18,6 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.runtime.processor import arithmetic
-from tempera.targets.cache import Layout
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -26,8 +26,7 @@ class IndependentDraft(DraftModel):
 
     It samples like the target (`Sampling.drafting`): same temperature, top-k and top-p, and with
     guidance a conditional and an unconditional row per prompt. It reads only the tokens that the
-    target emits. `observe` stores them, and the first pass of the next round runs them at once,
-    which overwrites rejected drafts in the cache.
+    target emits, at the end of the round that emits them.
 
     Args:
         draft: the smaller model, with its own network, conditioner and grid; its sampling is set to
@@ -51,48 +50,46 @@ class IndependentDraft(DraftModel):
                 f"the draft generates {sizes[0]} tokens, the target {sizes[1]}: give a draft of "
                 "the same image size."
             )
-        self.draft, self.target, self.identity = draft, target, draft.identity
-        self._last: tuple[Tensor, Tensor] | None = None  # emitted tokens, and their numbers
+        self.draft = draft
+        self.target = target
+        self.identity = draft.identity
 
     @torch.inference_mode()
-    def begin(self, prompts: list[str], nodes: int) -> None:
-        """Run the draft's own prefix."""
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+        """Run the draft's own prefix, with its last token, the first root."""
         self.greedy = self.target.sampling.greedy
         self.draft.sampling = self.target.sampling.drafting
         self.draft.begin(prompts, nodes)
-        self._last = None
+        root = NoDraft().propose(images, torch.empty(len(prompts), 0))
+        longest = self.target.session.prompt.longest
+        self._states = self.draft.score(root, longest).hidden  # at each row's root, [R, 1, H]
 
     @torch.inference_mode()
-    def roots(self) -> Tensor:
-        """The draft's distribution after each row's root, float32 [B, V]."""
-        session, prompt = self.draft.session, self.draft.session.prompt
-        self.draft.longest = self.target.longest
-        if self._last is None:
-            rows = torch.empty(len(prompt.lengths), 0, device=session.device)
-            return self.draft.score(NoDraft().propose(rows)).p[:, 0]
-        tokens, emitted = self._last
-        layout = session.layout_of(tokens.shape[1])
-        states = session.run(self.draft.head.embed(tokens), layout, prompt.start_of(emitted))
-        return self._distribution(prompt.from_root(states, emitted), session.layout_of(1))[:, 0]
-
-    @torch.inference_mode()
-    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """The draft's distributions after the inner nodes of a level, with tokens int64 [B, P]:
-        float32 [B, P, V].
+    def roots(self, images: Images) -> tuple[Tensor, None]:
+        """The draft's distribution after each row's root, float32 [B, V]; `expand` has what it
+        needs in the draft's cache.
         """
+        return self._distribution(self._states, 0)[:, 0], None
+
+    @torch.inference_mode()
+    def expand(self, above: None, tokens: Tensor, level: Frontier) -> tuple[Tensor, None]:
+        """The draft's distributions after the inner nodes of a level, float32 [B, P, V]."""
         layout = self.draft.session.layout_of(level)
         states = self.draft.session.run(self.draft.head.embed(tokens), layout)
-        return self._distribution(states, layout)
+        return self._distribution(states, level.depth), None
 
     @torch.inference_mode()
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Store the emitted tokens for the next round."""
-        self.draft.advance(verdict.next_token, emitted, verdict.tokens.shape[1])
-        self._last = verdict.tokens, emitted
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Run the emitted tokens, which overwrites rejected drafts in the cache."""
+        tokens, emitted, session = verdict.tokens, images.emitted, self.draft.session
+        self.draft.advance(verdict.next_token, emitted, self.target.session.prompt.longest)
+        layout, start = session.layout_of(tokens.shape[1]), session.prompt.start_of(emitted)
+        states = session.run(self.draft.head.embed(tokens), layout, start)
+        self._states.copy_(session.prompt.from_root(states, emitted))
 
-    def _distribution(self, states: Tensor, layout: Layout) -> Tensor:
+    def _distribution(self, states: Tensor, depth: int) -> Tensor:
         lengths = self.draft.session.prompt.lengths
-        return self.draft.head.distribution(states, lengths, layout.ahead)
+        return self.draft.head.distribution(states, lengths, depth)
 
 
 @dataclass(frozen=True)

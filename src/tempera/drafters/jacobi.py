@@ -23,9 +23,9 @@ sjd_pac is `jacobi_window.Window`.
              place                        0    1    2    3    4
              p is read at          10 ↤ root, 11 ↤ a, 12 ↤ b, 13 ↤ c, 14 ↤ d
 
-A *place* counts positions from the round's first undecided one, here 10 (`_base`). p after node n
+A *place* counts positions from the round's first undecided one, here 10 (`base`). p after node n
 is that of place n + 1, so one pass gives the p of places 0 … S. Say a and b are accepted and 12 is
-resampled: 3 tokens are `_emitted`, 12 is the root, and 13 is the first undecided position.
+resampled: 3 tokens are `emitted`, 12 is the root, and 13 is the first undecided position.
 
     round r + 1: the window                                 root 13   14   15   16
              its places in round r (3 + `ahead`)                 3    4    5    6
@@ -72,6 +72,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
 from tempera.decoding.probabilities import (
     at,
@@ -103,10 +104,12 @@ class Redraft(ABC):
 
     Attributes:
         fresh: whether all guesses are drawn anew in every round; see `interfaces.Draft`.
+        continues: whether it looks at the last window's guesses.
         state: what it remembers of a batch, if anything; any shape.
     """
 
     fresh: bool = False
+    continues: bool = False
     state: Tensor | None = None
 
     @abstractmethod
@@ -129,7 +132,7 @@ class Redraft(ABC):
 
         Args:
             q: the distribution of every position, float32 [B, S, V].
-            last: the last window.
+            last: the last window, if it `continues`.
             places: index of each position in the last window, int64 [B, S]; S or more if it was not
                 in it.
             positions: index in the image, int64 [B, S]; past its end in the last rounds.
@@ -168,6 +171,8 @@ class AdaptiveContinuation(Redraft):
     This is the maximal coupling of arXiv 2510.24211: of all couplings of the last and the next
     distribution, the one under which guesses change least often.
     """
+
+    continues = True
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Two per position: one for the test, one to resample."""
@@ -286,68 +291,55 @@ class Jacobi(Drafter):
         self._further = window.levels * (window.branches - 1)
         self._first_draws, self._later_draws = redraft.uniforms(window.length, target.length)
         self.uniforms = self._further + self._first_draws
-        self._guesses: Guesses | None = None  # of the last round
-        # tokens emitted by the last round, at first a whole window, and the position of its first
-        # place, [B, 1] each
-        self._emitted = self._base = torch.empty(0)
-        # the last round's distributions of places -lookback … S, [B, lookback + S + 1, V]
+        # of the last round: the spine's tokens and q, and the target's distributions of places
+        # -lookback … S, [B, lookback + S + 1, V]
+        self._guesses = Guesses(torch.empty(0, dtype=torch.int64), torch.empty(0))
         self._stale = torch.empty(0)
-        # tokens by position, [B, T + S + 1]: emitted ones, then the window's; for repeats only
-        self._image = torch.empty(0)
+        self._emitted = torch.empty(0)  # tokens of the round before, [B, 1]
 
-    def begin(self, prompts: list[str]) -> None:
+    def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch. All positions of the first window are new."""
-        self.uniforms, self._guesses = self._further + self._first_draws, None
+        self.uniforms = self._further + self._first_draws
+        self.window = self.window.to(images.device)
+        batch, length, vocab_size = len(prompts), self.window.length, self.target.vocab_size
+        stale = batch, self.init.lookback + length + 1, vocab_size
+        self._stale = torch.full(stale, 1 / vocab_size, device=images.device)
+        self._guesses = Guesses(images.tokens[:, :length].clone(), self._stale[:, :length].clone())
+        self._emitted = torch.empty(batch, 1, dtype=torch.int64, device=images.device)
 
-    def propose(self, uniforms: Tensor) -> Draft:
+    def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """Redraft the guesses and append new positions. See `interfaces.Drafter.propose`."""
-        last = self._start(uniforms) if self._guesses is None else self._guesses
-        places = self._emitted + self.window.ahead
-        positions = self._base + places
-        new, sources, found = self.init.neighbours(places, self._base)
         further, uniforms = uniforms.split([self._further, uniforms.shape[1] - self._further], 1)
+        if images.rounds == 0:
+            self.redraft.begin(uniforms)
+        # before the first round all positions are new, as if a whole window had been emitted
+        emitted = torch.where(images.lengths > 0, images.emitted, self.window.length + 1)
+        self._emitted.copy_(emitted.unsqueeze(1))
+        base = images.lengths.unsqueeze(1) - self._emitted  # position of place 0
+        places = self._emitted + self.window.ahead
+        positions = base + places
+        new, sources, found = self.init.neighbours(places, base)
         q = self._distributions(places, new, sources, found)
         draws = uniforms[:, : self._later_draws]
-        tokens = self.redraft.tokens(q, last, places, positions, draws)
+        tokens = self.redraft.tokens(q, self._guesses, places, positions, draws)
         if self.init.repeats:
-            self._image.scatter_(1, positions, tokens)
-            copies = self._image.gather(1, (self._base + sources).clamp(min=0))
+            image = images.tokens.scatter(1, positions, tokens)
+            copies = image.gather(1, (base + sources).clamp(min=0))
             tokens = torch.where(found, copies, tokens)
             q = torch.where(found.unsqueeze(-1), one_hot(copies, q.shape[-1]), q)
-        self._guesses = Guesses(tokens, q)
-        return self._draft(self._guesses, further, positions[:, :1])
+        if self.redraft.continues:
+            self._guesses.tokens.copy_(tokens)
+            self._guesses.q.copy_(q)
+        return self._draft(Guesses(tokens, q), further, positions[:, :1])
 
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
-        """Store the target's distributions and each row's progress."""
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Store the target's distributions."""
         self.uniforms = self._further + self._later_draws
         stale = take(scores.p, self.window.reading[verdict.stop])
         if self.init.lookback:
-            before = torch.arange(self.init.lookback, device=stale.device)
+            before = torch.arange(self.init.lookback, device=images.device)
             stale = torch.cat([take(self._stale, self._emitted + before), stale], 1)
-        self._stale = stale
-        self._base = self._base + self._emitted
-        self._emitted = emitted.unsqueeze(1)
-        if self.init.repeats:
-            ahead = torch.arange(verdict.tokens.shape[1], device=emitted.device)
-            self._image.scatter_(1, self._base + ahead, verdict.tokens)
-
-    def _start(self, uniforms: Tensor) -> Guesses:
-        """Set the state in which every position of the window is new and has no neighbour; returns
-        guesses of no position.
-        """
-        batch, device = len(uniforms), uniforms.device
-        length, vocab_size = self.window.length, self.target.vocab_size
-        self.window = self.window.to(device)
-        self.redraft.begin(uniforms[:, self._further :])
-        self._emitted = torch.full((batch, 1), length + 1, device=device)
-        self._base = -self._emitted
-        uniform = torch.full((), 1 / vocab_size, device=device)
-        self._stale = uniform.expand(batch, self.init.lookback + length + 1, vocab_size)
-        tokens = torch.zeros(
-            batch, self.target.length + length + 1, dtype=torch.int64, device=device
-        )
-        self._image = tokens
-        return Guesses(tokens[:, :length], self._stale[:, :length])
+        self._stale.copy_(stale)
 
     def _distributions(self, places: Tensor, new: Tensor, sources: Tensor, found: Tensor) -> Tensor:
         """The distribution of every position of the window, [B, S, V]: the stale one, or for a new

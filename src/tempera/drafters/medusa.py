@@ -5,15 +5,19 @@ state before the root, without knowing the root or the tokens drafted in between
 Shapes: B prompts, R rows (2B under guidance), S positions, K heads, H hidden size.
 """
 
-from typing import Any, ClassVar
+import copy
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.decoding.trees import Tree
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
-from tempera.drafters.parallel import SlotDraft
+from tempera.drafters.draft_pass import DraftPass
+from tempera.drafters.parallel import possible_depth
 from tempera.drafters.parallel_network import LENGTH, SlotConfig
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.targets.cache import KVCache
@@ -68,22 +72,59 @@ class MedusaModel(DraftNetwork):
         )
 
 
-class MedusaDraft(SlotDraft):
-    """The distributions of a `MedusaModel`; arguments and errors are those of `SlotDraft`."""
+class MedusaDraft(DraftModel):
+    """The distributions of a `MedusaModel`, for chains and static trees; arguments and errors are
+    those of `parallel.ParallelDraft`.
+    """
 
-    network: MedusaModel
+    def __init__(
+        self,
+        model: MedusaModel,
+        target: TransformerTarget,
+        depth: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.run = DraftPass(model, target, dtype)
+        self.identity = model.identity
+        self.depth = possible_depth(model, depth)
 
     @override
-    def _first(self, nodes: int) -> Tensor:
-        return self._heads(self._before_prefix(self.session.prompt.keep)[:, -1:])
+    def for_depth(self, depth: int) -> Self:
+        other = copy.copy(self)
+        other.depth = possible_depth(self.run.network, depth)
+        return other
 
-    @override
-    def _next(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        return self._heads(self.session.prompt.from_root(hidden, emitted))
+    @torch.inference_mode()
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+        """Run the heads on the target's state before the root."""
+        self.greedy = self.run.head.sampling.greedy
+        before = self.run.before_prefix(self.run.prompt.keep)
+        self._heads = self._run_heads(before[:, -1:])  # what the target's head reads, [R, L, H]
 
-    def _heads(self, hidden: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+        """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""
+        logits = self.run.logits(self._heads)
+        return self.run.distribution(logits[:, :1], 0)[:, 0], logits
+
+    @torch.inference_mode()
+    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+        """The distribution of the level's head after every node, float32 [B, P, V], and the logits
+        of all.
+        """
+        logits = above[:, level.depth : level.depth + 1].expand(-1, tokens.shape[1], -1)
+        return self.run.distribution(logits, level.depth), above
+
+    @torch.inference_mode()
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Run the heads on the target's state before the new root."""
+        before = self.run.before_emitted(draft, verdict, scores)
+        self._heads.copy_(self._run_heads(self.run.prompt.from_root(before, images.emitted)))
+
+    def _run_heads(self, hidden: Tensor) -> Tensor:
         """[R, 1, H] → [R, L, H]."""
-        return self.network.heads(hidden.to(self.dtype))[:, 0, : self.depth]
+        heads: Tensor = self.run.network.heads(hidden.to(self.run.dtype))  # type: ignore[operator]
+        return heads[:, 0, : self.depth]
 
 
 def medusa_network(

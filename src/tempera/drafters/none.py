@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter
 from tempera.decoding.trees import Tree
 
@@ -13,11 +14,8 @@ class NoDraft(Drafter):
     nodes = 0
     depth = 0
 
-    def propose(self, uniforms: Tensor) -> Draft:
+    def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """The empty draft: tokens [B, 0], q [B, 0, 0]."""
-        batch, device = uniforms.shape[0], uniforms.device
-        return Draft(
-            torch.empty(batch, 0, dtype=torch.int64, device=device),
-            torch.empty(batch, 0, 0, device=device),
-            Tree.empty().to(device),
-        )
+        tokens = images.tokens[:, :0]
+        q = torch.empty(*tokens.shape, 0, device=images.device)
+        return Draft(tokens, q, Tree.empty().to(images.device))

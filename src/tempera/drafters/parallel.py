@@ -12,90 +12,35 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
-from tempera.drafters.hidden_state_draft import HiddenStateDraft
+from tempera.drafters.draft_pass import DraftPass
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import DraftTooShort
 from tempera.targets.transformer import TransformerTarget
 
 
-class SlotDraft(HiddenStateDraft):
-    """Base of draft models whose network has a slot for every depth, for chains and static trees.
+class ParallelDraft(DraftModel):
+    """The distributions of a `ParallelModel`, for chains and static trees.
 
-    One pass a round gives the slots' hidden states. `expand` runs no layer. A slot's distribution
-    does not depend on the drafted tokens but through the Markov head, if there is one. Every token
-    is drawn from the q that is returned, given its parent, hence the standard acceptance is exact.
+    The pass over the last round's tokens continues with masks right behind each row's root, and its
+    outputs from the root on are the slots' hidden states. A row that emitted fewer tokens than
+    another has more masks; those past the last slot have no effect. `expand` runs no layer: it adds
+    the Markov head's correction, if there is one, to the logits of its depth, so siblings that
+    follow different tokens differ. Every token is drawn from the q that is returned, given its
+    parent, hence the standard acceptance is exact.
 
     Args:
         model: the draft network.
         target: the target; start each batch on it first.
         depth: L, of the deepest node.
-        dtype: see `HiddenStateDraft`.
+        dtype: see `DraftPass`.
 
     Raises:
         TemperaError: the draft does not belong to the target, or was trained for shorter chains.
-    """
-
-    def __init__(
-        self,
-        model: DraftNetwork,
-        target: TransformerTarget,
-        depth: int,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(model, target, dtype)
-        self.depth = self._possible(depth)
-        self._markov: tuple[Tensor, Tensor] | None = None  # W1 [V, r] and W2 transposed, [r, V]
-        self._logits = torch.empty(0)  # of the slots, after guidance, [B, L, V]
-
-    def _possible(self, depth: int) -> int:
-        """The depth, if the network can draft as far."""
-        if depth > self.network.slots:
-            raise DraftTooShort(self.network.slots, depth)
-        return depth
-
-    @override
-    def for_depth(self, depth: int) -> Self:
-        """The draft with another number of slots in its pass; both share weights and cache, so they
-        take turns.
-
-        Raises:
-            DraftTooShort: the draft was trained for shorter chains.
-        """
-        other = copy.copy(self)
-        other.depth = self._possible(depth)
-        return other
-
-    @torch.inference_mode()
-    def roots(self) -> Tensor:
-        """The draft's distribution after each row's root, float32 [B, V]."""
-        self._logits = self._predict()
-        return self._distribution(self._logits[:, :1], self._ahead[:1])[:, 0]
-
-    @torch.inference_mode()
-    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """The draft's distributions after the inner nodes of a level, with tokens int64 [B, P]:
-        float32 [B, P, V].
-        """
-        logits = self._logits[:, level.depth : level.depth + 1]
-        if self._markov is None:
-            logits = logits.expand(-1, tokens.shape[1], -1)
-        else:
-            first, second = self._markov
-            logits = logits + first[tokens] @ second
-        return self._distribution(logits, self._ahead[level.depth : level.depth + 1])
-
-
-class ParallelDraft(SlotDraft):
-    """The distributions of a `ParallelModel`.
-
-    The pass that reruns the last round's tokens continues with masks right behind each row's root,
-    and its outputs from the root on are the slots' hidden states. A row that emitted fewer tokens
-    than another has more masks; those past the last slot have no effect. `expand` adds the Markov
-    head's correction to the logits of its depth, so siblings that follow different tokens differ.
-    Arguments and errors are those of `SlotDraft`.
     """
 
     def __init__(
@@ -105,48 +50,96 @@ class ParallelDraft(SlotDraft):
         depth: int,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(model, target, depth, dtype)
-        self._mask = [x.detach().to(target.device) for x in (model.mask_embed, model.mask_hidden)]
-        self._markov = self._markov_tables(model, target)
+        self.run = DraftPass(model, target, dtype)
+        self.identity = model.identity
+        self.depth = possible_depth(model, depth)
+        self._mask_embed = model.mask_embed.detach().to(target.device)
+        self._mask_hidden = model.mask_hidden.detach().to(target.device)
+        self._markov = _markov_tables(model, target)
+        self._ahead = torch.arange(model.slots + 1, device=target.device)
 
     @override
-    def _first(self, nodes: int) -> Tensor:
-        prompt = self.session.prompt
-        embeds, hidden = self._with_masks(prompt.embeds, self._before_prefix(prompt.keep))
-        states = self._run_prefix(embeds, hidden, 2 * self.depth, prompt.keep)
-        return states[:, prompt.prefix - 1 :]
+    def for_depth(self, depth: int) -> Self:
+        other = copy.copy(self)
+        other.depth = possible_depth(self.run.network, depth)
+        return other
 
-    @override
-    def _next(self, tokens: Tensor, hidden: Tensor, emitted: Tensor) -> Tensor:
-        prompt = self.session.prompt
-        real = prompt.by_row(self._ahead[: tokens.shape[1]] < emitted[:, None])[..., None]
+    @torch.inference_mode()
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+        """Run the prefix; the target must have started a batch of the same prompts."""
+        prompt = self.run.prompt
+        self.greedy = self.run.head.sampling.greedy
+        hidden = self.run.before_prefix(prompt.keep)
+        behind = self._with_masks(prompt.embeds, hidden)
+        states = self.run.prefix(*behind, 2 * self.depth, prompt.keep)
+        self._slots = states[:, prompt.prefix - 1 :].clone()  # their hidden states, [R, L, H]
+
+    @torch.inference_mode()
+    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+        """The draft's distribution after each row's root, float32 [B, V], and the logits of all
+        slots, after guidance, [B, L, V].
+        """
+        logits = self.run.logits(self._slots)
+        return self.run.distribution(logits[:, :1], 0)[:, 0], logits
+
+    @torch.inference_mode()
+    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+        """The draft's distributions after the inner nodes of a level, float32 [B, P, V], and the
+        logits of all slots.
+        """
+        logits = above[:, level.depth : level.depth + 1]
+        if self._markov is None:
+            logits = logits.expand(-1, tokens.shape[1], -1)
+        else:
+            first, second = self._markov
+            logits = logits + first[tokens] @ second
+        return self.run.distribution(logits, level.depth), above
+
+    @torch.inference_mode()
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Run the emitted tokens with the true hidden states before them, and the masks."""
+        tokens, emitted = verdict.tokens, images.emitted
+        real = self._ahead[: tokens.shape[1]] < emitted[:, None]
+        real = self.run.prompt.by_row(real)[..., None]
         embeds, hidden = (
-            torch.where(real, x, mask.to(x))
-            for x, mask in zip((self.head.embed(tokens), hidden), self._mask, strict=True)
+            self.run.head.embed(tokens),
+            self.run.before_emitted(draft, verdict, scores),
         )
-        embeds, hidden = self._with_masks(embeds, hidden)
-        return self._rerun(embeds, hidden, emitted, self.depth)
+        embeds = torch.where(real, embeds, self._mask_embed.to(embeds))
+        hidden = torch.where(real, hidden, self._mask_hidden.to(hidden))
+        behind = self._with_masks(embeds, hidden)
+        self._slots.copy_(self.run.rerun(*behind, emitted, self.depth))
 
     def _with_masks(self, embeds: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The embeddings and hidden states of real tokens, and of L − 1 masks behind them."""
-        embed, state = (
-            mask.to(embeds).expand(len(embeds), self.depth - 1, -1) for mask in self._mask
-        )
-        return torch.cat([embeds, embed], 1), torch.cat([hidden, state], 1)
+        masks = len(embeds), self.depth - 1, -1
+        mask_embeds = self._mask_embed.to(embeds).expand(*masks)
+        mask_hidden = self._mask_hidden.to(hidden).expand(*masks)
+        return torch.cat([embeds, mask_embeds], 1), torch.cat([hidden, mask_hidden], 1)
 
-    @torch.inference_mode()
-    def _markov_tables(
-        self, model: ParallelModel, target: TransformerTarget
-    ) -> tuple[Tensor, Tensor] | None:
-        """W1 [V, r] and the transpose of W2, [r, V]; None if the slots are independent."""
-        if model.markov_out is None:
-            return None
-        device, dtype = target.device, target.dtype
-        tokens = torch.arange(target.vocab_size, device=device)
-        embeds = target.head.embed(tokens)[: len(tokens)]
-        first = model.markov(embeds.to(model.mask_embed)).to(device, dtype)
-        columns = model.markov_out.weight.T.to(device, dtype)
-        return first, target.head.directions(columns)
+
+def possible_depth(network: DraftNetwork, depth: int) -> int:
+    """The depth, if the network can draft as far.
+
+    Raises:
+        DraftTooShort: the draft was trained for shorter chains.
+    """
+    if depth > network.slots:
+        raise DraftTooShort(network.slots, depth)
+    return depth
+
+
+@torch.inference_mode()
+def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Tensor, Tensor] | None:
+    """W1 [V, r] and the transpose of W2, [r, V]; None if the slots are independent."""
+    if model.markov_out is None:
+        return None
+    device, dtype = target.device, target.dtype
+    tokens = torch.arange(target.vocab_size, device=device)
+    embeds = target.head.embed(tokens)[: len(tokens)]
+    first = model.markov(embeds.to(model.mask_embed)).to(device, dtype)
+    columns = model.markov_out.weight.T.to(device, dtype)
+    return first, target.head.directions(columns)
 
 
 def build_parallel(
@@ -158,7 +151,7 @@ def build_parallel(
         path: directory with `config.json` and `model.safetensors`, or `random`.
         target: the target it was trained for.
         tree: static tree drafted every round.
-        dtype: see `HiddenStateDraft`.
+        dtype: see `draft_pass.DraftPass`.
 
     Raises:
         TemperaError: the directory contains no valid draft, or one for another target or for

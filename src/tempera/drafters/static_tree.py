@@ -5,6 +5,7 @@
 import torch
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import most_probable, sample_without_replacement
 from tempera.decoding.trees import Tree, TreeLevel, take
@@ -33,25 +34,26 @@ class StaticTreeDrafter(Drafter):
         self.depth = tree.max_depth
         self.uniforms = tree.nodes
 
-    def begin(self, prompts: list[str]) -> None:
+    def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch."""
-        self.model.begin(prompts, self.nodes)
+        self.model.begin(prompts, self.nodes, images)
 
-    def propose(self, uniforms: Tensor) -> Draft:
+    def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """Draw a tree from uniforms [B, N]: tokens int64 [B, N] and q float32 [B, N, V]. Earlier
         siblings are removed from the q of later ones. In greedy decoding nothing is drawn: siblings
         are the most probable tokens in turn, and q is one-hot.
         """
-        tree = self.tree.to(uniforms.device)
-        above = self.model.roots().unsqueeze(1)
+        tree = self.tree.to(images.device)
+        probs, above = self.model.roots(images)
+        probs = probs.unsqueeze(1)
         tokens, drawn_from = [], []
         for level in tree.levels:
-            drawn, q = self._children(above, level, uniforms)
-            drawn, q = (take(x.flatten(1, 2), level.picks) for x in (drawn, q))
+            drawn, q = self._children(probs, level, uniforms)
+            drawn = take(drawn.flatten(1, 2), level.picks)
             tokens.append(drawn)
-            drawn_from.append(q)
+            drawn_from.append(take(q.flatten(1, 2), level.picks))
             if len(level.inner):
-                above = self.model.expand(take(drawn, level.inner), level)
+                probs, above = self.model.expand(above, take(drawn, level.inner), level)
         return Draft(torch.cat(tokens, 1), torch.cat(drawn_from, 1), tree)
 
     def _children(self, probs: Tensor, level: TreeLevel, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,6 +68,6 @@ class StaticTreeDrafter(Drafter):
             return most_probable(probs, level.slots.shape[1])
         return sample_without_replacement(probs, uniforms[:, level.slots])
 
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Pass the verdict to the draft model."""
-        self.model.observe(draft, verdict, scores, emitted)
+        self.model.observe(images, draft, verdict, scores)

@@ -18,6 +18,7 @@ import torch
 from pydantic import Field
 
 from tempera.continuous.loop import ContinuousTrace, Speculative
+from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, now
 from tempera.errors import TemperaError
@@ -135,15 +136,6 @@ class Excerpt:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
 
-    @property
-    def longest(self) -> int:
-        """See `Target`."""
-        return self.target.longest - self.start
-
-    @longest.setter
-    def longest(self, tokens: int) -> None:
-        self.target.longest = self.start + tokens
-
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Start a batch and skip the first half of the images. Its keys and values stay zero; they
         take as long to read as any others.
@@ -151,6 +143,10 @@ class Excerpt:
         self.target.begin(prompts, nodes)
         token = torch.zeros(len(prompts), dtype=torch.int64, device=self.target.device)
         self.target.advance(token, token + self.start, self.start)
+
+    def score(self, draft: Draft, longest: int) -> Scores:
+        """See `interfaces.Target`."""
+        return self.target.score(draft, self.start + longest)
 
 
 def measure(

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -101,19 +102,19 @@ class Recorder(Drafter):
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
         self.tree, self.identity = drafter.tree, drafter.identity
 
-    def begin(self, prompts: list[str]) -> None:
+    def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch and forget the drafts of earlier images."""
         self.noted: list[Any] = []
-        self.drafter.begin(prompts)
+        self.drafter.begin(prompts, images)
 
-    def propose(self, uniforms: Tensor) -> Draft:
+    def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """The drafter's proposal."""
-        return self.drafter.propose(uniforms)
+        return self.drafter.propose(images, uniforms)
 
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Record the round."""
-        self.noted.append(self.note(draft, scores.p, emitted))
-        self.drafter.observe(draft, verdict, scores, emitted)
+        self.noted.append(self.note(draft, scores.p, images.emitted.clone()))
+        self.drafter.observe(images, draft, verdict, scores)
 
     def note(self, draft: Draft, p: Tensor, emitted: Tensor) -> Any:
         """What is recorded of a round; node n is tested against p at its parent."""

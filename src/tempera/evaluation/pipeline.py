@@ -15,15 +15,9 @@ from torch import Tensor, nn
 
 from tempera.continuous.loop import Decoding
 from tempera.data.prompts import Prompt
-from tempera.decoding.interfaces import (
-    Draft,
-    Drafter,
-    ImageModel,
-    Rule,
-    Target,
-    Verdict,
-)
-from tempera.decoding.loop import Images, Output, decode
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import Draft, Drafter, ImageModel, Rule, Target, Verdict
+from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog
 from tempera.decoding.timing import Clock, now, timed

@@ -26,6 +26,7 @@ import torch
 from scipy.stats import chi2, poisson
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, JointRule, Rule, Scores, Verdict
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.probabilities import Sampling, Tables, total_variation
@@ -59,7 +60,9 @@ class TableTarget:
         grid: rows and columns of the image, for drafters that use neighbours; by default one line.
     """
 
-    identity, dtype, compiled, longest = "tables", torch.float32, False, 0
+    identity = "tables"
+    dtype = torch.float32
+    compiled = False
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class TableTarget:
         """Every row starts at the empty prefix, whatever its prompt."""
         self._roots = torch.zeros(len(prompts), dtype=torch.int64)
 
-    def score(self, draft: Draft) -> Scores:
+    def score(self, draft: Draft, longest: int) -> Scores:
         """Look the root and every node up; the hidden states are empty, [B, 1 + N, 0]."""
         prefixes = self._roots.unsqueeze(1).expand(-1, 1 + draft.tree.nodes)
         for _ in range(draft.tree.max_depth):
@@ -135,25 +138,24 @@ class TableDraft(DraftModel):
         self.vocab_size, self.length, self.grid = target.vocab_size, target.length, target.grid
         self.greedy = target.sampling.greedy
         self.table = target.sampling.drafting.distribution(logits)[0]
-        self._roots = self._frontier = torch.zeros(0, dtype=torch.int64)
+        self._roots = torch.zeros(0, dtype=torch.int64)
 
-    def begin(self, prompts: list[str], nodes: int) -> None:
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Every row starts at the empty prefix."""
         self._roots = torch.zeros(len(prompts), dtype=torch.int64)
 
-    def roots(self) -> Tensor:
-        """Q after the root, [B, V]."""
-        self._frontier = self._roots.unsqueeze(1)
-        return lookup(self.table, self._roots)
+    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+        """Q after the root, [B, V], and the prefixes up to it, [B, 1]."""
+        return lookup(self.table, self._roots), self._roots.unsqueeze(1)
 
-    def expand(self, tokens: Tensor, level: Frontier) -> Tensor:
-        """Q after the inner nodes of a level, [B, P] -> [B, P, V]."""
-        self._frontier = _follow(take(self._frontier, level.inner_parents), tokens, self.vocab_size)
-        return lookup(self.table, self._frontier)
+    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+        """Q after the inner nodes of a level, [B, P] -> [B, P, V], and the prefixes up to them."""
+        prefixes = _follow(take(above, level.inner_parents), tokens, self.vocab_size)
+        return lookup(self.table, prefixes), prefixes
 
-    def observe(self, draft: Draft, verdict: Verdict, scores: Scores, emitted: Tensor) -> None:
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Append the emitted tokens to each row's prefix."""
-        self._roots = _advance(self._roots, verdict, emitted, self.vocab_size)
+        self._roots = _advance(self._roots, verdict, images.emitted, self.vocab_size)
 
     def conditionals(self) -> Tables:
         """The draft's distributions by prefix length, for `tempera.exactness.theory`."""

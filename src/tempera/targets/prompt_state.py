@@ -58,8 +58,7 @@ class PromptState:
     Attributes:
         lengths: image tokens that each row has emitted, int64 [B].
         root_slots: slot of each row's root, int64 [R].
-        longest: upper bound of `lengths` that needs no read from the device: the most that the
-            rounds so far can have emitted, or what the loop has read (`TransformerTarget.longest`).
+        longest: upper bound of `lengths`, on the host.
     """
 
     def __init__(self, embeds: Tensor, keep: Tensor, copies: int, length: int) -> None:
@@ -71,11 +70,11 @@ class PromptState:
         )
         self.longest = 0
 
-    def advance(self, emitted: Tensor, most: int) -> None:
-        """Advance each row by `emitted` tokens, int64 [B], each at most `most`."""
+    def advance(self, emitted: Tensor, longest: int) -> None:
+        """Advance each row by `emitted` tokens, int64 [B], to at most `longest`."""
         self.lengths += emitted
         self.root_slots.view(self.copies, -1).add_(emitted)
-        self.longest = min(self.length, self.longest + most)
+        self.longest = min(self.length, longest)
 
     def by_row(self, values: Tensor) -> Tensor:
         """What belongs to each prompt, [B, ...], for each of its rows: [R, ...]."""

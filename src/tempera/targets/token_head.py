@@ -101,20 +101,21 @@ class TokenHead:
         return self._logits(self._linear_of(hidden), hidden[..., : self.hidden_size], guidance)
 
     def distribution(
-        self, hidden: Tensor, lengths: Tensor, ahead: Tensor, sampling: Sampling | None = None
+        self, hidden: Tensor, lengths: Tensor, ahead: Tensor | int, sampling: Sampling | None = None
     ) -> Tensor:
         """The distributions that hidden states predict, [R, M, H] -> float32 [B, M, V].
 
         Args:
             hidden: hidden states after the final norm, [R, M, H].
             lengths: image tokens up to each row's root, int64 [B].
-            ahead: distance of each state from the root in tokens, int64 [M] or [B, M].
+            ahead: distance of each state from the root in tokens, int64 [M] or [B, M]; or a number
+                for all.
             sampling: used instead of the target's, except for its guidance.
         """
         return self.distribution_of(self.guided_logits(hidden), lengths, ahead, sampling)
 
     def distribution_of(
-        self, logits: Tensor, lengths: Tensor, ahead: Tensor, sampling: Sampling | None = None
+        self, logits: Tensor, lengths: Tensor, ahead: Tensor | int, sampling: Sampling | None = None
     ) -> Tensor:
         """Like `distribution`, from logits after guidance, [B, M, V]."""
         forced = None

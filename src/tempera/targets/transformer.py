@@ -98,17 +98,6 @@ class TransformerTarget:
         self.session.compile()
         self.head.compile(self.session.step)
 
-    @property
-    def longest(self) -> int:
-        """Upper bound of the tokens of the batch's longest image. Attention loads as many keys as
-        this image can need, so a caller that reads lengths anyway sets it after each round.
-        """
-        return self.session.prompt.longest
-
-    @longest.setter
-    def longest(self, tokens: int) -> None:
-        self.session.prompt.longest = tokens
-
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """See `interfaces.ImageModel.encoded`."""
         return self.conditioner.encoded(prompts)
@@ -140,10 +129,11 @@ class TransformerTarget:
         self._root = torch.zeros(len(prompts), 1, dtype=torch.int64, device=self.device)
 
     @torch.inference_mode()
-    def score(self, draft: Draft) -> Scores:
+    def score(self, draft: Draft, longest: int) -> Scores:
         """Score the root and all nodes in one forward pass: p float32 [B, 1 + N, V], hidden states
         [R, 1 + N, H]. See `interfaces.Target.score`.
         """
+        self.session.prompt.longest = longest
         embeds = self.head.embed(torch.cat([self._root, draft.tokens], 1))
         if self._first_root is not None:
             embeds = torch.cat([self._first_root, embeds[:, 1:]], 1)
@@ -162,16 +152,17 @@ class TransformerTarget:
         """
         if not draft.tree.is_chain:
             self.session.compact(verdict.path)
-        self.advance(verdict.next_token, emitted, verdict.tokens.shape[1])
+        longest = self.session.prompt.longest + verdict.tokens.shape[1]
+        self.advance(verdict.next_token, emitted, longest)
 
     @torch.inference_mode()
-    def advance(self, root: Tensor, emitted: Tensor, most: int) -> None:
+    def advance(self, root: Tensor, emitted: Tensor, longest: int) -> None:
         """Advance each row and leave the cache as it is.
 
         Args:
             root: each row's new root token, int64 [B].
             emitted: number of tokens to advance by, int64 [B].
-            most: upper bound of `emitted`.
+            longest: upper bound of the tokens that any row has then.
         """
-        self.session.prompt.advance(emitted, most)
+        self.session.prompt.advance(emitted, longest)
         self._root, self._first_root = root[:, None], None

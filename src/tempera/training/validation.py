@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from tempera.data.shards import CodedImages
+from tempera.decoding.interfaces import DraftModel
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import total_variation
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.hidden_state_draft import HiddenStateDraft
 from tempera.drafters.medusa import MedusaDraft, MedusaModel
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.parallel_network import ParallelModel
@@ -81,7 +81,7 @@ def accepted_length(
     """Tokens per round when these captions are really decoded, with exact chains of `depth` drafted
     tokens, or of as many as a draft of several slots can draft.
     """
-    model: HiddenStateDraft
+    model: DraftModel
     slots = min(depth, draft.slots)
     if isinstance(draft, ParallelModel):
         model, depth = ParallelDraft(draft, target, slots), slots

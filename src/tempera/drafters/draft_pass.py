@@ -1,0 +1,143 @@
+"""Passes of a draft network beside its target: over the prefix, over what the last round emitted,
+and over a level of a tree.
+
+The tokens that a round emits run once more at its end, in one pass, with the true hidden states
+that the target's pass gave. This overwrites the cache entries of the draft, so nothing is moved or
+rolled back. It also runs accepted tokens that the draft network has not run yet, such as a leaf.
+The next tree grows in the slots after the root.
+
+Shapes: B prompts, R rows (2B under guidance), M tokens of a pass, L depth of the draft, H hidden
+size, K features, V vocabulary.
+"""
+
+from collections.abc import Callable
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.trees import Frontier, take
+from tempera.drafters.draft_network import DraftNetwork
+from tempera.drafters.eagle_network import shifted
+from tempera.runtime.processor import arithmetic
+from tempera.targets.cache import KVCache
+from tempera.targets.compiled import StepFunction
+from tempera.targets.prompt_state import PromptState
+from tempera.targets.transformer import TransformerTarget
+
+
+class DraftPass:
+    """A draft network with its cache, beside the target whose embedding, head and prompts it
+    shares. With guidance there are two rows per prompt, combined as in the target.
+
+    Args:
+        model: the draft network.
+        target: the target, compiled or not; start each batch on it first.
+        dtype: of the draft's weights, in which it computes (see `processor.arithmetic`); by
+            default the target's. A coarser one changes q, not what exact rules emit: tokens are
+            drawn from the q that they are tested with.
+        sampling_of: maps the target's sampling to the draft's; by default `Sampling.drafting`.
+
+    Attributes:
+        network: the draft network, a copy for decoding.
+        cache: keys and values of its layers.
+        head: the target's embedding, head and sampling.
+
+    Raises:
+        TemperaError: the draft does not belong to the target.
+    """
+
+    def __init__(
+        self,
+        model: DraftNetwork,
+        target: TransformerTarget,
+        dtype: torch.dtype | None = None,
+        sampling_of: Callable[[Sampling], Sampling] = attrgetter("drafting"),
+    ) -> None:
+        model.check(target)
+        dtype = dtype or target.dtype
+        self.dtype = arithmetic(dtype, target.device)
+        self.network = model.for_decoding(target.device, dtype)
+        self.session = target.session
+        self.head = target.head
+        self.head.copy_to(self.dtype)
+        self._width = (1 + len(model.features)) * self.head.hidden_size
+        if model.features:
+            self.session.capture_hidden_states(model.features)
+        self.cache = self.session.new_cache(len(self.network.layers), self.dtype)
+        # no method: a bound one would refer to this object, which then outlives its last user
+        self._step: StepFunction = self.session.step(_run)
+        self._sampling_of = sampling_of
+
+    @property
+    def prompt(self) -> PromptState:
+        """The batch's prompts."""
+        return self.session.prompt
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embed tokens, int64 [B, ...] -> [R, ..., H]."""
+        return self.head.embed(tokens, self.network.embed_tokens)
+
+    def before_prefix(self, keep: Tensor) -> Tensor:
+        """The target's hidden state before each prefix token, [R, T, (1 + K)·H]; zero behind tokens
+        that are not in `keep`, bool [R, T].
+        """
+        return shifted(self.session.prefix_hidden[..., : self._width], keep)
+
+    def before_emitted(self, draft: Draft, verdict: Verdict, scores: Scores) -> Tensor:
+        """The target's hidden state before each token of a round, [R, L + 1, (1 + K)·H]."""
+        hidden = scores.hidden[..., : self._width]
+        return hidden if draft.tree.is_chain else take(hidden, self.prompt.by_row(verdict.visited))
+
+    def prefix(self, embeds: Tensor, hidden: Tensor, nodes: int, keep: Tensor) -> Tensor:
+        """Start a batch, in a cache with room for `nodes` tokens behind the image, with the first
+        tokens of every row, [R, M, ...]; returns the predicted states, [R, M, H]. Prefix tokens
+        that are not in `keep`, bool [R, T], are hidden.
+        """
+        self.session.begin_cache(self.cache, nodes, keep)
+        placed = self.session.place_prefix(embeds.shape[1], self.cache, keep)
+        return _run(self.network, self.cache, embeds, hidden, *placed)
+
+    def rerun(self, embeds: Tensor, hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
+        """Run the tokens that a round emitted, and those right behind them, [R, M, ...]; returns
+        the predicted states at each row's root and behind it, [R, count, H]. `emitted` is the
+        number of tokens, int64 [B].
+        """
+        layout = self.session.layout_of(embeds.shape[1], self.cache)
+        placed = self.session.place(layout, self.prompt.start_of(emitted), self.cache)
+        states = self._step(self.network, self.cache, embeds, hidden, *placed)
+        return self.prompt.from_root(states, emitted, count)
+
+    def level(self, above: Tensor, tokens: Tensor, level: Frontier) -> Tensor:
+        """Run the inner nodes of a level, with tokens int64 [B, P], behind the predicted states of
+        those above, [R, P', H]: [R, P, H].
+        """
+        parents = level.inner_parents
+        hidden = take(above, self.prompt.by_row(parents) if level.per_row else parents)
+        placed = self.session.place(self.session.layout_of(level, self.cache), None, self.cache)
+        return self._step(self.network, self.cache, self.embed(tokens), hidden, *placed)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The logits of predicted states after guidance, [R, M, H] -> [B, M, V]."""
+        return self.head.guided_logits(states)
+
+    def distribution(self, logits: Tensor, depth: int) -> Tensor:
+        """The distributions of logits [B, M, V] at nodes of one depth, 0 the root: float32."""
+        sampling = self._sampling_of(self.head.sampling)
+        return self.head.distribution_of(logits, self.prompt.lengths, depth, sampling)
+
+
+def _run(
+    network: DraftNetwork,
+    cache: KVCache,
+    embeds: Tensor,
+    hidden: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """The network's pass."""
+    dtype = cache.dtype
+    predicted: Tensor = network(embeds.to(dtype), hidden.to(dtype), mask, positions, cache)
+    return predicted
