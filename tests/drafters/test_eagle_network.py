@@ -9,6 +9,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.drafters.eagle_network import EagleModel, eagle_network
 from tempera.errors import TemperaError
 from tempera.targets.masks import causal_mask
+from tempera.targets.rotary import Rotary
 
 
 def sequence(eagle: EagleModel, rows: int = 3, length: int = 9):
@@ -18,7 +19,8 @@ def sequence(eagle: EagleModel, rows: int = 3, length: int = 9):
     hidden = torch.randn(rows, length, (1 + len(eagle.features)) * width, generator=generator)
     keep = torch.arange(PREFIX) >= torch.arange(rows)[:, None]
     mask = causal_mask(keep, length, torch.float32)
-    return embeds, hidden, mask, torch.arange(length).expand(rows, -1)
+    rotation = Rotary(eagle.layer.self_attn.head_dim, 100.0).table(length, PREFIX, mask.device)
+    return embeds, hidden, mask, rotation[:, None]
 
 
 NETWORKS = {"llamagen": llamagen, "emu3": lambda: text_target(Sampling(2.0)).network}

@@ -29,21 +29,11 @@ def test_a_masked_query_reads_the_cache_without_one_entry(masked: int) -> None:
     for token in range(1 + masked, target.length):
         query = lesson.start + token
         cache, mask = DynamicCache(), lesson.mask[:, :, : query + 1, : query + 1].clone()
-        target.network.model(
-            inputs_embeds=lesson.embeds[:, :query],
-            attention_mask=mask[:, :, :query, :query],
-            position_ids=lesson.positions[:, :query],
-            past_key_values=cache,
-            use_cache=True,
-        )
+        decoder, turns = target.network.model, lesson.rotation
+        decoder(lesson.embeds[:, :query], mask[:, :, :query, :query], turns[:, :, :query], cache)
         mask[:, :, query, query - masked] = torch.finfo(mask.dtype).min
-        state = target.network.model(
-            inputs_embeds=lesson.embeds[:, query : query + 1],
-            attention_mask=mask[:, :, query:],
-            position_ids=lesson.positions[:, query : query + 1],
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
+        embeds, turn = (part.narrow(-2, query, 1) for part in (lesson.embeds, turns))
+        state = decoder(embeds, mask[:, :, query:], turn, cache)
         without, whole = (
             target.head.distribution(
                 one, torch.full((2,), token), torch.zeros(1, dtype=torch.int64)

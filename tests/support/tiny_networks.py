@@ -206,19 +206,19 @@ def full_hidden(
         dropped = torch.full((len(prompts),), drop)
         prefix, seen = target.network.embed_prefix(condition, keep, dropped)
         embeds = torch.cat([prefix, plain_embed(target, tokens)], 1)
-        places = {
-            "attention_mask": causal_mask(seen, embeds.shape[1], embeds.dtype),
-            "position_ids": torch.arange(embeds.shape[1]).expand(len(prompts), -1),
-        }
-        states = target.network.model(
-            inputs_embeds=embeds, use_cache=False, output_hidden_states=True, **places
-        )
-        inputs = [states.hidden_states[layer] for layer in features]
-        halves.append(torch.cat([states.last_hidden_state, *inputs], -1))
+        mask = causal_mask(seen, embeds.shape[1], embeds.dtype)
+        rotation = turns(target, seen, embeds.shape[1])
+        halves.append(target.network.model(embeds, mask, rotation, features=features))
     return [
         torch.stack([half[i, : keep.shape[1] + len(image)] for half in halves])
         for i, image in enumerate(images)
     ]
+
+
+def turns(target: TransformerTarget, keep: Tensor, count: int) -> Tensor:
+    """The rotary embedding of the first positions behind a prefix with `keep`, [2, 1, count, D]."""
+    table = target.network.model.rotary.table(count, keep.shape[1], keep.device)
+    return table[:, None].to(target.dtype)
 
 
 def draft_inputs(
@@ -259,8 +259,8 @@ def full_draft(
         while True:
             count = previous.shape[1]
             mask = causal_mask(keep, count, embeds.dtype)
-            place = torch.arange(count)[None]
-            predicted = eagle(embeds[:, :count], previous, mask, place)[:, -1:]
+            rotation = turns(target, keep, count)
+            predicted = eagle(embeds[:, :count], previous, mask, rotation)[:, -1:]
             if count == embeds.shape[1]:
                 break
             blank = previous.shape[-1] - predicted.shape[-1]
@@ -283,8 +283,8 @@ def full_parallel(
     outputs = []
     for embeds, previous, keep in draft_inputs(parallel, target, prompts[row], image, path):
         mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
-        positions = torch.arange(embeds.shape[1])[None]
-        outputs.append(parallel(embeds, previous, mask, positions)[0, -1])
+        rotation = turns(target, keep, embeds.shape[1])
+        outputs.append(parallel(embeds, previous, mask, rotation)[0, -1])
     return torch.stack(outputs)
 
 

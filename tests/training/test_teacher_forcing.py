@@ -28,7 +28,7 @@ def test_training_inputs_equal_drafting_inputs(guidance: float, features: tuple[
     rows = target.sampling.rows
     captions, tokens, drop = images.captions * rows, images.tokens, torch.arange(2 * rows) >= 2
     lesson = teach(target, captions, tokens.repeat(rows, 1), drop, features)
-    predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.positions)
+    predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.rotation)
     taught = target.sampling.distribution(target.head.lm_logits(predicted[:, lesson.start]))
     drafter = EagleDraft(draft, target)
     empty = new_images(len(images.captions), target.length)
@@ -57,9 +57,9 @@ def test_unrolled_training_inputs_equal_later_drafting_inputs(
         previous = lesson.previous.clone()
         for back in range(steps - 1, -1, -1):
             here = place - back
-            drafted = draft(lesson.embeds, previous, lesson.mask, lesson.positions)
+            drafted = draft(lesson.embeds, previous, lesson.mask, lesson.rotation)
             previous[:, here] = lesson.before(drafted)[:, here]
-        walked = draft(lesson.embeds, previous, lesson.mask, lesson.positions)[:, place]
+        walked = draft(lesson.embeds, previous, lesson.mask, lesson.rotation)[:, place]
         torch.testing.assert_close(last[:, place], walked)
 
 
@@ -123,9 +123,8 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
 
         features, slots = (), 1
 
-        def __call__(self, embeds: Any, previous: Any, mask: Any, positions: Any) -> torch.Tensor:
-            inputs = {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": positions}
-            out: torch.Tensor = target.network.model(**inputs, use_cache=False).last_hidden_state
+        def __call__(self, embeds: Any, previous: Any, mask: Any, rotation: Any) -> torch.Tensor:
+            out: torch.Tensor = target.network.model(embeds, mask, rotation)
             return out
 
     metrics = metrics_of(imitation(Oracle(), target, images, batch_size=2))  # type: ignore[arg-type]
@@ -134,7 +133,7 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
     worse = metrics_of(imitation(draft, target, images))
     lesson = teach(target, images.captions * 2, images.tokens.repeat(2, 1), torch.arange(18) >= 9)
     with torch.no_grad():
-        predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.positions)
+        predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.rotation)
     p, q = (target.sampling.distribution(target.head.lm_logits(states[:, lesson.start :]))
             for states in (lesson.hidden, predicted))  # fmt: skip
     place = (q > q.gather(-1, p.argmax(-1, keepdim=True))).sum(-1)

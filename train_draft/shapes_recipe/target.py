@@ -133,16 +133,14 @@ class TargetModel(nn.Module):
         prefix, _ = self.network.embed_prefix(features, keep, drop)
         inputs = torch.cat([prefix, self.network.embed_tokens(codes[:, :-1])], 1)
         first = self.network.config.prefix_length - 1
-        output = self.network.model(
-            inputs_embeds=inputs,
-            attention_mask=causal_mask(keep, inputs.shape[1], inputs.dtype),
-            position_ids=torch.arange(inputs.shape[1]).expand(len(inputs), -1),
-            use_cache=False,
-            output_hidden_states=True,
-        )
-        logits = self.network.lm_head(output.last_hidden_state[:, first:]).float()
+        decoder = self.network.model
+        rotation = decoder.rotary.table(inputs.shape[1], first + 1, inputs.device)[:, None]
+        mask = causal_mask(keep, inputs.shape[1], inputs.dtype)
+        states = decoder(inputs, mask, rotation.to(inputs), features=(READOUT_LAYER,))
+        last, early = states[:, first:].chunk(2, -1)
+        logits = self.network.lm_head(last).float()
         losses = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
-        early = output.hidden_states[READOUT_LAYER][:, first:].float()
+        early = early.float()
         return losses.view(codes.shape), self.readout(F.layer_norm(early, early.shape[-1:]))
 
     def readout_loss(self, logits: Tensor, told: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ from tempera.runtime.network_directory import (
 from tempera.runtime.network_identity import config_dict, identity_of
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough, on_meta, randomise
 from tempera.runtime.processor import arithmetic
-from tempera.targets import attention
 from tempera.targets.cache import KVCache
+from tempera.targets.decoder_layer import DecoderLayer
 from tempera.targets.forward import check_layers
 from tempera.targets.network import TargetNetwork, family_module
 from tempera.targets.packed_linear import PackedLinear, pack
@@ -65,11 +65,11 @@ class DraftNetwork(nn.Module):
     """A network that predicts the target's next hidden state from its last one and a token.
 
     fc: (2 + K)·H → H on [embedding ; hidden state ; features of K layers], then decoder layers of
-    the target's class, with the target's rotary embedding. The features of drafted tokens, which
+    the target's sizes. The features of drafted tokens, which
     the target has not seen, are zero.
 
-    A draft network of your own is a subclass that has `layers`, `rotary` and, if need be, another
-    `forward`; a YAML in `conf/draft/` makes it an option of training.
+    A draft network of your own is a subclass that has `layers` and, if need be, another `forward`;
+    a YAML in `conf/draft/` makes it an option of training.
 
     Attributes:
         identity: of the weights file that the draft was read from; None for one in training.
@@ -78,7 +78,6 @@ class DraftNetwork(nn.Module):
             token to predict the next one.
         layers: its decoder layers.
         embed_tokens: its own embedding of the target network's ids; None: the target's.
-        rotary: their rotary embedding.
         config_type: the class of its configuration.
         sizes: the defaults of further fields.
         drafter: the choice in `conf/drafter/` that drafts with such a network.
@@ -87,7 +86,6 @@ class DraftNetwork(nn.Module):
     identity: str | None = None
     slots: int = 1
     layers: Any
-    rotary: nn.Module
     config_type: ClassVar[type[DraftConfig]] = DraftConfig
     sizes: ClassVar[dict[str, int]] = {}
     drafter: ClassVar[str] = "eagle"
@@ -104,7 +102,7 @@ class DraftNetwork(nn.Module):
         embeds: Tensor,
         hidden: Tensor,
         mask: Tensor,
-        position_ids: Tensor,
+        rotation: Tensor,
         cache: KVCache | None = None,
     ) -> Tensor:
         """Predict hidden states, over whole sequences or, with a cache, over further tokens.
@@ -116,13 +114,14 @@ class DraftNetwork(nn.Module):
                 network of several slots may get fewer states than embeddings: it drafts at the
                 positions without one.
             mask: additive, [R, 1, S, keys].
-            position_ids: place of token t in prefix + image, int64 [R, S].
+            rotation: the target's rotary embedding at the place of token t in prefix + image, see
+                `rotary.rotate`, [2, R, S, D].
             cache: the keys and values of earlier tokens.
 
         Returns:
             the predicted hidden state at token t, [R, S, H].
         """
-        return self.run_layers(self.project(embeds, hidden), mask, position_ids, cache)
+        return self.run_layers(self.project(embeds, hidden), mask, rotation, cache)
 
     def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What the draft reads of a prefix, from the target's embeddings [R, T, H] and `keep`, bool
@@ -145,18 +144,11 @@ class DraftNetwork(nn.Module):
         return out
 
     def run_layers(
-        self, x: Tensor, mask: Tensor, position_ids: Tensor, cache: KVCache | None
+        self, x: Tensor, mask: Tensor, rotation: Tensor, cache: KVCache | None
     ) -> Tensor:
         """The decoder layers: [R, S, H] → [R, S, H]. For the arguments see `forward`."""
-        rotation = self.rotary(x, position_ids)
         for layer in self.layers:
-            x = layer(
-                x,
-                attention_mask=mask,
-                position_embeddings=rotation,
-                past_key_values=cache,
-                use_cache=cache is not None,
-            )
+            x = layer(x, mask, rotation, cache)
         return x
 
     def for_decoding(self, device: torch.device, dtype: torch.dtype) -> Self:
@@ -167,10 +159,8 @@ class DraftNetwork(nn.Module):
         made.eval().requires_grad_(False)
         if not made.features:  # else drafted tokens need a part of its columns
             made.fc = PackedLinear(made.fc.weight, made.fc.bias)  # type: ignore[arg-type]
-        for index, layer in enumerate(made.layers):
-            layer.self_attn.layer_idx = index
+        for layer in made.layers:
             pack(layer)
-            attention.use(layer.self_attn)
         return made
 
     @classmethod
@@ -284,19 +274,10 @@ class DraftNetwork(nn.Module):
         network.identity = sha256_file(place / WEIGHTS)[:16]
         return network
 
-    def make_layers(self, count: int) -> tuple[list[nn.Module], nn.Module]:
-        """New decoder layers of the target's class, and their rotary embedding."""
-        make = family_module(self.config.family).decoder_layer
-        made = [make(self.config.network) for _ in range(count)]
-        return [layer for layer, _ in made], made[0][1]
-
-    def initialise_linears(self) -> None:
-        """Start linear layers as `transformers` does: weights normal with σ = 0.02, biases 0."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+    def make_layers(self, count: int) -> list[DecoderLayer]:
+        """New decoder layers of the target's sizes."""
+        sizes = family_module(self.config.family).layer_sizes(self.config.network)
+        return [DecoderLayer(sizes, index) for index in range(count)]
 
     def check(self, target: TransformerTarget) -> None:
         """Refuse a target this draft was not trained for.

@@ -135,9 +135,9 @@ def _run(
     embeds: Tensor,
     hidden: Tensor,
     mask: Tensor,
-    positions: Tensor,
+    rotation: Tensor,
 ) -> Tensor:
     """The network's pass."""
     dtype = cache.dtype
-    predicted: Tensor = network(embeds.to(dtype), hidden.to(dtype), mask, positions, cache)
+    predicted: Tensor = network(embeds.to(dtype), hidden.to(dtype), mask, rotation, cache)
     return predicted

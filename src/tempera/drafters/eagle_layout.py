@@ -65,7 +65,7 @@ def load_eagle(path: str, target: TransformerTarget) -> EagleModel:
         made.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
         layer: Any = made.layer
         for norm in (layer.input_layernorm, layer.post_attention_layernorm):
-            norm.variance_epsilon = stated["rms_norm_eps"]
+            norm.eps = stated["rms_norm_eps"]
         if "layer.input_layernorm.weight" not in tensors:
             layer.input_layernorm = nn.Identity()
         if "fc.bias" not in tensors:

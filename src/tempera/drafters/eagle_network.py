@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
+from tempera.targets.decoder_layer import start_small
 
 
 class EagleModel(DraftNetwork):
@@ -22,8 +23,8 @@ class EagleModel(DraftNetwork):
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__(config)
-        (self.layer,), self.rotary = self.make_layers(1)
-        self.initialise_linears()
+        (self.layer,) = self.make_layers(1)
+        start_small(self)
 
     @property
     def layers(self) -> tuple[nn.Module, ...]:

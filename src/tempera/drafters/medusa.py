@@ -59,7 +59,7 @@ class MedusaModel(DraftNetwork):
         embeds: Tensor,
         hidden: Tensor,
         mask: Tensor,
-        position_ids: Tensor,
+        rotation: Tensor,
         cache: KVCache | None = None,
     ) -> Tensor:
         """For training, where `embeds` are K copies of the sequence: copy k at position t is head

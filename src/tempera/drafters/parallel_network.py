@@ -22,6 +22,7 @@ from typing_extensions import override
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.errors import TemperaError
 from tempera.targets.cache import KVCache
+from tempera.targets.decoder_layer import start_small
 
 RANK = 64
 LENGTH = 5
@@ -80,8 +81,7 @@ class ParallelModel(DraftNetwork):
     def __init__(self, config: ParallelConfig) -> None:
         super().__init__(config)
         self.slots, width = config.length, config.hidden_size
-        layers, self.rotary = self.make_layers(config.layers)
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(self.make_layers(config.layers))
         self.mask_embed = nn.Parameter(torch.empty(width))
         self.mask_hidden = nn.Parameter(torch.empty((1 + len(config.features)) * width))
         self.markov_in = nn.Linear(width, config.rank, bias=False) if config.rank else None
@@ -90,7 +90,7 @@ class ParallelModel(DraftNetwork):
 
     def _initialise(self) -> None:
         """As EAGLE's draft; the Markov head starts at zero."""
-        self.initialise_linears()
+        start_small(self)
         for vector in (self.mask_embed, self.mask_hidden):
             nn.init.normal_(vector, std=0.02)
         if self.markov_in is not None and self.markov_out is not None:
@@ -103,7 +103,7 @@ class ParallelModel(DraftNetwork):
         embeds: Tensor,
         hidden: Tensor,
         mask: Tensor,
-        position_ids: Tensor,
+        rotation: Tensor,
         cache: KVCache | None = None,
     ) -> Tensor:
         """As `DraftNetwork.forward`. The positions past the end of `hidden` are slots after the
@@ -114,7 +114,7 @@ class ParallelModel(DraftNetwork):
         if behind.shape[1]:
             blank = self.project(self.mask_embed, self.mask_hidden)
             x = torch.cat([x, blank.expand(len(x), behind.shape[1], -1)], 1)
-        x = self.run_layers(x, mask, position_ids, cache)
+        x = self.run_layers(x, mask, rotation, cache)
         if not behind.shape[1] or self.markov_out is None:
             return x
         return torch.cat([x[:, :real], x[:, real:] + self.markov_out(self.markov(behind))], 1)

@@ -60,11 +60,10 @@ def masked_distances(
     never = torch.full_like(seen, least)
     copy = torch.cat([seen.masked_fill(itself | apart, least), never.masked_fill(itself, 0.0)], -1)
     hidden = target.network.model(
-        inputs_embeds=lesson.embeds.repeat(1, 2, 1),
-        attention_mask=torch.cat([torch.cat([seen, never], -1), copy], -2),
-        position_ids=lesson.positions.repeat(1, 2),
-        use_cache=False,
-    ).last_hidden_state
+        lesson.embeds.repeat(1, 2, 1),
+        torch.cat([torch.cat([seen, never], -1), copy], -2),
+        lesson.rotation.repeat(1, 1, 2, 1).to(target.dtype),
+    )
     lengths = torch.zeros(len(prompts), dtype=torch.int64, device=target.device)
     ahead = torch.arange(count, device=target.device)
     p, q = (

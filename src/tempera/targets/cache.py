@@ -27,8 +27,8 @@ def head_size(size: int, dtype: torch.dtype, device: torch.device) -> int:
 
 
 class KVCache:
-    """A cache whose rows have different lengths, for decoder layers of transformers, which call
-    `update`.
+    """A cache whose rows have different lengths. Decoder layers call `update`, ours and those of
+    transformers.
 
     `begin` starts a batch. Call `place` before each pass: it sets where each row's new entries go
     and how many keys the pass loads; the mask (`Layout`) decides which of them a query attends to.
@@ -116,7 +116,7 @@ class KVCache:
         if self.head_dim > new.shape[-1]:
             new = torch.nn.functional.pad(new, (0, self.head_dim - new.shape[-1]))
         entries.index_copy_(0, self.write_index, new.flatten(0, 2))
-        keys, values = entries.view(self._shape)[..., : self.kv_length, :]
+        keys, values = entries.view(self._shape).narrow(3, 0, self.kv_length).unbind()
         return keys, values
 
     def compact(self, source: Tensor, target: Tensor) -> None:

@@ -11,12 +11,13 @@ repositories.
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.runtime.huggingface import ChameleonConfig, ChameleonDecoderLayer, ChameleonModel
+from tempera.runtime.huggingface import ChameleonConfig
+from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.llamagen import from_meta
-from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
+from tempera.targets.shared_vocabulary import SharedVocabularyLM
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
@@ -88,9 +89,7 @@ def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
         )
     del sizes["model_parallel_size"]
     config = ChameleonConfig(**sizes, vocabulary_map={})
-    model = ChameleonModel(config)
-    del model.vqmodel  # it has no decoder; `image_tokenizers.vq` replaces it
-    return SharedVocabularyLM(model, config, spec, "chameleon")
+    return SharedVocabularyLM(config, _sizes(config), spec, "chameleon")
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -122,14 +121,10 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str
     return result
 
 
-class _Layer(ChameleonDecoderLayer):  # type: ignore[misc]
-    """A Chameleon decoder layer that returns only its hidden states, like other families."""
-
-    def forward(self, hidden: Tensor, **options: Any) -> Tensor:
-        out: Tensor = super().forward(hidden, **options)[0]
-        return out
+def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
+    """Sizes of a decoder layer for the fields of a `ChameleonConfig`."""
+    return _sizes(ChameleonConfig(**config))
 
 
-def decoder_layer(config: Mapping[str, Any]) -> tuple[nn.Module, nn.Module]:
-    """A decoder layer and rotary embedding for the fields of a `ChameleonConfig`."""
-    return single_layer(ChameleonConfig, _Layer, config)
+def _sizes(config: ChameleonConfig) -> LayerSizes:
+    return LayerSizes.of(config, head_norm="layer")

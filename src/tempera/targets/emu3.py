@@ -1,5 +1,4 @@
-"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens. The network is Hugging
-Face's implementation.
+"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens.
 
 Ids are from the Emu3 repository (BAAI). Special tokens start at 151643 (`<|endoftext|>`):
 `<|extra_200|>` (end of line) 151846, start of text 151849, `<|image token|>` 151851 and
@@ -9,10 +8,11 @@ Ids are from the Emu3 repository (BAAI). Special tokens start at 151643 (`<|endo
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from tempera.runtime.huggingface import Emu3DecoderLayer, Emu3TextConfig, Emu3TextModel
-from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
+from tempera.runtime.huggingface import Emu3TextConfig
+from tempera.targets.decoder_layer import LayerSizes
+from tempera.targets.shared_vocabulary import SharedVocabularyLM
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 8
@@ -59,7 +59,7 @@ UNUSED = ()
 def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
     """The network of these sizes; see `shared_vocabulary.load_network`."""
     config = Emu3TextConfig(**sizes, attention_dropout=0.0)
-    return SharedVocabularyLM(Emu3TextModel(config), config, spec, "emu3")
+    return SharedVocabularyLM(config, LayerSizes.of(config), spec, "emu3")
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> Mapping[str, Tensor]:
@@ -67,6 +67,6 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> Mapping[
     return state
 
 
-def decoder_layer(config: Mapping[str, Any]) -> tuple[nn.Module, nn.Module]:
-    """A decoder layer and rotary embedding for the fields of an `Emu3TextConfig`."""
-    return single_layer(Emu3TextConfig, Emu3DecoderLayer, config)
+def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
+    """Sizes of a decoder layer for the fields of an `Emu3TextConfig`."""
+    return LayerSizes.of(Emu3TextConfig(**config))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tempera.decoding.trees import Frontier, Tree
 from tempera.errors import TemperaError
-from tempera.targets import attention
 from tempera.targets.cache import KVCache, Layout, head_size
 from tempera.targets.compiled import StepFunction, compile_step
 from tempera.targets.masks import causal_mask
@@ -24,6 +23,8 @@ ROOM = 64
 """Least number of drafted tokens that the cache of a compiled session has room for. Plain decoding
 and a method then share one cache and what is compiled for it.
 """
+LAYOUTS = 64
+"""Most layouts that a cache keeps."""
 
 
 class Session:
@@ -41,12 +42,14 @@ class Session:
         prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, E]; set by
             `begin`.
         cache: the KV cache.
+        turns: the batch's `rotary.Rotary.table`, over all slots of its caches.
         packed: whether the weights of the decoder layers are packed.
         compiled: whether the steps of a round are compiled.
     """
 
     prompt: PromptState
     prefix_hidden: Tensor
+    turns: Tensor
 
     def __init__(self, network: TargetNetwork, granularity: int | None = None) -> None:
         self.network = network.eval()
@@ -55,8 +58,7 @@ class Session:
         self.dtype: torch.dtype = head.dtype
         self.granularity = granularity or granularity_on(self.device)
         attention = network.model.layers[0].self_attn
-        self._head_dim = attention.head_dim
-        self._kv_heads = attention.k_proj.out_features // attention.head_dim
+        self._head_dim, self._kv_heads = attention.head_dim, attention.kv_heads
         self.packed = self.compiled = False
         self.aux_layers: tuple[int, ...] = ()
         self._pass: StepFunction = _run_layers
@@ -68,7 +70,6 @@ class Session:
         """
         for layer in self.network.model.layers:
             pack(layer)
-            attention.use(layer.self_attn)
         self.packed = True
         self.cache = self.new_cache(self.cache.layers)
 
@@ -113,14 +114,14 @@ class Session:
             prompt: the batch.
             nodes: most drafted tokens of a round.
         """
-        self.prompt = prompt
+        self.prompt, self.turns = prompt, torch.empty(2, 0, self._head_dim)
         self.begin_cache(self.cache, nodes, prompt.keep)
         embeds = prompt.embeds[:, :-1]
         if not embeds.shape[1]:
             self.prefix_hidden = embeds.repeat(1, 1, 1 + len(self.aux_layers))
             return
-        mask, positions = self.place_prefix(embeds.shape[1], self.cache, prompt.keep)
-        self.prefix_hidden = self._run(_run_layers, embeds, mask, positions)
+        placed = self.place_prefix(embeds.shape[1], self.cache, prompt.keep)
+        self.prefix_hidden = self._run(_run_layers, embeds, *placed)
 
     def begin_cache(self, cache: KVCache, nodes: int, keep: Tensor) -> None:
         """Start the batch in a cache, with room for a whole image and `nodes` drafted tokens beyond
@@ -129,14 +130,18 @@ class Session:
         cache.begin(self.prompt.rows, self.capacity(nodes))
         cache.room = 2 + nodes  # the root, all nodes, and the token after them
         cache.padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
+        if cache.capacity > self.turns.shape[1]:
+            rotary, prefix = self.network.model.rotary, self.prompt.prefix
+            self.turns = rotary.table(cache.capacity, prefix, self.device)
 
     def place_prefix(self, count: int, cache: KVCache, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Place the first `count` tokens in a cache; returns their mask [R, 1, count, count], which
-        hides prefix tokens that are not in `keep`, and positions int64 [R, count].
+        hides prefix tokens that are not in `keep`, and their rotation [2, 1, count, D].
         """
         positions = torch.arange(count, device=self.device).expand(self.prompt.rows, -1)
         cache.place(positions, count)
-        return causal_mask(keep[:, :count], count, cache.dtype), positions
+        rotation = self.turns[:, None, :count].to(cache.dtype)
+        return causal_mask(keep[:, :count], count, cache.dtype), rotation
 
     def layout_of(self, tokens: Tree | Frontier | int, cache: KVCache | None = None) -> Layout:
         """See `Layout.of`. What does not differ by row is computed once per cache.
@@ -149,6 +154,8 @@ class Session:
         if not isinstance(tokens, int) and tokens.per_row:
             return Layout.of(tokens, cache, self.prompt.copies)
         if tokens not in cache.layouts:
+            if len(cache.layouts) == LAYOUTS:  # a drafter may make a new tree in every round
+                cache.layouts.clear()
             cache.layouts[tokens] = Layout.of(tokens, cache, 1)
         return cache.layouts[tokens]
 
@@ -163,7 +170,8 @@ class Session:
             cache: by default the session's.
 
         Returns:
-            their additive mask [R, 1, M, keys] and positions int64 [R, M].
+            their additive mask [R, 1, M, keys], and their rotation (see `rotary.rotate`), [2, R, M,
+            D], in the cache's dtype.
         """
         cache, prompt = self.cache if cache is None else cache, self.prompt
         start, kv_length = prompt.root_slots if start is None else start, self.kv_length(cache)
@@ -172,7 +180,7 @@ class Session:
         if cache.padding is not None:
             mask += cache.padding[..., :kv_length]
         ahead = prompt.by_row(layout.ahead) if layout.ahead.dim() == 2 else layout.ahead
-        return mask, start[:, None] + ahead
+        return mask, self.turns[:, start[:, None] + ahead].to(cache.dtype)
 
     def run(self, embeds: Tensor, layout: Layout, start: Tensor | None = None) -> Tensor:
         """Run the network on the tokens of a layout; for `start` see `place`.
@@ -216,8 +224,8 @@ class Session:
         """Rounded up to a multiple of the granularity."""
         return -(-keys // self.granularity) * self.granularity
 
-    def _run(self, run: StepFunction, embeds: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        return run(self.network.model, self.cache, self.aux_layers, embeds, mask, positions)
+    def _run(self, run: StepFunction, embeds: Tensor, mask: Tensor, rotation: Tensor) -> Tensor:
+        return run(self.network.model, self.cache, self.aux_layers, embeds, mask, rotation)
 
 
 def granularity_on(device: torch.device) -> int:
@@ -238,26 +246,11 @@ def check_layers(network: TargetNetwork, layers: tuple[int, ...]) -> None:
 def _run_layers(
     model: Any,
     cache: KVCache,
-    aux_layers: tuple[int, ...],
+    features: tuple[int, ...],
     embeds: Tensor,
     mask: Tensor,
-    positions: Tensor,
+    rotation: Tensor,
 ) -> Tensor:
-    """A Hugging Face decoder's layers and norm, as its `forward` runs them."""
-    inputs: list[Tensor] = []
-    hidden = embeds
-    rotation = model.rotary_emb(embeds, positions)
-    for layer in model.layers:
-        inputs.append(hidden)
-        out = layer(
-            hidden,
-            attention_mask=mask,
-            position_ids=positions,
-            position_embeddings=rotation,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        hidden = out if isinstance(out, Tensor) else out[0]
-    normed: Tensor = model.norm(hidden)
-    aux = [inputs[layer] for layer in aux_layers]
-    return torch.cat([normed, *aux], -1) if aux else normed
+    """The decoder's pass."""
+    hidden: Tensor = model(embeds, mask, rotation, cache, features)
+    return hidden

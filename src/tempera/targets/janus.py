@@ -15,9 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
+from tempera.runtime.huggingface import LlamaConfig
 from tempera.runtime.tensor_files import renamed
-from tempera.targets.shared_vocabulary import SharedVocabularyLM, single_layer
+from tempera.targets.decoder_layer import LayerSizes
+from tempera.targets.shared_vocabulary import SharedVocabularyLM
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH, CODE_DIM = 16, 8
@@ -57,7 +58,7 @@ class Janus(SharedVocabularyLM):
     """
 
     def __init__(self, config: Any, spec: ModelSpec) -> None:
-        super().__init__(LlamaModel(config), config, spec, "janus")
+        super().__init__(config, LayerSizes.of(config), spec, "janus")
         width = config.hidden_size
         self.model.norm = nn.Sequential(self.model.norm, nn.Linear(width, width), nn.GELU())
         self.codes = nn.Embedding(spec.codes, CODE_DIM)
@@ -71,9 +72,9 @@ class Janus(SharedVocabularyLM):
         return out
 
 
-def decoder_layer(config: Mapping[str, Any]) -> tuple[nn.Module, nn.Module]:
-    """A decoder layer and rotary embedding for the fields of a `LlamaConfig`."""
-    return single_layer(LlamaConfig, LlamaDecoderLayer, config)
+def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
+    """Sizes of a decoder layer for the fields of a `LlamaConfig`."""
+    return LayerSizes.of(LlamaConfig(**config))
 
 
 UNUSED = ("model.vision_model.", "model.aligner.", "model.vqmodel.", "lm_head.")

@@ -1,8 +1,8 @@
 """LlamaGen (Sun et al. 2024): a Llama decoder over a grid of image tokens, conditioned on a prefix
 of caption features or on a class label.
 
-The transformer is Hugging Face's, with a two-dimensional rotary embedding; the official
-checkpoints' key layout is translated on load. Notation: R rows, T condition tokens, D caption
+The decoder has a two-dimensional rotary embedding; the official checkpoints' key layout is
+translated on load. Notation: R rows, T condition tokens, D caption
 feature width, H hidden size, V codebook size, S sequence length.
 """
 
@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tempera.errors import TemperaError
-from tempera.runtime.huggingface import LlamaConfig, LlamaDecoderLayer, LlamaModel
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.runtime.tensor_files import renamed
+from tempera.targets.decoder_layer import Decoder, LayerSizes
+from tempera.targets.rotary import Rotary, turns
 from tempera.targets.token_format import patches
 
 
@@ -66,57 +68,45 @@ class LlamaGenConfig:
         """Width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
-    def llama(self, layers: int | None = None) -> LlamaConfig:
-        """The decoder's Hugging Face configuration; `layers` overrides the number of layers (a
-        draft has 1).
-        """
-        return LlamaConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_hidden_layers if layers is None else layers,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_attention_heads,
-            rms_norm_eps=self.norm_eps,
-            max_position_embeddings=self.prefix_length + self.length,
-            pad_token_id=None,
-            bos_token_id=None,
-            eos_token_id=None,
-            attn_implementation="sdpa",  # type: ignore[call-arg]
+    @property
+    def layer_sizes(self) -> LayerSizes:
+        """Sizes of a decoder layer."""
+        heads = self.num_attention_heads
+        return LayerSizes(
+            self.hidden_size, self.intermediate_size, heads, heads, self.head_dim, self.norm_eps
         )
 
 
-class GridRotary(nn.Module):
+class GridRotary(Rotary):
     """LlamaGen's two-dimensional rotary embedding: half of each head encodes the row, half the
     column.
 
     Condition tokens have cos = sin = 0. This zeroes their queries and keys, so every query attends
-    to them with score 0. Rotary pairs are half-split, as in Hugging Face; `permute_pairs` converts
-    official weights to that order.
+    to them with score 0.
+
+    Args:
+        head_dim: D.
+        theta: base of the frequencies.
+        columns: of the grid.
     """
 
-    def __init__(self, config: LlamaGenConfig) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(self, head_dim: int, theta: float, columns: int) -> None:
+        super().__init__(head_dim, theta)
+        self.columns = columns
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions int64 [R, S], 0 being the first condition token → cos, sin [R, S, head_dim] in
-        the dtype of `x`.
-        """
-        quarter = self.config.head_dim // 4
-        freqs = 1.0 / self.config.rope_base ** (
-            torch.arange(quarter, device=x.device).float() / quarter
-        )
-        place = (position_ids - self.config.prefix_length)[..., None]
-        row, column = place // self.config.grid[1], place % self.config.grid[1]
-        angles = torch.cat([row * freqs, column * freqs], -1).repeat(1, 1, 2)
-        cos, sin = angles.cos() * (place >= 0), angles.sin() * (place >= 0)
-        return cos.to(x.dtype), sin.to(x.dtype)
+    @override
+    def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
+        quarter = self.head_dim // 4
+        speeds = self.theta ** (-torch.arange(quarter, device=device).float() / quarter)
+        place = torch.arange(count, device=device)[:, None] - prefix
+        row, column = place // self.columns, place % self.columns
+        angles = torch.cat([row * speeds, column * speeds], -1)
+        return turns(angles.cos() * (place >= 0), angles.sin() * (place >= 0))
 
 
 class LlamaGen(nn.Module):
-    """The network: a Hugging Face Llama (`model`) with a condition embedding and a head whose
-    weights are not tied to the token embedding. Implements `network.TargetNetwork`.
+    """The network: a decoder (`model`) with a condition embedding and a head whose weights are not
+    tied to the token embedding. Implements `network.TargetNetwork`.
     """
 
     family, spec = "llamagen", None
@@ -124,8 +114,10 @@ class LlamaGen(nn.Module):
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = LlamaModel(config.llama())
-        self.model.rotary_emb = GridRotary(config)  # type: ignore[assignment]
+        rotary = GridRotary(config.head_dim, config.rope_base, config.grid[1])
+        self.model = Decoder(
+            config.layer_sizes, config.num_hidden_layers, config.vocab_size, rotary
+        )
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.caption_dim is not None:
             fc1 = nn.Linear(config.caption_dim, config.hidden_size, bias=False)
@@ -164,10 +156,9 @@ class LlamaGen(nn.Module):
         return self.caption_projection(features.to(self.model.embed_tokens.weight.dtype)), keep
 
 
-def decoder_layer(config: Mapping[str, Any]) -> tuple[nn.Module, nn.Module]:
-    """A decoder layer and rotary embedding for the fields of a `LlamaGenConfig`."""
-    sizes = LlamaGenConfig(**{**config, "grid": tuple(config["grid"])})
-    return LlamaDecoderLayer(sizes.llama(layers=1), layer_idx=0), GridRotary(sizes)
+def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
+    """Sizes of a decoder layer for the fields of a `LlamaGenConfig`."""
+    return LlamaGenConfig(**{**config, "grid": tuple(config["grid"])}).layer_sizes
 
 
 def permute_pairs(weight: Tensor, heads: int) -> Tensor:

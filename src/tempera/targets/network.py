@@ -4,6 +4,7 @@ Shapes: R rows, T condition tokens, S sequence, H hidden size.
 """
 
 import importlib
+import sys
 from typing import Any, Protocol, Self
 
 from torch import Tensor
@@ -18,11 +19,11 @@ class TargetNetwork(Protocol):
     config: Any
     """Its sizes, named as in Hugging Face configurations."""
     model: Any
-    """The Hugging Face decoder; a forward pass uses its `rotary_emb`, `layers` and `norm`."""
+    """The decoder, called as `decoder_layer.Decoder`; it has `layers`, `norm` and `rotary`."""
     lm_head: Any
     """From hidden states to logits; a linear layer until the target is packed."""
     family: str
-    """Name of the module in `tempera.targets` whose `decoder_layer(config)` builds its layers."""
+    """The module whose `layer_sizes(config)` gives the sizes of its layers, see `family_module`."""
     spec: ModelSpec | None
     """The format of its sequences, if it has other tokens than the codes of an image. If None,
     `config.grid` is the grid of an image.
@@ -49,17 +50,21 @@ class TargetNetwork(Protocol):
 
 
 def family_module(family: str) -> Any:
-    """The module of a family of networks, `tempera.targets.NAME`.
+    """The module of a family of networks: `tempera.targets.NAME`, or a module of another package by
+    its full name, which must be imported already (a draft's file is no reason to run code).
 
     Raises:
         TemperaError: there is none.
     """
+    if family in sys.modules and "." in family:
+        return sys.modules[family]
     try:
         if not family.isidentifier():
             raise ModuleNotFoundError(family)
         return importlib.import_module(f"tempera.targets.{family}")
     except ModuleNotFoundError as problem:
         raise TemperaError(
-            f"there is no draft for networks of the family {family!r}: tempera.targets needs "
-            "a module of that name with a function decoder_layer(config)."
+            f"there is no draft for networks of the family {family!r}: it must be the name of a "
+            "module of tempera.targets, or the full name of one that you have imported, with a "
+            "function layer_sizes(config)."
         ) from problem

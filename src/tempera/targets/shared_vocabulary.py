@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.huggingface import PreTrainedTokenizerFast
 from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
+from tempera.targets.decoder_layer import Decoder, LayerSizes
 from tempera.targets.network import family_module
 from tempera.targets.rotary import Rotary
 from tempera.targets.token_format import ModelSpec
@@ -43,16 +44,17 @@ class SharedVocabularyLM(nn.Module):
     """A decoder with its head and the format of its sequences. Implements `network.TargetNetwork`.
 
     Args:
-        model: a Hugging Face decoder with `embed_tokens`.
-        config: its configuration.
+        config: a Hugging Face configuration.
+        sizes: of its decoder layers.
         spec: format of its sequences.
         family: see `network.TargetNetwork`.
     """
 
-    def __init__(self, model: Any, config: Any, spec: ModelSpec, family: str) -> None:
+    def __init__(self, config: Any, sizes: LayerSizes, spec: ModelSpec, family: str) -> None:
         super().__init__()
-        self.model, self.config, self.spec, self.family = model, config, spec, family
-        self.model.rotary_emb = Rotary(config)
+        self.config, self.spec, self.family = config, spec, family
+        rotary = Rotary(sizes.head_dim, config.rope_parameters["rope_theta"])
+        self.model = Decoder(sizes, config.num_hidden_layers, config.vocab_size, rotary)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
@@ -243,13 +245,4 @@ def stated_sizes(files: PretrainedFiles, kind: str, sizes: Mapping[str, Any]) ->
     """
     stated = files.stated({"num_key_value_heads": sizes["num_attention_heads"], **sizes}, kind)
     rope = {"rope_type": "default", "rope_theta": stated.pop("rope_theta")}
-    return {**stated, "rope_parameters": rope, "attn_implementation": "sdpa"}
-
-
-def single_layer(
-    make_config: Any, make_layer: Any, config: Mapping[str, Any]
-) -> tuple[nn.Module, nn.Module]:
-    """A decoder layer and rotary embedding for the fields of a Hugging Face configuration."""
-    sizes = make_config(**{**config, "num_hidden_layers": 1})
-    sizes._attn_implementation = "sdpa"
-    return make_layer(sizes, layer_idx=0), Rotary(sizes)
+    return {**stated, "rope_parameters": rope}

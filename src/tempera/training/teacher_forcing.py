@@ -27,6 +27,8 @@ class Lesson:
             that the draft reads, [R, S, (1 + K)·H]; 0 before the first and on padding. The draft
             reads them together with `embeds`.
         mask: additive attention mask, [R, 1, S, S].
+        rotation: rotary embedding of all positions, see `rotary.rotate`, float32 [2, 1, S,
+            D].
         keep: False on padded prefix tokens, bool [R, T].
         start: T − 1, the first position that predicts an image token.
     """
@@ -35,14 +37,9 @@ class Lesson:
     hidden: Tensor
     previous: Tensor
     mask: Tensor
+    rotation: Tensor
     keep: Tensor
     start: int
-
-    @property
-    def positions(self) -> Tensor:
-        """The position of every input, int64 [R, S]."""
-        rows, length = self.embeds.shape[:2]
-        return torch.arange(length, device=self.embeds.device).expand(rows, length)
 
     def before(self, hidden: Tensor) -> Tensor:
         """Shift hidden states that the draft predicted, [R, S, H], by one position, as in
@@ -71,7 +68,7 @@ class Lesson:
 
         Returns:
             embeddings of the K copies, [R, K·S, H]; their states, one after another; additive mask
-            [R, 1, K·S, K·S] and positions int64 [R, K·S] of the copies.
+            [R, 1, K·S, K·S] and rotary embedding [2, 1, K·S, D] of the copies.
         """
         copies, length = copies or len(states), self.mask.shape[-1]
         whole = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
@@ -89,7 +86,7 @@ class Lesson:
             self.embeds.repeat(1, copies, 1),
             torch.cat(list(states), 1),
             mask,
-            self.positions.repeat(1, copies),
+            self.rotation.repeat(1, 1, copies, 1),
         )
 
 
@@ -115,17 +112,11 @@ def teach(
     prefix, keep = target.network.embed_prefix(condition, keep, drop)
     embeds = torch.cat([prefix, target.head.embed(codes[:, :-1])[: len(codes)]], 1)
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
-    positions = torch.arange(embeds.shape[1], device=target.device).expand(len(codes), -1)
-    output = target.network.model(
-        inputs_embeds=embeds,
-        attention_mask=mask,
-        position_ids=positions,
-        use_cache=False,
-        output_hidden_states=bool(features),
-    )
-    hidden = output.last_hidden_state
-    read = torch.cat([hidden, *(output.hidden_states[layer] for layer in features)], -1)
-    return Lesson(embeds, hidden, shifted(read[:, :-1], keep), mask, keep, prefix.shape[1] - 1)
+    decoder, start = target.network.model, prefix.shape[1] - 1
+    rotation = decoder.rotary.table(embeds.shape[1], prefix.shape[1], target.device)[:, None]
+    read = decoder(embeds, mask, rotation.to(embeds), features=features)
+    hidden, previous = read[..., : embeds.shape[-1]], shifted(read[:, :-1], keep)
+    return Lesson(embeds, hidden, previous, mask, rotation, keep, start)
 
 
 def add_noise(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:

@@ -321,8 +321,8 @@ def make_optimisers(draft: torch.nn.Module, recipe: Recipe) -> list[torch.optim.
 
 
 def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Floating-point tensors as float32; integers unchanged."""
-    return (tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors)
+    """The tensors as float32."""
+    return (tensor.float() for tensor in tensors)
 
 
 def _readme(values: Mapping[str, Any]) -> str:
