@@ -1,36 +1,91 @@
-"""`eval/gpu_check.py`, on a CPU and without compiling: no GPU is at hand."""
+"""`tempera-gpu-check`, on a CPU and without compiling: no GPU is at hand."""
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from paths import ROOT
+from tiny_networks import tiny_eagle, tiny_target
 
+from tempera.commands import gpu_check
+from tempera.config import build
 from tempera.config.compose import composed
+from tempera.decoding.trees import Tree
+from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
+from tempera.evaluation.launches import launches
+from tempera.evaluation.pipeline import Method
+from tempera.rules.standard import Exact
+
+
+def options(directory: Path, *more: str) -> Any:
+    quick = ["device=cpu", "batch_sizes=[1]", "repeats=1", f"directory={directory}"]
+    return composed("gpu_check", [*quick, *more])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few methods, nothing compiled."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    methods = ("medusa drafter.path=random depth=3", "sjd window=6")
+    monkeypatch.setattr(gpu_check, "METHODS", methods)
+    monkeypatch.setattr(gpu_check, "SHIPPED_METHODS", ())
+    monkeypatch.setattr(gpu_check, "ROUNDS", {"chain": "eagle tree=chain depth=3"})
 
 
 @pytest.mark.slow
-def test_the_check_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    main: Any = runpy.run_path(str(ROOT / "eval" / "gpu_check.py"))["main"]
-    script = main.__globals__
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    script["METHODS"] = [name for name in script["METHODS"] if name[:3] in ("med", "sjd")]
-    script["SHIPPED"] = []
-    script["ROUNDS"] = {"chain": "eagle tree=chain depth=3"}
-    quick = ["families=[shapes,lumina]", "real=[llamagen_b_c2i]", "batch_sizes=[1]", "repeats=1"]
-    cfg = composed("gpu_check", ["device=cpu", f"directory={tmp_path}", *quick])
-    found = main(cfg)
-    assert len(same := found["same_tokens"]) == 4 and min(same.values()) > script["AGREE"]
+def test_the_check_on_a_cpu(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    found = gpu_check.main(options(tmp_path, "families=[shapes,lumina]", "real=[llamagen_b_c2i]"))
+    same = found["same_tokens"]
+    assert len(same) == 4 and min(same.values()) > gpu_check.AGREE
     (row,) = found["rounds"]
     assert row["ms"] > row["AR, ms"] > 0 and row["AR's limit, ms"] > 0
+    assert row["operators"] > row["AR's operators"] > 0 and row["graph replays"] is None
     assert json.loads((tmp_path / "gpu.json").read_text()) == found
     assert (tmp_path / "gpu.md").read_text().count("llamagen_b_c2i") == 1
-    without_numbers = {"model": "lumina", "batch": 16, "round": "tree"}
-    assert script["table"]([row, without_numbers]).splitlines()[-1].count("–") == 5
-    script["AGREE"], cfg.families, cfg.real = 1.1, ["lumina"], []
+    assert "llamagen_b_c2i, chain" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_check, "AGREE", 1.1)
     with pytest.raises(TemperaError, match="lumina sjd"):
-        main(cfg)
+        gpu_check.main(options(tmp_path, "families=[lumina]", "real=[]"))
+
+
+def test_a_model_that_does_not_fit_costs_its_rows(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In building or in timing; the others are timed."""
+
+    def built(cfg: Any) -> str:
+        if cfg.model.name == "lumina":
+            raise torch.OutOfMemoryError("no room")
+        return cfg.model.name
+
+    monkeypatch.setattr(build, "build_fast_target", built)
+    monkeypatch.setattr(gpu_check, "timed", lambda *_: {"ms": 2.0})
+    found = gpu_check.main(options(tmp_path, "families=[]", "real=[lumina,llamagen_b_c2i]"))
+    assert [row.get("ms") for row in found["rounds"]] == [None, 2.0]
+    first, second = (tmp_path / "gpu.md").read_text().splitlines()[2:]
+    assert first.count("–") == 1 and "lumina" in first and " 2 " in second
+
+
+def test_what_begins_too_late_is_named(tmp_path: Path, quick: None) -> None:
+    late = options(tmp_path, "families=[lumina]", "real=[lumina]", "minutes=0")
+    found = gpu_check.main(late)
+    assert found["rounds"] == [] and found["same_tokens"] == {}
+    names = ["lumina, chain, batch 1", *(f"lumina {method}" for method in gpu_check.METHODS)]
+    assert found["left_out"] == names
+
+
+def test_operators_of_a_round_are_counted() -> None:
+    """Those of the rounds alone: as many whatever the image's beginning and end take."""
+    target = tiny_target()
+    chain = Tree.chain(3)
+    method = Method(StaticTreeDrafter(EagleDraft(tiny_eagle(target), target), chain), Exact())
+    with target.encoded(["1"]):
+        found = launches(target, method, ["1"])
+        plain = launches(target, method.plain, ["1"])
+    assert found.operators > plain.operators > 10
+    assert found.kernels is None and found.graph_replays is None

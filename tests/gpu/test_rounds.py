@@ -1,6 +1,5 @@
 """On a GPU: a round is read once, and `eval/gpu_check.py` runs. Run them with `pytest -m gpu`."""
 
-import runpy
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from paths import ROOT
 from tiny_targets import METHODS, composed, method_options
 
+from tempera.commands import gpu_check
 from tempera.config.build import build_drafter, build_rule, build_target
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -62,6 +61,6 @@ def test_a_round_is_read_once(name: str, compiled: bool) -> None:
 
 def test_the_gpu_check(tmp_path: Path) -> None:
     quick = ["batch_sizes=[1]", "repeats=2", f"directory={tmp_path}"]
-    main: Any = runpy.run_path(str(ROOT / "eval" / "gpu_check.py"))["main"]
-    found = main(composed("device=cuda", *quick, config="gpu_check"))
+    found = gpu_check.main(composed("device=cuda", *quick, config="gpu_check"))
     assert min(found["same_tokens"].values()) > 0.9 and len(found["rounds"]) == 6
+    assert all(row["graph replays"] is not None for row in found["rounds"])

@@ -25,6 +25,25 @@ def test_features_depend_on_their_caption_alone_and_are_left_padded(tmp_path: Pa
     assert features.shape == (2, 8, 8) and keep.is_meta
 
 
+def test_features_in_float16_do_not_overflow(tmp_path: Path) -> None:
+    """T5's sums in the feed-forward layers exceed float16; elsewhere they are small."""
+    write_t5(tmp_path)
+    encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=8, sizes=T5_SIZES)
+    with torch.no_grad():
+        for name, weight in encoder.named_parameters():
+            if name.endswith(".wo.weight"):
+                weight.mul_(30_000 / weight.abs().max())
+            elif ".wi" in name:
+                weight.mul_(10 / weight.abs().max())
+    expected, _ = encoder.encode(["a red ring"])
+    encoder.to(torch.float16)
+    found, _ = encoder.encode(["a red ring"])
+    assert found.dtype == torch.float16 and found.isfinite().all()
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.02)
+    encoder.to(torch.bfloat16)
+    assert {weight.dtype for weight in encoder.parameters()} == {torch.bfloat16}
+
+
 def test_a_caption_that_is_too_long_is_refused_or_truncated(tmp_path: Path) -> None:
     write_t5(tmp_path)
     encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=T5_SIZES)

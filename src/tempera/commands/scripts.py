@@ -33,6 +33,11 @@ def calibrate(cfg: "DictConfig | None" = None) -> Any:
     return _script("calibrate", "calibrate", cfg)
 
 
+def gpu_check(cfg: "DictConfig | None" = None) -> Any:
+    """`tempera-gpu-check`: check that a GPU decodes right, and time it."""
+    return _script("gpu_check", "gpu_check", cfg)
+
+
 def tune(cfg: "DictConfig | None" = None) -> Any:
     """`tempera-tune`: find the fastest setting within a budget."""
     return _script("tune", "tune", cfg)

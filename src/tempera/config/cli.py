@@ -50,7 +50,7 @@ RERUN = "--experimental-rerun"
 SYMBOLS = {"δ": "delta", "λ": "lam", "ν": "nu", "γ": "gamma"}
 """The papers' symbols, as names of runs and the documentation show them."""
 AGAIN = "interrupted; run the command again"
-STARTS_AGAIN = ("report", "bench", "calibrate")
+STARTS_AGAIN = ("report", "bench", "calibrate", "gpu_check")
 """Scripts that start over after an interruption."""
 
 

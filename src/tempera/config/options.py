@@ -61,6 +61,18 @@ class Calibrate(Computed):
     statistics: Path
 
 
+class GpuCheck:
+    """conf/gpu_check.yaml."""
+
+    device: str
+    families: list[str]
+    real: list[str]
+    compile: bool
+    batch_sizes: list[Positive]
+    repeats: Positive
+    minutes: Annotated[float, Field(ge=0)]
+
+
 class Tune(Computed):
     """conf/tune.yaml."""
 
@@ -119,6 +131,7 @@ KINDS: dict[str, type] = {
     "eval": Eval,
     "bench": Computed,
     "calibrate": Calibrate,
+    "gpu_check": GpuCheck,
     "tune": Tune,
     "train_draft": Train,
     "prepare": Prepare,

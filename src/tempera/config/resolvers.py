@@ -68,14 +68,15 @@ def at(weights: str, revision: str | None) -> str:
 
 
 def jobs(device: str) -> int:
-    """`${jobs:DEVICE}`: how many jobs of a sweep run side by side: one per core on a CPU, one on a
-    GPU.
+    """`${jobs:DEVICE}`: how many jobs of a sweep run side by side: one per core on a CPU, one per
+    GPU, and one on a GPU that is named.
     """
     if str(device) != "cpu":
         import torch
 
-        if torch.cuda.is_available():
-            return 1
+        gpus = torch.cuda.device_count()
+        if gpus:
+            return gpus if device in ("auto", "cuda") else 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

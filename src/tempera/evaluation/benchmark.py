@@ -26,8 +26,10 @@ from tempera.evaluation.latency import name_of
 from tempera.evaluation.pipeline import DecodingMethod, Method
 from tempera.targets.transformer import TransformerTarget
 
-READ = 2**28
-"""Bytes read to measure the device's bandwidth; more than any cache holds."""
+READ = {"cpu": 2**28, "cuda": 2**32}
+"""Bytes read to measure the device's bandwidth: more than any cache holds, and on a GPU so many
+that starting the sum does not count.
+"""
 AR_TOKENS = 24
 """Most rounds of plain autoregression in an excerpt. That of a method can be longer, because a long
 draft may be accepted as a whole.
@@ -229,12 +231,27 @@ def bandwidth(device: torch.device, repeats: int = 5) -> float:
     """The device's bandwidth in bytes per second when it reads, in a large sum. A pass reads its
     weights and writes little; a copy would measure writing, too.
     """
-    numbers, seconds = torch.ones(READ // 4, dtype=torch.float32, device=device), []
-    for _ in range(repeats):
-        start = now(device)
+    size = READ.get(device.type, READ["cpu"])
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        size = min(size, free // 2)
+    numbers = torch.ones(size // 4, dtype=torch.float32, device=device)
+    return 4 * len(numbers) / min(_seconds_to_sum(numbers) for _ in range(repeats))
+
+
+def _seconds_to_sum(numbers: torch.Tensor) -> float:
+    """By the device's own clock on a GPU."""
+    if not numbers.is_cuda:
+        begun = now(numbers.device)
         numbers.sum()
-        seconds.append(now(device) - start)
-    return READ / min(seconds)
+        return now(numbers.device) - begun
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    numbers.sum()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
 
 
 def time_rounds(

@@ -12,6 +12,7 @@ SCRIPTS = {
     "report": "eval/report.py",
     "calibrate": "eval/calibrate.py",
     "bench": "eval/bench.py",
+    "gpu-check": "eval/gpu_check.py",
     "tune": "eval/tune.py",
     "train": "train_draft/main.py",
     "prepare": "train_draft/prepare.py",

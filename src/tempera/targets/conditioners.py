@@ -67,6 +67,14 @@ class CaptionFeatures(nn.Module):
         super().__init__()
         self.encoder, self.tokens = encoder, tokens
 
+    def _apply(self, *args: Any, **options: Any) -> "CaptionFeatures":
+        """What `to` calls. In float16 T5's `wo` overflows: it stays in float32."""
+        super()._apply(*args, **options)  # type: ignore[no-untyped-call]
+        for name, module in self.encoder.named_modules():
+            if name.endswith(".wo") and module.weight.dtype == torch.float16:
+                module.float()
+        return self
+
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Encode captions.

@@ -1,0 +1,75 @@
+"""What a round gives the device to do: where this takes longer than the device's own work, fewer
+and larger operations make rounds faster.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from tempera.decoding.random_streams import RandomStreams
+from tempera.evaluation.benchmark import DRAFTS, Excerpt
+from tempera.evaluation.pipeline import Method
+
+ROUNDS = DRAFTS - 1
+"""Rounds that are counted: an excerpt has at least one more, which comes first."""
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Of a round, on average.
+
+    Attributes:
+        operators: calls of PyTorch's operators from Python or a compiled function; those inside
+            another one, and those inside a replayed graph, do not count.
+        kernels: launches on the GPU of kernels that are in no graph; None on a CPU.
+        graph_replays: launches of CUDA graphs; None on a CPU.
+    """
+
+    operators: float
+    kernels: float | None
+    graph_replays: float | None
+
+
+def launches(target: Any, method: Method, prompts: list[str]) -> Launches:
+    """Count them in rounds of the decoding loop, in the middle of an image.
+
+    Args:
+        target: with these prompts encoded; decoded before, if it is compiled.
+        method: of discrete tokens.
+    """
+    on_gpu = target.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    profiler = profile(activities=activities)
+    seen = 0
+
+    def count(*_: Any) -> None:
+        """Leave the first round, and what follows the last one, out."""
+        nonlocal seen
+        seen += 1
+        if seen == 1:
+            profiler.start()
+        elif seen == 1 + ROUNDS:
+            profiler.stop()
+
+    length = min(target.length, DRAFTS * (1 + method.drafter.depth))
+    streams = RandomStreams(0, [str(row) for row in range(len(prompts))], target.device)
+    method.decode(Excerpt(target, length), streams, prompts, observe=count)
+    rounds = min(seen - 1, ROUNDS)
+    if rounds < ROUNDS:
+        profiler.stop()
+    events = profiler.events() or []
+    operators = [event for event in events if _is_operator(event)]
+    kernels = [event for event in events if "LaunchKernel" in event.name]
+    replays = [event for event in events if "GraphLaunch" in event.name]
+    return Launches(
+        len(operators) / rounds,
+        len(kernels) / rounds if on_gpu else None,
+        len(replays) / rounds if on_gpu else None,
+    )
+
+
+def _is_operator(event: Any) -> bool:
+    """Whether this is an operator that no other one calls."""
+    parent = event.cpu_parent
+    return event.name.startswith("aten::") and not (parent and parent.name.startswith("aten::"))
