@@ -2,17 +2,17 @@
 
 python docs/grid_figure.py
 
-Pictures are those of `python docs/results/make.py runs`, accepted lengths of results.json. The
-description of each grid holds its labels.
+Pictures are those of `experiment=results` and `experiment=results_mar`, accepted lengths of
+results.json. The description of each grid holds its labels.
 """
 
 import json
-import runpy
 import textwrap
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from results import collect
 
 from tempera.reporting.collect import read_run
 from tempera.runtime.image_files import picture_path
@@ -38,19 +38,17 @@ SHOWN = {
 PICTURES = 6
 
 
-MAKE = runpy.run_path(str(DOCS / "results" / "make.py"))
-
-
 def labels(file: str) -> dict[str, str]:
     """The accepted length beside each row of a grid."""
-    known = MAKE["numbers"](MAKE["read"]())
-    return {row: f"{known[row].accepted_length:.2f} tokens per round" for row in SHOWN[file]}
+    rows = collect.read()["rows"]
+    return {row: f"{rows[row]['accepted_length'][0]:.2f} tokens per round" for row in SHOWN[file]}
 
 
 def draw(file: str) -> None:
     """Write one grid: a line for each row, a column for each of the first prompts."""
     shown = labels(file)
-    runs = {row: read_run(MAKE["metrics"](row).parent) for row in shown}
+    found = collect.directories(*collect.RUNS)
+    runs = {row: read_run(found[row]) for row in shown}
     texts = dict(list(next(iter(runs.values())).texts.items())[:PICTURES])
     figure = Figure(figsize=(1.45 * PICTURES + 2.1, 1.35 * len(runs) + 0.7), layout="constrained")
     panels = figure.subplots(len(runs), PICTURES)

@@ -5,32 +5,33 @@ import re
 import runpy
 from pathlib import Path
 
+import grid_figure
 import pytest
 from markdown_pages import name_of, text_of
 from paths import ROOT
 from PIL import Image
+from report_runs import RUNS, made_up_runs
+from results import collect, render
 
-MAKE = runpy.run_path(str(ROOT / "docs" / "results" / "make.py"))
 FIGURE = runpy.run_path(str(ROOT / "docs" / "pareto_figure.py"))
-GRID = runpy.run_path(str(ROOT / "docs" / "grid_figure.py"))
-RESULTS = MAKE["read"]()
-QUOTES = MAKE["QUOTES"]
+RESULTS = render.read()
+QUOTES = render.QUOTES
 README, DISCRETE = ROOT / "README.md", ROOT / "docs" / "results" / "discrete.md"
 STUDY = ROOT / "docs" / "study.md"
 
 
 def quoted(text: str, quotes: list[str]) -> list[re.Match[str]]:
-    return [found for found, _ in MAKE["quotes"](text, MAKE["everything"](RESULTS), quotes)]
+    return [found for found, _ in render.quotes(text, render.everything(RESULTS), quotes)]
 
 
-@pytest.mark.parametrize("page", MAKE["PAGES"], ids=name_of)
+@pytest.mark.parametrize("page", render.PAGES, ids=name_of)
 def test_a_page_has_the_numbers_of_the_results(page: Path) -> None:
-    assert MAKE["render"](text_of(page), RESULTS) == text_of(page)
+    assert render.render(text_of(page), RESULTS) == text_of(page)
 
 
 @pytest.mark.parametrize("quote", QUOTES)
 def test_a_quoted_sentence_stands_on_a_page(quote: str) -> None:
-    assert any(quoted(text_of(page), [quote]) for page in MAKE["PAGES"])
+    assert any(quoted(text_of(page), [quote]) for page in render.PAGES)
 
 
 @pytest.mark.parametrize("page", [README, DISCRETE, STUDY], ids=name_of)
@@ -52,9 +53,11 @@ def test_the_picture_shows_the_results() -> None:
     assert all(panel["uniform"] for panel in shown.values())
 
 
-@pytest.mark.parametrize("file", GRID["SHOWN"])
+@pytest.mark.parametrize("file", grid_figure.SHOWN)
 def test_a_grid_shows_the_results(file: str) -> None:
-    assert json.loads(Image.open(ROOT / "docs" / file).text["Description"]) == GRID["labels"](file)
+    assert json.loads(Image.open(ROOT / "docs" / file).text["Description"]) == grid_figure.labels(
+        file
+    )
 
 
 def test_a_speed_up_is_length_over_cost() -> None:
@@ -62,7 +65,49 @@ def test_a_speed_up_is_length_over_cost() -> None:
     sessions = {"one": {"eagle": [2.0, 1.5, 2.5], "eagle on XL": [100, 160, 20]},
                 "two": {"eagle": [3.0, 2.8, 3.2]}}  # fmt: skip
     row = {"accepted_length": [3.0, 2.9, 3.1], "kl_per_token": [0.0] * 3}
-    found = MAKE["numbers"]({"rows": {"eagle": row}, "sessions": sessions})["eagle"]
-    assert found.here_cost == (2.5, 1.5, 3.2) and found.here == (3 / 2.5, 2.9 / 3.2, 3.1 / 1.5)
-    assert found.xl == pytest.approx((3 / 1.6, 2.9 / 1.6, 3.1 / 1.6))
+    found = render.numbers({"rows": {"eagle": row}, "sessions": sessions})["eagle"]
+    assert found.here_cost[:3] == (2.5, 1.5, 3.2)
+    assert found.here[:3] == (3 / 2.5, 2.9 / 3.2, 3.1 / 1.5)
+    assert found.xl[:3] == pytest.approx((3 / 1.6, 2.9 / 1.6, 3.1 / 1.6))
     assert found.cheap[0] == 3 / 1.2 and found.exact == "yes"
+
+
+def test_finished_runs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows by their command lines, with differences from plain autoregression; a session's costs;
+    and the study's tables as a report writes them.
+    """
+    runs = made_up_runs(tmp_path / "outputs" / "day", RUNS[:3])
+    given = (["method=ar"], ["method=eagle"], ["method=coolsd", "delta=1.1", "experiment=results"])
+    for directory, overrides in zip(sorted(runs.iterdir()), given, strict=True):
+        (directory / ".hydra").mkdir()
+        (directory / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
+        (directory / ".hydra" / "config.yaml").write_text("model: {name: shapes}")
+        path = directory / "metrics.json"
+        content = json.loads(path.read_text())
+        content["metrics"]["efficiency"] = {"value": 0.5, "low": 0.4, "high": 0.8}
+        path.write_text(json.dumps(content))
+    results = tmp_path / "results.json"
+    results.write_text('{"rows": {"old": {}}, "sessions": {}}')
+    monkeypatch.setattr(collect, "FILE", results)
+    monkeypatch.setattr(collect, "ROOT", tmp_path)
+    monkeypatch.setattr(collect, "RUNS", (runs, tmp_path / "none"))
+    monkeypatch.setattr(collect, "PAIRED", ("clip_score",))
+    collect.rows()
+    collect.speed("day")
+    found = collect.read()
+    assert [*found["rows"]] == ["old", "ar", "eagle", "coolsd delta=1.1"]
+    assert found["rows"]["eagle"]["clip_score_minus_ar"][2] < 0
+    assert "clip_score_minus_ar" not in found["rows"]["ar"]
+    assert found["sessions"]["day"]["coolsd delta=1.1"] == [2.0, 1.25, 2.5]
+    report = tmp_path / "outputs" / "study_report"
+    report.mkdir()
+    title = collect.TABLES["overview"]
+    (report / "tables.csv").write_text(
+        "table,row,column,value,low,high,n,significant,text\n"
+        f"{title},coolsd at 3.8,option,,,,,,delta\n"
+        f"{title},coolsd at 3.8,TV bound,13.4,,,,,\n"
+        f"{title},coolsd at 3.8,FID ↓,1.5,1,2,60,True,\n"
+    )
+    collect.study()
+    line = collect.read()["study"]["overview"]["coolsd at 3.8"]
+    assert line == {"option": "delta", "TV bound": [13.4], "FID ↓": [1.5, 1.0, 2.0, True]}

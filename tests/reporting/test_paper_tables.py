@@ -30,7 +30,10 @@ from tempera.reporting.paper_results import APART, cases, find, group, results, 
 from tempera.reporting.tables import Section, texts
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
-OURS = {"frontier", "frontier_continuous", "relaxations", "study"}
+OURS = {
+    *("frontier", "frontier_continuous", "relaxations", "study"),
+    *("results", "results_mar", "results_speed"),
+}
 FILES = {path.stem for path in (CONF / "experiment").glob("*.yaml")}
 PRESETS = sorted(FILES - OURS - {"paper", "paper_mar"})
 

@@ -1,0 +1,370 @@
+"""All numbers of the shipped model on README and these pages, from results.json to text.
+
+python docs/results/render.py
+
+writes the tables between `<!-- NAME -->` and `<!-- end -->`, the sentences of quotes.txt, and
+pareto.png. `collect.py` writes results.json.
+"""
+
+import json
+import re
+import runpy
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from string import Formatter
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+QUOTES = (HERE / "quotes.txt").read_text(encoding="utf-8").splitlines()
+"""Sentences of the pages, with the row and the quantity in place of each number: `r` of the rows,
+`s` of the study.
+"""
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NUMBER = r"([+−-]?\d+(?:\.\d+)?%?|infinite)"
+PLAIN = ("ar", "mar ar")
+COLUMNS = {  # of each table: heading and cell, by the row's numbers
+    "readme": {
+        "exact": "{exact}",
+        "tokens per round": "{accepted_length:.2f}",
+        "rounds saved": "{saved:.0%}",
+        "speed-up here": "{here:.1f}",
+        "on XL": "{xl:.1f}",
+        "ideal": "{cheap:.1f}",
+        "attributes ↑": "{attribute_accuracy:.3f}",
+    },
+    "quality": {
+        "accepted length": "{accepted_length:.2f±}",
+        "FID ↓": "{fid:.1f±}",
+        "KID ↓": "{kid:.2f±}",
+        "CLIP score ↑": "{clip_score:.3f±}",
+        "attribute accuracy ↑": "{attribute_accuracy:.3f±}",
+        "TV(p, q)": "{tv:.2f}",
+        "TV bound": "{tv_bound:.1f}",
+        "KL bound per token ↓": "{kl_per_token:.3f}",
+    },
+    "speed": {
+        "tokens per round": "{accepted_length:.2f}",
+        "rounds saved": "{saved:.0%}",
+        "a round in AR rounds": "{here_cost:.1f±}",
+        "speed-up here": "{here:.2f±}",
+        "on LlamaGen-XL": "{xl:.1f}",
+        "if passes cost the same": "{cheap:.1f}",
+    },
+    "continuous": {
+        "tokens per round": "{accepted_length:.2f±}",
+        "speed-up": "{here:.2f±}",
+        "FID ↓": "{fid:.1f±}",
+        "KID ↓": "{kid:.2f±}",
+        "CLIP score ↑": "{clip_score:.3f±}",
+        "shapes ↑": "{shape_accuracy:.3f±}",
+        "colours ↑": "{colour_accuracy:.3f±}",
+    },
+    "differences": {
+        "attributes": "{attribute_accuracy_minus_ar:+.3f±}",
+        "shapes": "{shape_accuracy_minus_ar:+.3f±}",
+        "colours": "{colour_accuracy_minus_ar:+.3f±}",
+        "CLIP score": "{clip_score_minus_ar:+.3f±}",
+    },
+}
+README_ROWS = (
+    "ar",
+    "eagle",
+    "block drafter=parallel",
+    "scd",
+    "coolsd delta=2",
+    "coolsd drafter=parallel floor=1 delta=3",
+    "optimal_rsd schedule=optimal expected_length=3.8",
+    "lantern",
+)
+TIMED = ("eagle", "parallel", "eagle tree=mc_sim_7b_63", "scd", "lantern")
+"""Columns of the table of sessions."""
+ON_XL = ("eagle", "parallel", "lantern")
+STUDY = {  # quantities of the study: table, column
+    "length": ("overview", "length, evaluation"),
+    "tv": ("overview", "TV bound"),
+    "kl": ("overview", "KL bound per token"),
+    "fid": ("losses", "FID ↓"),
+    "clip": ("losses", "CLIP score ↑"),
+    "attributes": ("losses", "attribute accuracy ↑"),
+    "shapes": ("losses", "shape accuracy ↑"),
+    "colours": ("losses", "colour accuracy ↑"),
+}
+STUDY_COLUMNS = {  # of each table of the study: heading, and the table, column and format of cells
+    "found": {
+        "length, calibration": ("overview", "length, calibration", ".2f"),
+        "length, evaluation": ("overview", "length, evaluation", ".2f"),
+        "TV bound": ("overview", "TV bound", ".1f"),
+        "KL bound per token": ("overview", "KL bound per token", ".4f"),
+        "Δ length": ("differences", "accepted length", "+.2f±"),
+        "Δ TV bound": ("differences", "TV bound ↓", "+.2f±"),
+        "Δ KL bound": ("differences", "KL bound per token ↓", "+.4f±"),
+    },
+    "lost": {
+        "FID ↓": ("losses", "FID ↓", "+.2f±"),
+        "CLIP score ↑": ("losses", "CLIP score ↑", "+.4f±"),
+        "attribute accuracy ↑": ("losses", "attribute accuracy ↑", "+.3f±"),
+        "shape accuracy ↑": ("losses", "shape accuracy ↑", "+.3f±"),
+        "colour accuracy ↑": ("losses", "colour accuracy ↑", "+.3f±"),
+    },
+}
+Results = Mapping[str, Any]
+Rows = Mapping[str, SimpleNamespace]
+
+
+class Interval(NamedTuple):
+    """A value, its interval, and whether it differs significantly from 0; `:.2f` shows the value,
+    `:.2f±` also the interval beneath it.
+    """
+
+    value: float
+    low: float
+    high: float
+    significant: bool = False
+
+    @classmethod
+    def of(cls, stored: Sequence[Any]) -> "Interval":
+        """What results.json holds: all of it, or the value alone."""
+        return cls(*stored) if len(stored) > 1 else cls(*3 * tuple(stored))
+
+    @property
+    def loss(self) -> "Interval":
+        """How much smaller a difference is than 0."""
+        return Interval(-self.value, -self.high, -self.low, self.significant)
+
+    def __format__(self, spec: str) -> str:
+        digits, both, _ = spec.partition("±")
+        if self.value == float("inf"):
+            return "infinite"
+        if not any(self[:3]) and not both:
+            return "0"
+        value, low, high = (format(number, digits) for number in self[:3])
+        if both and low != high:
+            star = r"\*" if self.significant else ""
+            return f"{value}{star}<br><small>{low} … {high}</small>"
+        return value
+
+
+def read() -> dict[str, Any]:
+    """The content of results.json."""
+    found: dict[str, Any] = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+def numbers(results: Results) -> Rows:
+    """All numbers of each row: what was measured, and what follows from it."""
+    rows = {}
+    for row, measured in results["rows"].items():
+        known: dict[str, Any] = {key: Interval.of(stored) for key, stored in measured.items()}
+        length = known["accepted_length"]
+        known["saved"] = 1 - 1 / length.value
+        if "kl_per_token" in known:
+            known["exact"] = "yes" if known["kl_per_token"].value < 1e-6 else "no"
+        for where, cost in costs(results, row).items():
+            known[f"{where}_cost"] = cost
+            known[where] = Interval(
+                length.value / cost.value, length.low / cost.high, length.high / cost.low
+            )
+        rows[row] = SimpleNamespace(**known)
+    return rows
+
+
+def costs(results: Results, row: str) -> dict[str, Interval]:
+    """What a round of the row costs in AR rounds: here, on LlamaGen-XL, and there if every pass
+    took as long as one over a single token.
+    """
+    kind = results.get("kinds", {}).get(row, row)
+    if kind in PLAIN:
+        return dict.fromkeys(("here", "xl", "cheap"), Interval(1.0, 1.0, 1.0))
+    on_xl = of_sessions(results, results.get("kinds_on_xl", {}).get(kind, kind) + " on XL")
+    found = {
+        "here": [Interval.of(cost) for cost in of_sessions(results, kind)],
+        "xl": [Interval.of([own / ar]) for ar, own, _ in on_xl],
+        "cheap": [Interval.of([1 + draft / ar]) for ar, _, draft in on_xl],
+    }
+    return {where: over_sessions(timed) for where, timed in found.items() if timed}
+
+
+def of_sessions(results: Results, kind: str) -> list[list[float]]:
+    """What each session measured of a kind of rounds."""
+    return [session[kind] for session in results["sessions"].values() if kind in session]
+
+
+def over_sessions(timed: Sequence[Interval]) -> Interval:
+    """The median over sessions, and the interval that contains all of theirs."""
+    return Interval(
+        statistics.median(cost.value for cost in timed),
+        min(cost.low for cost in timed),
+        max(cost.high for cost in timed),
+    )
+
+
+def study_numbers(study: Results) -> dict[str, Any]:
+    """All numbers of the study: of each row, of each correlation, and over all relaxations."""
+    rows: dict[str, Any] = {}
+    for name in study["overview"]:
+        known: dict[str, Any] = {}
+        for key, (table, column) in STUDY.items():
+            for ending, part in (("", table), ("_beside", "differences")):
+                cell = study[part].get(name, {}).get(column)
+                if cell is not None:
+                    known[key + ending] = Interval.of(cell)
+        uniform = rows.get(f"uniform_rsd {name[name.find('at ') :]}")
+        if uniform:
+            for key in ("tv", "kl"):
+                known[f"{key}_more"] = known[key].value / getattr(uniform, key).value - 1
+                known[f"{key}_less"] = -known[f"{key}_more"]
+        rows[name] = SimpleNamespace(**known)
+    relaxed = {name: row for name, row in rows.items() if " at " in name}
+    rows |= over_relaxations(relaxed)
+    for name, line in study["correlations"].items():
+        rows[name] = {
+            column.removeprefix("loss of "): Interval.of(cell) for column, cell in line.items()
+        }
+    return rows
+
+
+def over_relaxations(relaxed: Rows) -> Rows:
+    """What 0.02 tokens are worth on the uniform schedule, the largest losses of all relaxations but
+    LANTERN, and the usual half widths of their intervals.
+    """
+    low, high = (row for name, row in relaxed.items() if name.startswith("uniform_rsd"))
+    step = 0.02 / (high.length.value - low.length.value)
+    mild = [row for name, row in relaxed.items() if "lantern " not in name]
+    most = {
+        "fid": max(row.fid.high for row in mild),
+        "length": max(abs(row.length.value - float(name[-3:])) for name, row in relaxed.items()),
+    }
+    width: dict[str, float] = {"lower_fid": sum(row.fid.significant for row in relaxed.values())}
+    for key in ("clip", "attributes", "shapes", "colours"):
+        losses = [getattr(row, key) for row in mild]
+        most[key] = -min(loss.low for loss in losses)
+        width[key] = statistics.median((loss.high - loss.low) / 2 for loss in losses)
+    worth = {
+        key: step * (getattr(high, key).value - getattr(low, key).value) for key in ("tv", "kl")
+    }
+    found = {"0.02 tokens": worth, "most": most, "width": width}
+    return {name: SimpleNamespace(**values) for name, values in found.items()}
+
+
+def lines(heads: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---") -> str:
+    """A table in Markdown, with true minus signs."""
+    heads = list(heads)
+    body = [f"| {' | '.join(row)} |" for row in (heads, *rows)]
+    body.insert(1, "|" + "|".join([rule] * len(heads)) + "|")
+    return re.sub(r"(?<!\w)-(?=\d)", "−", "\n".join(body))
+
+
+def table(name: str, rows: Rows) -> str:
+    """A table of the rows; "–" where nothing was measured."""
+    mine = [row for row in rows if row.startswith("mar ") == (name == "continuous")]
+    shown = []
+    for row in README_ROWS if name == "readme" else mine:
+        cells = []
+        for template in COLUMNS[name].values():
+            try:
+                cells.append(template.format(**vars(rows[row])))
+            except KeyError:
+                cells.append("–")
+        if set(cells) != {"–"}:
+            shown.append([f"`{row.removeprefix('mar ')}`", *cells])
+    return lines(["run", *COLUMNS[name]], shown)
+
+
+def study_table(name: str, study: Results) -> str:
+    """What was found for each run, or what it loses."""
+    shown = []
+    for run, line in study["overview"].items():
+        method, at, length = run.partition(" at ")
+        cells = [f"`{re.sub(' tree=chain| drafter=eagle', '', method)}`{at}{length}"]
+        if name == "found":
+            value = [f"{number:.4g}" for number in line.get("found", [])]
+            cells.append(" = ".join(filter(None, [line.get("option"), *value])) or "–")
+        elif run not in study["losses"]:
+            continue
+        for part, column, form in STUDY_COLUMNS[name].values():
+            cell = study[part].get(run, {}).get(column)
+            cells.append("–" if cell is None else format(Interval.of(cell), form))
+        shown.append(cells)
+    heads = ["run", *(["found"] if name == "found" else []), *STUDY_COLUMNS[name]]
+    return lines(heads, shown, " - ")
+
+
+def correlation_table(correlations: Results) -> str:
+    """Which divergence predicts the loss."""
+    shown = [
+        [name, *(format(Interval.of(cell), "+.2f±") for cell in line.values())]
+        for name, line in correlations.items()
+    ]
+    return lines(["divergence, length", *next(iter(correlations.values()))], shown, " - ")
+
+
+def session_table(results: Results) -> str:
+    """When and where rounds were timed, with some costs of each session in AR rounds."""
+    shown = []
+    for name, session in results["sessions"].items():
+        cells = [f"{session[kind][0]:.2f}" if kind in session else "–" for kind in TIMED]
+        shown.append([name, session["machine"], *cells])
+    return lines(["session", "machine", *(f"`{kind}`" for kind in TIMED)], shown)
+
+
+def xl_table(results: Results) -> str:
+    """Times of LlamaGen-XL's rounds, the medians of all sessions."""
+    shown = []
+    for kind in ON_XL:
+        timed = of_sessions(results, f"{kind} on XL")
+        medians = [f"{statistics.median(part):.0f}" for part in zip(*timed, strict=True)]
+        shown.append([f"`{kind}`", *(medians or ["–"] * 3)])
+    return lines(["round of", "AR, ms", "the method, ms", "of it drafting, ms"], shown)
+
+
+def everything(results: Results) -> dict[str, Mapping[str, Any]]:
+    """What sentences quote."""
+    return {"r": numbers(results), "s": study_numbers(results["study"])}
+
+
+def quotes(
+    text: str, known: Mapping[str, Any], templates: Sequence[str]
+) -> Iterator[tuple[re.Match[str], list[str]]]:
+    """Where a page quotes these sentences, and the numbers that should stand there."""
+    for template in templates:
+        pattern = ""
+        values = []
+        for words, field, spec, _ in Formatter().parse(template):
+            pattern += r"\s+".join(map(re.escape, re.split(r"\s+", words)))
+            if field is not None:
+                pattern += NUMBER
+                values.append(f"{{{field}:{spec}}}".format(**known).replace("-", "−"))
+        for found in re.finditer(pattern, text):
+            yield found, values
+
+
+def render(text: str, results: Results) -> str:
+    """A page with its tables and its quoted numbers as in the results."""
+    known = everything(results)
+    study = results["study"]
+    made = {name: table(name, known["r"]) for name in COLUMNS}
+    made |= {name: study_table(name, study) for name in STUDY_COLUMNS}
+    made["ranks"] = correlation_table(study["correlations"])
+    made["sessions"] = session_table(results)
+    made["real"] = xl_table(results)
+    for name, shown in made.items():
+        between = rf"(?s)(<!-- {name} -->\n+)\|.*?(\n+<!-- end -->)"
+        text = re.sub(between, lambda found, shown=shown: found[1] + shown + found[2], text)
+    edits = [
+        (*found.span(place), value)
+        for found, values in quotes(text, known, QUOTES)
+        for place, value in enumerate(values, start=1)
+    ]
+    for first, end, value in sorted(edits, reverse=True):
+        text = text[:first] + value + text[end:]
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        content = page.read_text(encoding="utf-8")
+        page.write_text(render(content, read()), encoding="utf-8")
+    runpy.run_path(str(ROOT / "docs" / "pareto_figure.py"), run_name="__main__")
