@@ -19,12 +19,15 @@ SERIES = {  # label: names of its rows, colour, and in each panel a point and it
     "Cool-SD, floor": (r"coolsd floor=1 .*", "#CC79A7", [(-1, 6, 14), (0, -8, -6)]),
     "KL-optimal": (r"optimal_rsd .*", "#009E73", [(-1, 6, 6), (-1, 6, -14)]),
     "LANTERN++": (r"lanternpp", "#666666", [(-1, 8, -4), (-1, 8, -4)]),
-    "LANTERN": (r"lantern", "#000000", [(-1, 6, 6), (-1, 6, 6)]),
+    "LANTERN": (r"lantern", "#000000", [(-1, -6, 6), (-1, -6, 6)]),
 }
 PANELS = {  # heading and limits of the y-axis
     "attribute_accuracy": ("attribute accuracy ↑", (0.97, 1.0)),
     "kl_per_token": ("KL bound per token ↓", (0.0, 0.1)),
 }
+FIRST = 2.95
+LAST = 5.1
+"""Ends of the horizontal axis."""
 AR = "plain autoregression"
 Points = dict[str, dict[str, list[list[float]]]]
 
@@ -52,13 +55,25 @@ def draw(axes: Axes, panel: str, shown: dict[str, list[list[float]]]) -> None:
         if line := shown[label]:
             axes.plot(*zip(*line, strict=True), "o-", color=colour, markersize=5)
             point, *place = places[list(PANELS).index(panel)]
-            axes.annotate(label, line[point], xytext=place, textcoords="offset points",
-                          ha="right" if place[0] < 0 else "left", color=colour)  # fmt: skip
+            axes.annotate(
+                label,
+                line[point],
+                xytext=place,
+                textcoords="offset points",
+                ha="right" if place[0] < 0 else "left",
+                color=colour,
+            )
     plain = shown[AR][0][1]
     axes.axhline(plain, color="grey", linestyle="--", linewidth=1)
-    axes.annotate(AR, (4.5, plain), xytext=(0, 4), textcoords="offset points", color="grey")
-    axes.set(xlabel="accepted length (tokens per round)", ylabel=heading, ylim=limits,
-             xlim=(2.95, 5.1))  # fmt: skip
+    axes.annotate(
+        AR, (LAST, plain), xytext=(0, 4), textcoords="offset points", color="grey", ha="right"
+    )
+    axes.set(
+        xlabel="accepted length (tokens per round)",
+        ylabel=heading,
+        ylim=limits,
+        xlim=(FIRST, LAST),
+    )
     axes.spines[["top", "right"]].set_visible(False)
 
 
