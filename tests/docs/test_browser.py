@@ -42,7 +42,9 @@ def browser() -> Iterator[Any]:
         path = next((path for path in found if path and Path(path).is_file()), None)
         if path is None:
             pytest.skip("no Chromium or Chrome is here: install one, or name it in CHROME")
-        started = play.chromium.launch(executable_path=path, timeout=PATIENCE)
+        started = play.chromium.launch(
+            executable_path=path, timeout=PATIENCE, args=["--no-sandbox"]
+        )
         yield started
         started.close()
 
@@ -153,3 +155,21 @@ def test_it_fits_a_phone_in_the_dark(page: Any) -> None:
     page.wait_for_selector("canvas[data-stage='finished']")
     assert page.evaluate("document.querySelector('#viewer').scrollWidth <= innerWidth")
     assert page.evaluate(fits)
+
+
+LAPTOP = {"viewport": {"width": 1366, "height": 900}}
+SMALL_LAPTOP = {"viewport": {"width": 1366, "height": 768}}
+
+
+@pytest.mark.parametrize("page", [LAPTOP, SMALL_LAPTOP], indirect=True, ids=["900", "768"])
+@pytest.mark.parametrize("run", ["ar", "coolsd δ=2"], ids=["one picture", "two"])
+def test_the_replay_fits_a_laptop(page: Any, run: str) -> None:
+    """Pictures, controls and what was drafted, without scrolling."""
+    page.locator("#run").select_option(label=run)
+    page.locator(".shot").first.click()
+    page.wait_for_selector("canvas[data-stage='finished']")
+    page.locator("#round").fill("5")
+    assert page.locator("#stage canvas").count() == (1 if run == "ar" else 2)
+    bottom = "document.querySelector('#token').getBoundingClientRect().bottom <= innerHeight"
+    assert page.evaluate(bottom)
+    assert page.evaluate("document.querySelector('#stage canvas').clientWidth > 200")

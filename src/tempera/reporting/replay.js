@@ -206,6 +206,7 @@
       this.cell = replay ? Math.max(1, Math.round(unit)) : unit;
       this.canvas.width = Math.round(columns * this.cell);
       this.canvas.height = Math.round(rows * this.cell);
+      this.figure.style.setProperty("--shape", columns / rows);
     }
     paint(round, mode) {
       this.size();
