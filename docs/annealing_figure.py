@@ -20,8 +20,11 @@ from tempera.rules.schedules import uniform
 from tempera.rules.standard import Relaxed
 
 RULE = Relaxed(uniform(1.5, 2))
-CASES = {(size, noise): f"{size} tokens, draft's noise {noise}" for size in (5, 20)
-         for noise in (0.4, 0.8, 1.5)}  # fmt: skip
+CASES = {
+    (size, noise): f"{size} tokens, draft's noise {noise}"
+    for size in (5, 20)
+    for noise in (0.4, 0.8, 1.5)
+}
 """Size of the vocabulary and how far the draft is from the target."""
 CHANGES = torch.linspace(-0.1, 0.1, 21)
 COUNT = 100

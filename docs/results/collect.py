@@ -102,9 +102,8 @@ def numbers(run: Run) -> dict[str, list[float]]:
 
 def interval(metric: Any) -> list[float]:
     """A value and its interval, or the value three times, to five digits."""
-    ends = [metric["value"] if metric[end] is None else metric[end]
-            for end in ("value", "low", "high")]  # fmt: skip
-    return [float(f"{end:.5g}") for end in ends]
+    ends = [metric[end] for end in ("value", "low", "high")]
+    return [float(f"{metric['value'] if end is None else end:.5g}") for end in ends]
 
 
 def speed(session: str) -> None:

@@ -3,7 +3,10 @@ and their code and commands run. None touches more than 3 existing files.
 """
 
 import importlib
+import os
 import re
+import shutil
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -12,8 +15,11 @@ from typing import Any
 
 import pytest
 from markdown_pages import blocks, commands, text_of
+from omegaconf import OmegaConf
 from page_commands import run
 from paths import ROOT
+
+from tempera.metrics import table
 
 PAGES = sorted((ROOT / "docs" / "extend").glob("*.md"))
 FILE = re.compile(r"(?:# @package \S+\n)?# ((?:src|conf)/\S+)\n")
@@ -25,11 +31,11 @@ def files(page: Path) -> dict[str, str]:
     return {match[1]: block for block in written if (match := FILE.match(block))}
 
 
-def added(page: Path) -> list[tuple[str, str, str]]:
-    """What the page adds to a tuple of an existing module: its name, the module, the entries."""
-    pattern = re.compile(r"# added to (\w+) in src/(\S+)\.py\n(.*)", re.DOTALL)
-    found = [match for block in blocks(page, "python") if (match := pattern.match(block))]
-    return [(match[1], match[2].replace("/", "."), match[3]) for match in found]
+def metric_entries(page: Path) -> list[dict[str, Any]]:
+    """What the page adds to the table of metrics."""
+    added = "# added to src/tempera/metrics/metrics.yaml"
+    found = [block for block in blocks(page, "yaml") if block.startswith(added)]
+    return [entry for block in found for entry in OmegaConf.to_container(OmegaConf.create(block))]
 
 
 def touched(page: Path, how: str) -> list[str]:
@@ -47,10 +53,8 @@ def overlay(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         if file.suffix == ".py":
             package = importlib.import_module(".".join(Path(name).parts[1:-1]))
             monkeypatch.setattr(package, "__path__", [*package.__path__, str(file.parent)])
-    for name, module_name, entries in added(request.param):
-        module = importlib.import_module(module_name)
-        more = tuple(eval(f"[{entries}]", vars(module)))
-        monkeypatch.setattr(module, name, getattr(module, name) + more)
+    for entry in metric_entries(request.param):
+        monkeypatch.setattr(table, "METRICS", (*table.METRICS, table.Metric(**entry)))
     (tmp_path / "prompts.txt").write_text("a small red ring\n", encoding="utf-8")
     (tmp_path / "conf").mkdir(exist_ok=True)
     yield tmp_path
@@ -82,12 +86,76 @@ def test_its_code_and_commands_run(page: Path, overlay: Path, monkeypatch: Any) 
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(overlay)
     for block in blocks(page, "python"):
-        if not FILE.match(block) and not block.startswith("# added to "):
+        if not FILE.match(block):
             exec(compile(block, page.name, "exec"), module.__dict__)
     for command in commands(page):
         extra = [] if "report.py" in command else ["--config-dir", str(overlay / "conf")]
         run(command, overlay, monkeypatch, *extra)
-    for _, _, entries in added(page):
-        (key,) = re.findall(r'Metric\("(\w+)"', entries)
+    for entry in metric_entries(page):
         (metrics,) = overlay.glob("outputs/eval/*/metrics.json")
-        assert f'"{key}"' in metrics.read_text(encoding="utf-8")
+        assert f'"{entry["key"]}"' in metrics.read_text(encoding="utf-8")
+
+
+CONCERNED = [
+    "tests/test_layout.py",
+    "tests/config/test_conf.py",
+    "tests/config/test_options.py",
+    "tests/config/test_compose.py",
+    "tests/data/test_prompts.py",
+    "tests/exactness/test_tables.py",
+    "tests/metrics/test_table.py",
+    "tests/metrics/test_evaluators.py",
+    "tests/rules/test_standard.py",
+    "tests/training/test_losses.py",
+    "tests/docs/test_pages.py",
+]
+"""Tests that look at every file, choice, option, metric or model, and those of the pages' parts."""
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of this checkout, as it lies here, in which all the pages' steps are done."""
+    clone = tmp_path_factory.mktemp("clone")
+    listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines()
+    for name in filter(lambda name: (ROOT / name).is_file(), names):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, clone / name)
+    for page in PAGES:
+        for name, text in files(page).items():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            (clone / name).write_text(text, encoding="utf-8")
+        for block in blocks(page, "yaml"):
+            if match := re.match(r"# added to (src/\S+\.yaml)\b.*\n", block):
+                with (clone / match[1]).open("a", encoding="utf-8") as file:
+                    file.write(block[match.end() :])
+    with (clone / "README.md").open("a", encoding="utf-8") as file:
+        file.write("\n`model=plain_llama`\n")  # the target's row
+    return clone
+
+
+def in_clone(clone: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command there, on the clone's own package."""
+    environment = {**os.environ, "PYTHONPATH": str(clone / "src")}
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=clone,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_checkout_that_followed_all_pages_passes_the_tests(extended: Path) -> None:
+    done = in_clone(extended, "pytest", "-q", "-m", "not slow and not gpu", *CONCERNED)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "plain_llama" in in_clone(extended, "pytest", "--co", "-q", CONCERNED[1]).stdout
+
+
+@pytest.mark.slow
+def test_what_the_pages_add_is_clean(extended: Path) -> None:
+    made = [name for page in PAGES for name in files(page) if name.endswith(".py")]
+    for command in (["ruff", "check", *made], ["ruff", "format", "--check", *made]):
+        done = in_clone(extended, *command)
+        assert done.returncode == 0, done.stdout

@@ -237,26 +237,36 @@ def token_losses(
         The squared error of the noise, weighted, and, not weighted, the divergence of the predicted
         kernel from the true posterior in nats: means over the numbers of all tokens.
     """
-    schedule, sampling = NoiseSchedule(TRAINING_STEPS), settings.sampling
-    repeats, channels = settings.repeats, batch.tokens.shape[-1]
-    condition, start = (
-        part.flatten(0, 1).repeat(repeats, 1)
-        for part in (batch.vectors(network, batch.drop), batch.hidden)
-    )
-    on_way, stage = torch.rand(len(start)) < 0.5, torch.randint(len(sampling.times), (len(start),))
-    t = torch.where(on_way, sampling.times[stage], torch.randint(TRAINING_STEPS, (len(start),)))
-    noise, signal = torch.randn_like(start), schedule.kept[t].unsqueeze(-1)
-    x = (signal.sqrt() * start + (1 - signal).sqrt() * noise).float()
-    predicted, place = network.head(x, t, condition).float().split(channels, -1)
-    mine, true = (
-        sampling.kernel(torch.cat(output, -1)[on_way], x[on_way], stage[on_way])
-        for output in ((predicted.detach(), place), (noise, -torch.ones_like(noise)))
-    )
+    schedule = NoiseSchedule(TRAINING_STEPS)
+    sampling = settings.sampling
+    repeats = settings.repeats
+    condition = batch.vectors(network, batch.drop).flatten(0, 1).repeat(repeats, 1)
+    start = batch.hidden.flatten(0, 1).repeat(repeats, 1)
+
+    # levels of training; half of the tokens are at a step that the sampler takes
+    on_way = torch.rand(len(start)) < 0.5
+    stage = torch.randint(len(sampling.times), (len(start),))
+    level = torch.randint(TRAINING_STEPS, (len(start),))
+    level = torch.where(on_way, sampling.times[stage], level)
+    noise = torch.randn_like(start)
+    signal = schedule.kept[level].unsqueeze(-1)
+    noisy = (signal.sqrt() * start + (1 - signal).sqrt() * noise).float()
+
+    channels = batch.tokens.shape[-1]
+    predicted, place = network.head(noisy, level, condition).float().split(channels, -1)
     by_level = (1 / schedule.kept).clamp(max=settings.snr_clip).float()
-    error = (predicted - noise).square().mean(-1) * (by_level / by_level.mean())[t]
+    error = (predicted - noise).square().mean(-1) * (by_level / by_level.mean())[level]
     if weights is not None:
         by_token = weights.gather(1, batch.order)[:, batch.known :].flatten().repeat(repeats)
         error = error * by_token / by_token.mean()
+
+    def kernel(mean: Tensor, variance: Tensor) -> Kernel:
+        """The step of the sampler for a predicted noise and a place between both variances."""
+        output = torch.cat([mean, variance], -1)
+        return sampling.kernel(output[on_way], noisy[on_way], stage[on_way])
+
+    mine = kernel(predicted.detach(), place)
+    true = kernel(noise, -torch.ones_like(noise))
     return error.mean(), divergence_of(true, mine).mean()
 
 

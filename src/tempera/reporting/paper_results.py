@@ -71,17 +71,14 @@ def cases(name: str, model: str) -> list[str]:
     for case in table.get("cases") or []:
         options = (part.partition("=") for part in shlex.split(case))
         runs.append({option: values.split(",") for option, _, values in options})
-    products = (itertools.product(*run.values()) for run in runs)
-    lines = [
-        " ".join(
-            f"{option}={_text(ours(model, option, one))}"
-            for option, one in zip(run, values, strict=True)
-        )
-        for run, product in zip(runs, products, strict=True)
-        for values in product
-    ]
+    lines = []
+    for run in runs:
+        for values in itertools.product(*run.values()):
+            options = dict(zip(run, values, strict=True))
+            parts = [f"{name}={_text(ours(model, name, value))}" for name, value in options.items()]
+            lines.append(" ".join(parts))
     return list(dict.fromkeys(lines))
 
 
 def _text(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,8 +20,11 @@ def run_name(
         without: an option that the name leaves out.
         length: the accepted length that δ or another option was found for (`expected_length=`).
     """
-    shown = [f"{name}={_short(value)}" for name, value in changes.items()
-             if name not in ("delta", without)]  # fmt: skip
+    shown = [
+        f"{name}={_short(value)}"
+        for name, value in changes.items()
+        if name not in ("delta", without)
+    ]
     if length is not None:
         shown.append(f"at {length:g}")
     elif delta is not None and without != "delta":
@@ -30,6 +33,8 @@ def run_name(
 
 
 def _short(value: object) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
