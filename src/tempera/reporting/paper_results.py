@@ -74,8 +74,8 @@ def cases(name: str, model: str) -> list[str]:
     lines = []
     for run in runs:
         for values in itertools.product(*run.values()):
-            options = dict(zip(run, values, strict=True))
-            parts = [f"{name}={_text(ours(model, name, value))}" for name, value in options.items()]
+            named = dict(zip(run, values, strict=True))
+            parts = [f"{name}={_text(ours(model, name, own))}" for name, own in named.items()]
             lines.append(" ".join(parts))
     return list(dict.fromkeys(lines))
 
