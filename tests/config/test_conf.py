@@ -139,13 +139,22 @@ METHODS = [
     "delta=0.2",
     "method=lanternpp k=1 lam=0.5 proximity=random temperature=0",
     "method=gsd window=8 k=5 ranks=null residual=optimal",
+    "method=entropy window=8 scale=2.8 residual=optimal entropy_temperature=[2.5,3,0.6]",
     "method=block drafter=parallel",
     "method=parallel tree=mc_sim_7b_63",
     "method=medusa depth=2",
 ]
 ONE_EACH = {method.split()[0]: method for method in reversed(METHODS)}
 """Each method once."""
-UNTRAINED = ("method=ar", "drafter=none", "method=jacobi", "method=sjd", "method=scd", "method=gsd")
+UNTRAINED = (
+    "method=ar",
+    "drafter=none",
+    "method=jacobi",
+    "method=sjd",
+    "method=scd",
+    "method=gsd",
+    "method=entropy",
+)
 
 
 def tiny_tokenizer(directory: object = None) -> VQModel:

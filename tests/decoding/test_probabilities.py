@@ -45,6 +45,22 @@ def test_the_order_is_guidance_temperature_top_k_top_p():
         torch.testing.assert_close(p[row], expected)
 
 
+def test_the_entropy_temperature_follows_the_paper():
+    """Of the guided, top-k'd logits; then temperature and top-k, then top-p."""
+    c, u = 3 * torch.randn(5, 20), torch.randn(5, 20)
+    options = {"guidance": 2.0, "temperature": 0.7, "top_k": 8}
+    p = Sampling(**options, entropy_temperature=(2.5, 3.0, 0.6)).distribution(torch.cat([c, u]))
+    for row in range(5):
+        kept = (u + 2 * (c - u))[row].topk(8)
+        entropy = torch.distributions.Categorical(logits=kept.values).entropy()
+        temperature = 0.7 * (2.5 * math.exp(-entropy / 3) + 0.6)
+        torch.testing.assert_close(p[row, kept.indices], (kept.values / temperature).softmax(-1))
+    same = Sampling(**options, entropy_temperature=(0.0, 3.0, 1.0)).distribution(torch.cat([c, u]))
+    assert same.equal(Sampling(**options).distribution(torch.cat([c, u])))
+    flat = Sampling(1.0, entropy_temperature=(2.5, 0.01, 0.6)).distribution(c / 10)
+    torch.testing.assert_close(flat, (c / 10 / 0.6).softmax(-1))
+
+
 def test_divergences_of_distributions_with_zeros():
     a, b = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.5, 0.5], [0.0, 1.0]])
     assert kl_divergence(a, b).tolist() == pytest.approx([math.log(2), math.inf])

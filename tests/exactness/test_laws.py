@@ -19,6 +19,7 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness import theory
 from tempera.exactness.tables import TableDraft, TableTarget, check, emit
+from tempera.rules.entropy import EntropyAware
 from tempera.rules.neighbourhood import GSD, LanternPP
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import Prices, exponential, floored, linear, uniform
@@ -35,6 +36,7 @@ SAMPLINGS = {
     "top-k": Sampling(guidance=1.0, top_k=2),
     "top-k 1": Sampling(guidance=1.0, top_k=1),
     "top-p": Sampling(guidance=1.0, top_p=0.8),
+    "entropy": Sampling(2.0, 0.9, 3, 0.9, entropy_temperature=(2.5, 3.0, 0.6)),
     "greedy": Sampling(guidance=1.0, temperature=0),
     "guided greedy": Sampling(guidance=3.0, temperature=0),
     "all": Sampling(guidance=2.0, temperature=1.3, top_k=3, top_p=0.9),
@@ -67,7 +69,7 @@ EXACT = {
             ("traversal", Traversal(), SMALL),
         )
         for name, sampling in SAMPLINGS.items()
-        if kind in ("chain", "tree") or name in ("guided", "top-k", "greedy")
+        if kind in ("chain", "tree") or name in ("guided", "top-k", "entropy", "greedy")
     },
     "many rounds": (Exact(), Tree.chain(1), {"vocab_size": 2, "length": 8}),
     "forced, chain": (Exact(), CHAIN, {"forced": FORCED}),
@@ -123,6 +125,9 @@ BIASED = {
     },
     "lantern, chain": (near_rules(4)["lantern published"], CHAIN, {}),
     "gsd, chain": (near_rules(4)["grouped published"], CHAIN, {}),
+    "entropy, chain": (EntropyAware(0.7, 2.0), CHAIN, {}),
+    "entropy, tree": (EntropyAware(0.7, 2.0, "optimal"), BUSH, {}),
+    "entropy, top-k": (EntropyAware(), CHAIN, {"sampling": SAMPLINGS["top-k"]}),
     "deep": (LanternPP(near(3, 2), 1.0), DEEP, {"vocab_size": 3, "length": 5}),
     **{
         f"{name}, all": (near_rules(4)[f"{name} published"], BUSH, {"sampling": SAMPLINGS["all"]})
@@ -199,7 +204,13 @@ def test_siblings_beyond_the_support_of_q_change_nothing():
 @pytest.mark.parametrize("tree", [CHAIN, SMALL], ids=["chain", "tree"])
 def test_forced_tokens_are_kept_by_every_rule(tree, temperature):
     target = TableTarget(4, 4, Sampling(1.0, temperature), forced=FORCED)
-    for rule in (Exact(), Relaxed((5.0, 0.2)), Priced(2.0), *near_rules(4).values()):
+    for rule in (
+        Exact(),
+        Relaxed((5.0, 0.2)),
+        Priced(2.0),
+        EntropyAware(0.1),
+        *near_rules(4).values(),
+    ):
         tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=300).tokens
         assert tokens[:, 0].eq(2).all() and tokens[:, 2].eq(1).all(), rule
         assert temperature == 0 or tokens[:, 1].unique().numel() == 4
@@ -251,6 +262,7 @@ FAULTS = {
     "slightly wrong residual": (SlightlyWrongResidual(), CHAIN, Exact()),
     "slightly lax": (SlightlyLax(), SMALL, Exact()),
     "another budget": (Relaxed(uniform(2.0, 2)), Tree.chain(2), Relaxed(uniform(1.7, 2))),
+    "another scale": (EntropyAware(0.8, 2.0), CHAIN, EntropyAware(0.7, 2.0)),
     "λ - 1 for λ": (LanternPP(NARROW, 1.0), BUSH, LanternPP(NARROW, 2.0)),
     "lax traversal": (LaxTraversal(), SMALL, Exact()),
     "lax groups": (LaxGroups(NARROW, 1), BUSH, GSD(NARROW, 1)),
@@ -259,7 +271,9 @@ FAULTS = {
 SLIGHT = [SlightlyWrongResidual(), SlightlyLax(), LaxTraversal(), LaxGroups(NARROW, 1)]
 
 
-@pytest.mark.parametrize("name", slow_but(FAULTS, "another budget", "λ - 1 for λ", "q of siblings"))
+@pytest.mark.parametrize(
+    "name", slow_but(FAULTS, "another budget", "another scale", "λ - 1 for λ", "q of siblings")
+)
 def test_a_planted_fault_is_caught(name):
     faulty, tree, rule = FAULTS[name]
     law = defined(rule, tree if isinstance(tree, Tree) else SIBLINGS)

@@ -18,18 +18,26 @@ from tempera.errors import TemperaError
 class Sampling:
     """How logits become a distribution: guidance, then temperature, then top-k, then top-p.
 
+    The entropy temperature is part of the target, not of its decoding: every method, plain
+    autoregression included, draws from the new p, and exact rules are exact with respect to it.
+
     Attributes:
         guidance: scale s of classifier-free guidance, l = u + s(c - u); 1 is none (and halves the
             rows).
         temperature: 0 is greedy: all mass on the most probable token.
         top_k: keep the k most probable tokens (ties with the k-th are kept); 0 keeps all.
         top_p: keep the most probable tokens until their mass reaches top_p; 1 keeps all.
+        entropy_temperature: (scale, decay, floor) of a further temperature, scale·exp(-H/decay) +
+            floor, with H the entropy in nats at temperature 1 after top-k: certain positions are
+            drawn more freely, and flat ones less (arXiv 2510.09012; its constants are 2.5, 3 and
+            0.6). None for none.
     """
 
     guidance: float = 3.0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    entropy_temperature: tuple[float, float, float] | None = None
 
     def __post_init__(self) -> None:
         for name, fits, advice in (
@@ -40,6 +48,14 @@ class Sampling:
         ):
             if not fits:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible; give {advice}")
+        if self.entropy_temperature is not None:
+            scale, decay, floor = self.entropy_temperature
+            if not (0 <= scale < math.inf and 0 < decay < math.inf and 0 < floor < math.inf):
+                raise TemperaError(
+                    f"entropy_temperature={list(self.entropy_temperature)} is not possible; give a "
+                    "scale of 0 or more, a decay above 0 and a floor above 0, as [2.5,3,0.6]",
+                    option="entropy_temperature",
+                )
 
     @property
     def guided(self) -> bool:
@@ -63,13 +79,14 @@ class Sampling:
 
     @property
     def ranking(self) -> "Sampling":
-        """The same without top-k and top-p, and at temperature 1 if it is greedy.
+        """The same without top-k, top-p and entropy temperature, and at temperature 1 if it is
+        greedy.
 
         It ranks candidates for a draft, of which none is drawn, so it may differ from the target's:
         the draft's own top-k or top-p could remove tokens that the target accepts, and greedy
         sampling would leave only one.
         """
-        return replace(self, temperature=self.temperature or 1.0, top_k=0, top_p=1.0)
+        return Sampling(self.guidance, self.temperature or 1.0)
 
     @property
     def drafting(self) -> "Sampling":
@@ -111,12 +128,13 @@ class Sampling:
         return guided.masked_fill(forbidden, -torch.inf)
 
     def _soften(self, logits: Tensor) -> Tensor:
+        if self.entropy_temperature is not None:
+            scale, decay, floor = self.entropy_temperature
+            entropy = torch.special.entr(self._top(logits).softmax(-1)).sum(-1, keepdim=True)
+            logits = logits / (scale * (-entropy / decay).exp() + floor)
         if self.temperature != 1:
             logits = logits / self.temperature
-        if 0 < self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k).values[..., -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        p = logits.softmax(-1)
+        p = self._top(logits).softmax(-1)
         if self.top_p < 1:
             ranked, order = p.sort(dim=-1, descending=True, stable=True)
             # the tokens before this one already have the mass
@@ -124,6 +142,13 @@ class Sampling:
             p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p
+
+    def _top(self, logits: Tensor) -> Tensor:
+        """Forbid all but the k largest logits."""
+        if not 0 < self.top_k < logits.shape[-1]:
+            return logits
+        least = logits.topk(self.top_k).values[..., -1:]
+        return logits.masked_fill(logits < least, -torch.inf)
 
 
 def greedy(logits: Tensor) -> Tensor:

@@ -239,7 +239,9 @@ def _check(rounds: PricedRounds, ratios: Tensor | None) -> None:
         raise ValueError("not measured")
 
 
-def conditions(model: str, draft: str | None, **sampling: float) -> dict[str, Any]:
+def conditions(
+    model: str, draft: str | None, **sampling: float | list[float] | None
+) -> dict[str, Any]:
     """The conditions that statistics depend on: the model, the draft (the hash of the weights in
     the directory `draft`) and the sampling options.
     """

@@ -47,13 +47,13 @@ def run_identity(
     """
     target, method = pipeline.target, pipeline.method.describe()
     kept = {name: value for name, value in options.items() if name not in FREE}
-    scalars = {name: value for name, value in kept.items() if _is_scalar(value)}
+    scalars = {name: value for name, value in kept.items() if _is_value(value)}
     parts = {name: value for name, value in kept.items() if isinstance(value, Mapping)}
     inside = {
         f"{part}.{name}": value
         for part, values in parts.items()
         for name, value in values.items()
-        if _is_scalar(value) and name not in (*scalars, *FILES) and part != "model"
+        if _is_value(value) and name not in (*scalars, *FILES) and part != "model"
     }
     return {
         "method": choices.get("method") or method["method"],
@@ -69,7 +69,10 @@ def run_identity(
     }
 
 
-def _is_scalar(value: object) -> bool:
+def _is_value(value: object) -> bool:
+    """Whether this is one value or a list of values."""
+    if isinstance(value, list):
+        return all(map(_is_value, value))
     return isinstance(value, str | int | float | None)
 
 

@@ -12,7 +12,10 @@ from tempera.metrics import table
 from tempera.metrics.comparisons import difference
 from tempera.reporting.collect import Run, Values
 
-CONTEXT = ("model", "guidance", "temperature", "top_k", "top_p", "seed", "dtype")
+CONTEXT = (
+    *("model", "guidance", "temperature", "top_k", "top_p", "entropy_temperature"),
+    *("seed", "dtype"),
+)
 """Settings that runs must share to be compared prompt by prompt."""
 
 

@@ -7,7 +7,6 @@ its seeds; resamples draw prompts.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -74,10 +73,10 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     """The arms of each model and sampling: plain autoregression, the exact row, and relaxations,
     each with the seeds that all of them have.
     """
-    groups: dict[tuple[Any, ...], dict[str, list[Run]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[Run]]] = {}
     for run in runs:
         if run.matched or run.plain or run.method == EXACT:
-            context = tuple(run.settings.get(name) for name in CONTEXT if name != "seed")
+            context = tuple(str(run.settings.get(name)) for name in CONTEXT if name != "seed")
             groups.setdefault(context, {}).setdefault(run.name, []).append(run)
     arms = []
     for group in groups.values():
