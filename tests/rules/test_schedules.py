@@ -1,9 +1,13 @@
 import math
 
 import pytest
+import torch
 
 from tempera.errors import TemperaError
-from tempera.rules.schedules import exponential, floored, linear, uniform
+from tempera.exactness import theory
+from tempera.exactness.tables import random_tables
+from tempera.rules.schedules import LARGEST, exponential, floored, linear, skip, uniform
+from tempera.rules.standard import Relaxed
 
 
 def test_exponential_gives_the_documented_numbers():
@@ -28,6 +32,27 @@ def test_linear_is_equation_17():
 def test_a_floor_raises_only_what_is_below():
     assert floored((2.8, 1.4, 0.7, 0.3), 1.0) == (2.8, 1.4, 1.0, 1.0)
     assert floored((2.8, 0.3), 0) == (2.8, 0.3)
+
+
+def test_skipped_depths_are_kept_and_priced_by_equation_7():
+    """On tables of full support: E[τ + 1] = 1 + γ + Σ_{j > γ} Π_{γ < i ≤ j} f_i."""
+    assert skip(1.5, 4, 2) == (LARGEST, LARGEST, 1.5, 1.5)
+    p, q = random_tables(0)
+    expected, reach = 2.0, q[0].flatten()
+    rule = Relaxed(skip(1.0, 3))
+    for depth in (1, 2):
+        kept = torch.minimum(p[depth], q[depth])
+        reach = (reach.unsqueeze(-1) * kept).flatten()
+        expected += float(reach.sum())
+    assert theory.expected_emitted(p, q, rule, 3) == pytest.approx(expected)
+    first = next(theory.visits(p, q, rule, 3))
+    torch.testing.assert_close(first.emitted, q[0])
+
+
+@pytest.mark.parametrize("free", [-1, 5])
+def test_no_more_drafts_than_there_are_can_be_skipped(free):
+    with pytest.raises(TemperaError, match=f"free={free} drafts"):
+        skip(1.0, 4, free)
 
 
 @pytest.mark.parametrize("delta", [-1, 0, float("nan"), float("inf")])

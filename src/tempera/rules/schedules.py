@@ -1,7 +1,8 @@
 """Schedules of the relaxation ω_1..ω_L over the depths of a draft (Cool-SD, Section 3.2 and
 Appendix C.3).
 
-All but `floored` share a budget δ, the mean of the ω's; δ = 1 in `uniform` is exact decoding.
+All but `skip` and `floored` share a budget δ, the mean of the ω's; δ = 1 in `uniform` is exact
+decoding.
 """
 
 import math
@@ -15,6 +16,9 @@ from torch import Tensor
 from tempera.errors import TemperaError
 
 Omegas = tuple[float, ...]
+
+LARGEST = torch.finfo(torch.float32).max
+"""The largest ω: an infinite one times p(x) = 0 would be no number."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,19 @@ def linear(delta: float, length: int, ell: int = 8) -> Omegas:
             "above the draft length"
         )
     return _spend(delta, [(ell - i) / (ell * (ell + 1)) for i in range(1, length + 1)])
+
+
+def skip(delta: float, length: int, free: int = 1) -> Omegas:
+    """VVS (arXiv 2511.13587) as a relaxation: the first `free` drafts are kept untested, unless
+    p(x) = 0, and the others tested with ω = δ; 1 is exact.
+    """
+    if not 0 <= free <= length:
+        raise TemperaError(
+            f"free={free} drafts cannot go untested in a draft of {length} tokens; give 0 to "
+            f"{length}",
+            option="free",
+        )
+    return (LARGEST,) * free + uniform(delta, length)[free:]
 
 
 def floored(schedule: Sequence[float] | Prices, floor: float) -> Omegas:

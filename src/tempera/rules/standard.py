@@ -17,10 +17,7 @@ from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio
 from tempera.decoding.trees import take_one
 from tempera.errors import TemperaError
 from tempera.rules.optimal import RESIDUALS
-from tempera.rules.schedules import on_device
-
-LARGEST = torch.finfo(torch.float32).max
-"""The largest ω: an infinite one times p(x) = 0 would be no number."""
+from tempera.rules.schedules import LARGEST, on_device
 
 
 @dataclass(frozen=True)
