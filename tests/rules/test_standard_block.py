@@ -65,6 +65,24 @@ def test_a_token_that_the_draft_cannot_draw_changes_no_weight():
     assert BlockVerification().kept_probs(draft, p)[0, 1].item() == pytest.approx(0.5)
 
 
+def test_a_product_of_ratios_needs_another_residual():
+    """SJD-PV and SJD-SV keep a run of guesses if one draw is below the product of its ratios, drop
+    the last guess until that holds, and then draw from Norm[p - q]+. Of two guesses, enumerated,
+    this emits token 1 first with probability 0.13, where the target's is 0.1, and block
+    verification, which has its own residual, with 0.1.
+    """
+    q, p = torch.tensor([[0.5, 0.5]] * 2), torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.5, 0.5]])
+    product, block = 0.0, 0.0
+    for second in (0, 1):  # after a first guess of 1; a rejected first guess is replaced by 0
+        first, both = (p[0, 1] / q[0, 1]).item(), (p[1, second] / q[1, second]).item()
+        chance = (q[0, 1] * q[1, second]).item()
+        product += chance * min(1, max(first, first * both))
+        draft = Draft(torch.tensor([[1, second]]), q[None], Tree.chain(2))
+        block += chance * BlockVerification().kept_probs(draft, p[None])[0, 0].item()
+    assert product == pytest.approx(0.13)
+    assert block == pytest.approx(0.1)
+
+
 # What is refused
 
 
