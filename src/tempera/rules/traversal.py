@@ -63,8 +63,10 @@ class Traversal:
             weight, target = take(weights, parents), take(rest, parents).double()
             for children in level.slots.unbind(1):  # -1 where a parent has no further child
                 present = children >= 0
-                token, q = take(draft.tokens, children), take(draft.q, children).double()
-                child = torch.where(present, ratio(weight * at(target, token), at(q, token)), 1.0)
+                q, token, _ = draft.at(children)
+                child = torch.where(
+                    present, ratio(weight * at(target, token), at(q, token).double()), 1.0
+                )
                 put(weights, 1 + children, child)  # absent ones: the root, whose weight is 1
                 lack = (weight.unsqueeze(-1) * target - q).clamp(min=0)
                 mass = lack.sum(-1)
