@@ -131,6 +131,8 @@ METHODS = [
     "method=sjd window=8 rule=relaxed delta=1.2",
     "method=sjd window=8 rule=match",
     "method=sjd window=8 rule=block",
+    "method=sjd window=8 reuse=0.5 reuse_label=published",
+    "method=vvs depth=3 free=2 delta=1.5",
     "method=scd window=8 coupling=maximal",
     "method=scd window=8 rule=lanternpp k=5",
     "method=sjd_pac window=12 branches=2",

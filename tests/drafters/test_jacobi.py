@@ -21,12 +21,14 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.jacobi import (
     AdaptiveContinuation,
     Guesses,
+    Reuse,
     jacobi,
     scd,
     sjd,
     sjd_pac,
 )
 from tempera.drafters.none import NoDraft
+from tempera.errors import TemperaError
 from tempera.exactness.tables import emit
 from tempera.rules.standard import Exact, Match, Relaxed
 
@@ -151,6 +153,37 @@ def test_a_guess_is_continued_and_replaced_by_draws_of_their_own():
     kept = draws[:, :4] < at(q, guesses.tokens) / at(old, guesses.tokens)
     others = sample(normalise((q - old).clamp(min=0), otherwise=q), draws[:, 4:])
     assert found.equal(torch.where(kept, guesses.tokens, others)) and not kept.all()
+
+
+def test_a_reused_guess_follows_its_label():
+    """q' = (½, ½), q = (.9, .1) and τ = ½: the first token is always kept, the second never, so the
+    guess has the law (.95, .05) and not q.
+    """
+    rows = 40_000
+    old, q = (torch.tensor(law).expand(rows, 2, 2) for law in ([0.5, 0.5], [0.9, 0.1]))
+    last = Guesses(sample(old, torch.rand(rows, 2)), old)
+    places = torch.tensor([[1, 2]]).expand(rows, 2)  # the second position is new
+    for threshold, law in ((0.5, 0.95), (0.0, 0.5), (2.0, 0.9)):
+        reuse = Reuse(threshold)
+        tokens = reuse.tokens(q, last, places, places, torch.rand(rows, 2))
+        label = reuse.label(q, last, places)[0, :, 0].tolist()
+        assert label == pytest.approx([law, 0.9])
+        assert tokens.eq(0).double().mean(0).tolist() == pytest.approx(label, abs=0.01)
+    assert Reuse(0.5, published=True).label(q, last, places).equal(q)
+
+
+def test_an_infinite_threshold_is_sjd():
+    target = local_target(grid=(2, 3))
+    plain, reused = (
+        emit(target, sjd(target, 3, reuse=reuse), Exact(), 200) for reuse in (None, float("inf"))
+    )
+    assert plain.tokens.equal(reused.tokens) and plain.trace.rounds.equal(reused.trace.rounds)
+
+
+@pytest.mark.parametrize("options", [{"reuse": -1.0}, {"reuse": 0.5, "refinement": False}])
+def test_guesses_that_cannot_be_reused_are_refused(options):
+    with pytest.raises(TemperaError, match="reuse="):
+        sjd(local_target(), 3, **options)
 
 
 @pytest.mark.parametrize("window", slow_but([2, 5, 12], 5))

@@ -22,7 +22,7 @@ from tempera.exactness.tables import TableDraft, TableTarget, check, emit
 from tempera.rules.entropy import EntropyAware
 from tempera.rules.neighbourhood import GSD, LanternPP
 from tempera.rules.optimal import Priced
-from tempera.rules.schedules import Prices, exponential, floored, linear, uniform
+from tempera.rules.schedules import Prices, exponential, floored, linear, skip, uniform
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 from tempera.rules.traversal import Traversal
 
@@ -100,6 +100,8 @@ WINDOWS = {
         Traversal(),
     ),
     "sjd, match": (lambda target: sjd(target, 3), Match()),
+    "sjd, reuse": (lambda target: sjd(target, 3, reuse=0.5), Exact()),
+    "sjd, all reused": (lambda target: sjd(target, 2, "vertical_repeat", reuse=0.0), Exact()),
     "sjd, no refinement": (lambda target: sjd(target, 2, "vertical_sample", False), Exact()),
     "fixed draws": (lambda target: jacobi(target, 3), Exact()),
     "scd": (lambda target: scd(target, 2, "vertical_repeat"), Exact()),
@@ -115,6 +117,8 @@ BIASED = {
     },
     "vanilla": (Relaxed((0.7, 0.35, 0.1), "vanilla"), CHAIN, {}),
     "kl": (Relaxed(exponential(2.0, 3), "kl"), CHAIN, {}),
+    "skip": (Relaxed(skip(1.0, 3)), CHAIN, {}),
+    "skip, top-k": (Relaxed(skip(1.5, 3, 2)), CHAIN, {"sampling": SAMPLINGS["top-k"]}),
     "relaxed, tree": (Relaxed(exponential(2.0, 2)), BUSH, {}),
     "priced": (Priced(Prices((1.2, 0.8, 0.4))), CHAIN, {}),
     "priced, tree": (Priced(Prices((1.2, 0.6))), BUSH, {}),
@@ -159,6 +163,14 @@ def test_an_exact_method_emits_the_targets_law(name):
 def test_an_exact_window_emits_the_targets_law(name):
     report = check_window(*WINDOWS[name], rows=ROWS)
     assert report.agrees and report.accepted_length > 1.2, report
+
+
+def test_the_published_label_of_reused_guesses_is_biased():
+    """The same window as `sjd, reuse`, with q as the label."""
+    report = check_window(
+        lambda target: sjd(target, 3, reuse=0.5, reuse_label="published"), rows=5 * ROWS
+    )
+    assert not report.agrees, report
 
 
 @pytest.mark.parametrize("name", BIASED)

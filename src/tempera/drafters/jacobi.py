@@ -9,6 +9,7 @@ the next window's guesses are drawn from. The methods differ in how they draw gu
     method   redraft                                                       rule
     jacobi   `FixedDraw`: one fixed uniform draw per position              `rules.standard.Match`
     sjd      `Redraw`: independent draws                                   exact
+    sjd reuse=τ  `Reuse`: keep guesses that did not become improbable      exact
     scd      `SharedNoise`: argmax(log p + g), one Gumbel g per position   exact
     sjd_pac  `AdaptiveContinuation`: keep or resample, by the exact rule   exact, on a tree
 
@@ -56,13 +57,15 @@ Condition (2) is the crucial one. It holds by induction over iterations, since t
 - by `AdaptiveContinuation`: from the last guess x ~ q'_k, which is kept with probability
   min(1, q_k/q'_k) and otherwise resampled from Norm[q_k - q'_k]+. This is again a draw from q_k (a
   maximal coupling of the two), because q_k is a function of F_k and does not depend on x;
+- by `Reuse`: by keeping x or drawing from q_k. This is a draw from neither; its law given F_k is
+  q̃_k, a function of q_k, q'_k and τ, and the label;
 - for positions that enter the window: as described in `jacobi_window.WindowInit`. A repeated token
   is not random given F_k, so its q is one-hot.
 
-Exactness breaks if a kept guess keeps its old label q'_k, if a redraw or a continuation reuses the
-uniform draw that tested a position, or if a repeated token is labelled with its neighbour's
-distribution. SJD (arXiv 2410.01699), both parts of SJD-PAC and speculative coupled decoding (arXiv
-2510.24211) are exact as published.
+Exactness breaks if a kept guess keeps its old label q'_k, if a reused one is labelled q_k, if a
+redraw or a continuation reuses the uniform draw that tested a position, or if a repeated token is
+labelled with its neighbour's distribution. SJD (arXiv 2410.01699), both parts of SJD-PAC and
+speculative coupled decoding (arXiv 2510.24211) are exact as published.
 """
 
 from abc import ABC, abstractmethod
@@ -142,6 +145,12 @@ class Redraft(ABC):
             tokens int64 [B, S], drawn from q.
         """
 
+    def label(self, q: Tensor, last: Guesses, places: Tensor) -> Tensor:
+        """The distribution that `tokens` has drawn from, float32 [B, S, V], if that is not q. For
+        the arguments see `tokens`.
+        """
+        return q
+
     def draws(self, positions: Tensor) -> Tensor | None:
         """Fixed uniform draws of positions int64 [B, M], for `Match`: [B, M], or None if the method
         has no fixed draws.
@@ -189,6 +198,60 @@ class AdaptiveContinuation(Redraft):
         kept = held & (keep < ratio(at(q, token), at(old, token)))
         probs = torch.where(held.unsqueeze(-1), excess(q, old), q)
         return torch.where(kept, token, sample(probs, draw))
+
+
+class Reuse(Redraft):
+    """Keep the guesses whose probability did not fall much, q(x) > τ·q'(x), and draw the others
+    from q (the token reuse of SJD++, arXiv 2512.07503).
+
+    A guess x that is kept because of its value is no draw from q. The law of the guess, given the
+    positions before it, is
+
+        q̃(y) = q'(y)·1[q(y) > τ·q'(y)] + (1 - Σ_z q'(z)·1[q(z) > τ·q'(z)])·q(y)
+
+    where q' is the label so far. With q̃ as its label the guess is tested exactly; with q, as
+    published, it is not.
+
+    Args:
+        threshold: τ, 0 or more; infinity is `Redraw`.
+        published: label guesses with q.
+    """
+
+    continues = True
+
+    def __init__(self, threshold: float, published: bool = False) -> None:
+        if not threshold >= 0:
+            raise TemperaError(
+                f"reuse={threshold} is no ratio of probabilities; give 0 (keep every possible "
+                "guess) or more",
+                option="reuse",
+            )
+        self.threshold, self.published = threshold, published
+
+    def uniforms(self, window: int, length: int) -> tuple[int, int]:
+        """One per position."""
+        return window, window
+
+    def tokens(
+        self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
+    ) -> Tensor:
+        """Keep x if q(x) > τ·q'(x), else draw from q."""
+        token = last.tokens.gather(1, places.clamp(max=q.shape[1] - 1))
+        kept = at(self._held(q, last, places)[1], token)
+        return torch.where(kept, token, sample(q, uniforms))
+
+    def label(self, q: Tensor, last: Guesses, places: Tensor) -> Tensor:
+        """q̃; q if `published`."""
+        if self.published:
+            return q
+        old, keeps = self._held(q, last, places)
+        kept = old.masked_fill(~keeps, 0.0)
+        return kept + (1 - kept.sum(-1, keepdim=True)).clamp(min=0) * q
+
+    def _held(self, q: Tensor, last: Guesses, places: Tensor) -> tuple[Tensor, Tensor]:
+        """q', and which guesses would be kept, bool: [B, S, V] each."""
+        old = take(last.q, places.clamp(max=q.shape[1] - 1))
+        return old, (q > self.threshold * old) & (places < q.shape[1]).unsqueeze(-1)
 
 
 class FixedDraw(Redraft):
@@ -322,6 +385,7 @@ class Jacobi(Drafter):
         q = self._distributions(places, new, sources, found)
         draws = uniforms[:, : self._later_draws]
         tokens = self.redraft.tokens(q, self._guesses, places, positions, draws)
+        q = self.redraft.label(q, self._guesses, places)
         if self.init.repeats:
             image = images.tokens.scatter(1, positions, tokens)
             copies = image.gather(1, (base + sources).clamp(min=0))
@@ -389,15 +453,26 @@ def sjd(
     window: int = 32,
     initialisation: Initialisation = "random",
     refinement: bool = True,
+    reuse: float | None = None,
+    reuse_label: Literal["exact", "published"] = "exact",
 ) -> Jacobi:
     """The drafter of speculative Jacobi decoding (Teng et al. 2024, arXiv 2410.01699). For
     `initialisation` see `jacobi_window.WindowInit`. Without `refinement` unaccepted guesses start
-    anew (Appendix H).
+    anew (Appendix H). `reuse` is the threshold of SJD++'s token reuse, and
+    `reuse_label` what its guesses are tested against: see `Reuse`.
 
     Raises:
-        TemperaError: the window does not fit into the image.
+        TemperaError: the window does not fit into the image, or guesses cannot be reused.
     """
-    return Jacobi(target, Window(window), Redraw(), initialisation, refinement)
+    if reuse is None:
+        return Jacobi(target, Window(window), Redraw(), initialisation, refinement)
+    if not refinement:
+        raise TemperaError(
+            f"reuse={reuse} keeps guesses, but refinement=false starts all of them anew: leave one "
+            "of the two out",
+            option="reuse",
+        )
+    return Jacobi(target, Window(window), Reuse(reuse, reuse_label == "published"), initialisation)
 
 
 def scd(
