@@ -38,7 +38,7 @@ class DraftTraining:
     """How a draft is trained: as `train_draft/main.py model=shapes` trains it.
 
     Attributes:
-        steps: of training; one of the parallel draft costs four of the other's.
+        steps: of training; one of the parallel draft costs four of EAGLE's.
         options: more of that command's, as `name=value`.
     """
 
@@ -56,6 +56,11 @@ class DraftTraining:
 
 def _parallel() -> DraftTraining:
     return DraftTraining(2400, ["draft=parallel", *DraftTraining().options])
+
+
+def _medusa() -> DraftTraining:
+    data = DraftTraining().options[0]
+    return DraftTraining(1500, ["draft=medusa", "loss=acceptance", data, "+train_data.limit=1024"])
 
 
 @dataclass
@@ -78,6 +83,7 @@ class Recipe:
     independent: TargetTraining = field(default_factory=lambda: TargetTraining(steps=1500))
     draft: DraftTraining = field(default_factory=DraftTraining)
     parallel: DraftTraining = field(default_factory=_parallel)
+    medusa: DraftTraining = field(default_factory=_medusa)
     clip: EvaluatorTraining = field(
         default_factory=lambda: EvaluatorTraining(steps=1500, batch_size=128, lr=1e-3)
     )
@@ -201,6 +207,7 @@ STAGES: dict[str, Callable[[Path, Any, Path], Metrics]] = {
     "independent": build_independent,
     "draft": build_draft,
     "parallel": partial(build_draft, name="parallel"),
+    "medusa": partial(build_draft, name="medusa"),
     "clip": build_clip,
     "kl_decoder": build_kl,
     "mar": build_mar,
