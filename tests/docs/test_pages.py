@@ -72,7 +72,7 @@ def test_readme_names_the_methods() -> None:
     rows = re.findall(r"(?m)^\| (`[^|]+`) \|", section)
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(names) == sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-    assert len(names) == 21 and "twenty-one methods" in text_of(README)
+    assert len(names) == 23 and "twenty-three methods" in text_of(README)
 
 
 def test_readme_names_the_models() -> None:
@@ -128,7 +128,7 @@ def test_every_preset_of_a_paper_is_listed() -> None:
     page = text_of(ROOT / "docs" / "paper_tables.md")
     cells = " ".join(re.findall(r"(?m)^\| [^|]+ \| (`[^|]+`) \|", page))
     assert set(re.findall(r"`(\w+)`", cells)) == presets
-    assert len(presets) == 45 and "Forty-five tables and figures" in text_of(README)
+    assert len(presets) == 52 and "Fifty-two tables and figures" in text_of(README)
 
 
 def test_the_groups_of_conf_are_listed() -> None:

@@ -26,6 +26,7 @@ LAWS = {
     "repeat above": (3, "vertical_repeat", {"branches": 2, "levels": 1}, (2, 3), {}),
     "sample": (3, "horizontal_sample", {"branches": 2, "levels": 1}, (2, 3), {}),
     "sample above": (3, "vertical_sample", {"branches": 2, "levels": 1}, (2, 3), {}),
+    "full": (6, "horizontal_repeat", {**TWO, "shape": "full"}, (2, 3), {}),
     # candidates exhaust the vocabulary
     "all": (4, "horizontal_repeat", {"branches": 3, "levels": 1}, (2, 2), {"sampling": GUIDED}),
     "top-k": (4, "horizontal_repeat", {"branches": 3, "levels": 1}, (2, 2), {"sampling": TOP_K}),
@@ -97,7 +98,14 @@ class Large:
 
 @pytest.mark.parametrize(
     ("options", "length", "tree"),
-    [({}, 42, 25), ({"levels": 4}, 24, 44), ({"branches": 1}, 64, 0), ({"levels": 0}, 64, 0)],
+    [
+        ({}, 42, 25),
+        ({"levels": 4}, 24, 44),
+        ({"branches": 1}, 64, 0),
+        ({"levels": 0}, 64, 0),
+        ({"levels": 2, "shape": "full"}, 46, 20),
+        ({"branches": 3, "levels": 2, "shape": "full"}, 54, 12),
+    ],
 )
 def test_tree_and_chain_share_the_window_of_64(options, length, tree):
     drafter = sjd_pac(Large(), **options)
@@ -111,7 +119,8 @@ def test_tree_and_chain_share_the_window_of_64(options, length, tree):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"branches": 10, "levels": 30}, "more than the 64 tokens of window=64"),
+        ({"branches": 10, "levels": 30}, "ranked tree of more than the 64 tokens of window=64"),
+        ({"shape": "full"}, "full tree of more than the 64 tokens of window=64"),
         ({"branches": 0}, "branches=0 and levels=3 make no tree"),
         ({"window": 300}, "window=300 is longer than the image of 256 tokens"),
         ({"window": 0}, "window=0 is empty"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cases import slow_but
-from near_codes import near, near_rules
+from near_codes import near, near_rules, published_gsd
 from random_drafts import SMALL
 from table_models import FirstRoundOnly
 from window_laws import check_window
@@ -27,6 +27,7 @@ from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 from tempera.rules.traversal import Traversal
 
 ROWS = 20_000
+PAIR = Tree.from_paths([[0], [1]])
 CHAIN, BUSH = Tree.chain(3), Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
 DEEP = Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]])
 FORCED = {0: 2, 2: 1}
@@ -108,6 +109,10 @@ WINDOWS = {
     "scd, maximal": (lambda target: scd(target, 2, coupling="maximal"), Exact()),
     "scd, match": (lambda target: scd(target, 3), Match()),
     "sjd_pac": (lambda target: sjd_pac(target, 3, branches=2, levels=1), Exact()),
+    "sjd_pac, full": (
+        lambda target: sjd_pac(target, 4, branches=3, levels=1, shape="full"),
+        Exact(),
+    ),
 }
 BIASED = {
     **{
@@ -132,6 +137,8 @@ BIASED = {
     "entropy, chain": (EntropyAware(0.7, 2.0), CHAIN, {}),
     "entropy, tree": (EntropyAware(0.7, 2.0, "optimal"), BUSH, {}),
     "entropy, top-k": (EntropyAware(), CHAIN, {"sampling": SAMPLINGS["top-k"]}),
+    "gsd's public code, chain": (published_gsd(10), Tree.chain(2), {"vocab_size": 10, "length": 2}),
+    "gsd's public code, tree": (published_gsd(10), PAIR, {"vocab_size": 10, "length": 2}),
     "deep": (LanternPP(near(3, 2), 1.0), DEEP, {"vocab_size": 3, "length": 5}),
     **{
         f"{name}, all": (near_rules(4)[f"{name} published"], BUSH, {"sampling": SAMPLINGS["all"]})

@@ -4,6 +4,7 @@ import torch
 
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
+from tempera.rules.published_gsd import PublishedGSD
 
 
 def near(codes, k, proximity="l2"):
@@ -17,6 +18,12 @@ def next_codes(codebook):
     """The next five instead of the nearest, which take longer for a large codebook."""
     codes = len(codebook)
     return Neighbours((torch.arange(codes)[:, None] + torch.arange(5)) % codes, "l2", "0")
+
+
+def published_gsd(codes):
+    """The groups of GSD's public code, for random embeddings."""
+    embeddings = 0.4 * torch.randn(codes, 3, generator=torch.Generator().manual_seed(5))
+    return PublishedGSD().on(embeddings, torch.arange(codes))
 
 
 def near_rules(codes, k=3):

@@ -252,8 +252,8 @@ def draft_depth(cfg: DictConfig) -> int:
         return 0
     options = parsed(cfg.drafter)
     if "window" in options:
-        tree = (options["branches"], options["levels"]) if options.get("proactive") else ()
-        return Window(options["window"], *tree).length
+        names = ("branches", "levels", "shape") if options.get("proactive") else ()
+        return Window(options["window"], *(options[name] for name in names)).length
     return int(options["depth"]) if "depth" in options else build_tree(cfg).max_depth
 
 
@@ -335,6 +335,8 @@ def build_method(cfg: DictConfig, target: Any, rule: Any) -> Any:
     """Build `decoding`, which decodes the target's tokens; it receives the method's drafter, and
     the rule from `build_rule`, if it takes them.
     """
+    if isinstance(rule, Rule):
+        rule = rule.for_target(target)
     offered = {"drafter": build_drafter(cfg, target), "rule": rule}
     return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))
 

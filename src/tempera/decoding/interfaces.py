@@ -282,6 +282,12 @@ class Rule(ABC):
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """The distribution that replaces a rejected `token`, int64 [...]: [..., V], sums to 1."""
 
+    def for_target(self, target: Any) -> Self:
+        """The rule as it is for a target, whose weights it may read; called once, before
+        decoding.
+        """
+        return self
+
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """f at one token, [...]; override it where that is cheaper than f at all."""
         return at(self.accept(p, q, depth), token)

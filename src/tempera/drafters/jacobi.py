@@ -64,8 +64,9 @@ Condition (2) is the crucial one. It holds by induction over iterations, since t
 
 Exactness breaks if a kept guess keeps its old label q'_k, if a reused one is labelled q_k, if a
 redraw or a continuation reuses the uniform draw that tested a position, or if a repeated token is
-labelled with its neighbour's distribution. SJD (arXiv 2410.01699), both parts of SJD-PAC and
-speculative coupled decoding (arXiv 2510.24211) are exact as published.
+labelled with its neighbour's distribution. The papers of SJD (arXiv 2410.01699), SJD-PAC and
+speculative coupled decoding (arXiv 2510.24211) describe exact methods. The public code of the last
+two is not exact: docs/methods.md says in what.
 """
 
 from abc import ABC, abstractmethod
@@ -88,7 +89,7 @@ from tempera.decoding.probabilities import (
 )
 from tempera.decoding.random_streams import uniforms as hashed
 from tempera.decoding.trees import take
-from tempera.drafters.jacobi_window import Initialisation, Window, WindowInit
+from tempera.drafters.jacobi_window import Initialisation, Shape, Window, WindowInit
 from tempera.errors import TemperaError
 
 
@@ -497,6 +498,7 @@ def sjd_pac(
     initialisation: Initialisation = "random",
     branches: int = 4,
     levels: int = 3,
+    shape: Shape = "ranked",
     proactive: bool = True,
     continuation: bool = True,
 ) -> Jacobi:
@@ -507,7 +509,7 @@ def sjd_pac(
     continues as a chain. The tree is drafted in every round, because the last emitted token is
     always newly drawn (from a residual, or from the target if the whole window was accepted), so no
     guess was conditioned on it. The candidates of a level are the same under every parent, since
-    they share one stale distribution. Tree and chain share the window; see
+    they share one stale distribution. Tree and chain share the window; for `shape` see
     `jacobi_window.Window`. After a walk that left the first path, the stale
     distributions are read along the walk's path, and below its end along the first path.
 
@@ -515,12 +517,12 @@ def sjd_pac(
     level is the continued guess, drawn from the stale distribution too. The others are drawn
     without it, so that together they are drawn without replacement.
 
-    Both are exact as published (see the module's docstring; Theorems 1 and 2 of the paper treat a
-    single position).
+    Both are exact as the paper has them (see the module's docstring; its Theorems 1 and 2 treat a
+    single position), and not as its public code has them (docs/methods.md).
 
     Raises:
         TemperaError: the tree does not fit into the window, or the window not into the image.
     """
-    nodes = Window(window, branches, levels) if proactive else Window(window)
+    nodes = Window(window, branches, levels, shape) if proactive else Window(window)
     redraft = AdaptiveContinuation() if continuation else Redraw()
     return Jacobi(target, nodes, redraft, initialisation)

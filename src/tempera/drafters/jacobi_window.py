@@ -18,22 +18,26 @@ from tempera.errors import TemperaError
 Initialisation = Literal[
     "random", "horizontal_repeat", "vertical_repeat", "horizontal_sample", "vertical_sample"
 ]
+Shape = Literal["ranked", "full"]
 
 
 class Window:
     """A chain of guesses, or the tree and chain of SJD-PAC's proactive drafting: a tree of D levels
-    with K candidates each, whose first path continues as a chain.
+    with K candidates each, whose first path continues as a chain. The tree and the chain together
+    have N nodes, so that a larger tree shortens the chain. There are two shapes of trees:
 
-    The paper does not say how its K = 4, D = 3 (84 nodes in a whole tree) share a window of 64.
-    Here the tree and the chain together have N nodes, so that a larger tree shortens the chain. The
-    tree has the paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K: candidates that are
-    tested later, and hence reached less often, have fewer continuations. With K = 4 and D = 3 these
-    are 25 nodes, and a chain of 39.
+    - "full": all K^d paths to each level d, as in the public code. The code and the paper count the
+      root among the nodes and the levels, so that the paper's K = 4, D = 3 and W = 64 are here
+      K = 4, D = 2 and N = 63: 4 + 16 nodes, and a chain of 43.
+    - "ranked": the paths of candidates r_1, r_2, … (ranks from 1) with Π r_i ≤ K. Candidates that
+      are tested later, and hence reached less often, have fewer continuations. With K = 4 and D = 3
+      these are 25 nodes, and with N = 64 a chain of 39.
 
     Args:
         nodes: N.
         branches: candidates K of each of the first places; 1 for a chain.
         levels: how many places D have K candidates; 0 for a chain.
+        shape: of the tree.
 
     Attributes:
         tree: the N nodes.
@@ -52,7 +56,9 @@ class Window:
             the window.
     """
 
-    def __init__(self, nodes: int, branches: int = 1, levels: int = 0) -> None:
+    def __init__(
+        self, nodes: int, branches: int = 1, levels: int = 0, shape: Shape = "ranked"
+    ) -> None:
         if nodes < 1:
             raise TemperaError(f"window={nodes} is empty; give at least 1 token")
         if branches < 1 or levels < 0:
@@ -61,7 +67,7 @@ class Window:
                 "and 0 levels"
             )
         self.branches, self.levels = (branches, levels) if branches > 1 and levels else (1, 0)
-        paths = _tree(nodes, self.branches, self.levels)
+        paths = _tree(nodes, self.branches, self.levels, shape)
         self.length = self.levels + nodes - len(paths)
         self.tree = Tree.chain(self.length)
         self.ahead = self.columns = torch.arange(self.length)
@@ -82,18 +88,20 @@ class Window:
         return moved
 
 
-def _tree(nodes: int, branches: int, levels: int) -> list[tuple[int, ...]]:
+def _tree(nodes: int, branches: int, levels: int, shape: Shape) -> list[tuple[int, ...]]:
     """The paths of the tree's nodes, level by level; raises TemperaError for more than `nodes`."""
     paths: list[tuple[int, ...]] = []
     level: list[tuple[int, ...]] = [()]
     for _ in range(levels):
-        grown = [(*path, rank) for path in level for rank in range(branches)]
-        level = [path for path in grown if math.prod(1 + rank for rank in path) <= branches]
+        level = [(*path, rank) for path in level for rank in range(branches)]
+        if shape == "ranked":
+            level = [path for path in level if math.prod(1 + rank for rank in path) <= branches]
         paths += level
         if len(paths) > nodes:
             raise TemperaError(
-                f"branches={branches} and levels={levels} make a tree of more than the {nodes} "
-                f"tokens of window={nodes}; take fewer branches or levels, or a longer window"
+                f"branches={branches} and levels={levels} make a {shape} tree of more than the "
+                f"{nodes} tokens of window={nodes}; take fewer branches or levels, or a longer "
+                "window"
             )
     return paths
 

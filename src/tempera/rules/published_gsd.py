@@ -1,0 +1,100 @@
+"""Grouped speculative decoding with the groups of its public code (unchanged since August 2025),
+beside those of the paper in `tempera.rules.neighbourhood.GSD`.
+
+It takes the tokens at places -7 … +6 around x in the order of p, the least probable first, and
+keeps those whose probability differs from that of x by less than 0.15 and whose row in the target's
+table of token embeddings lies within a squared distance of 0.5 of x's. The paper has distances in
+the image tokenizer's codebook instead, and no bound on the difference of probabilities.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from tempera.decoding.interfaces import Rule
+from tempera.decoding.probabilities import excess, ratio
+from tempera.errors import TemperaError
+
+LOWER, UPPER = 7, 6
+"""Places below and above x in the order of p."""
+AT_ONCE = 512
+"""Rows of the table of distances that are computed at a time."""
+
+
+@dataclass(frozen=True)
+class PublishedGSD(Rule):
+    """f = min(1, p(G) / q(G)) and Norm[p - q]+, for the groups G of the public code.
+
+    - The window of the 7 least probable places is empty in the code, which then tests x alone.
+    - Distances are tested only where all ids of the window are below 10,000, ids of the network's
+      vocabulary: always for Chameleon's image tokens, never for Emu3's.
+    - In greedy decoding only the most probable token is kept.
+
+    Args:
+        difference: bound of |Δp|.
+        distance: bound of the squared distance of embeddings.
+        ids: from which id on no distance is tested.
+        close: which embeddings are close, bool [V, V]; `for_target` computes it.
+        far: which tokens have an id from `ids` on, bool [V].
+    """
+
+    difference: float = 0.15
+    distance: float = 0.5
+    ids: int = 10_000
+    close: Tensor | None = field(default=None, repr=False, compare=False)
+    far: Tensor | None = field(default=None, repr=False, compare=False)
+
+    @override
+    def for_target(self, target: Any) -> Self:
+        """With the distances of a `TransformerTarget`'s embeddings."""
+        tokens = torch.arange(target.vocab_size, device=target.device)
+        spec = target.network.spec
+        ids = tokens if spec is None or spec.token_ids is None else spec.token_ids
+        return self.on(target.head.embed(tokens)[: len(tokens)], ids.to(tokens.device))
+
+    def on(self, embeddings: Tensor, ids: Tensor) -> Self:
+        """With the distances of these embeddings [V, H], of tokens with these ids, int64 [V]."""
+        vectors, far = embeddings.float(), ids >= self.ids
+        if far.all():  # no distance is tested
+            return replace(self, close=far.new_zeros(1, 1), far=far)
+        rows = [
+            torch.cdist(part, vectors).square() < self.distance for part in vectors.split(AT_ONCE)
+        ]
+        return replace(self, close=torch.cat(rows), far=far)
+
+    @override
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """min(1, p(G) / q(G)) for the group of every token."""
+        if self.close is None or self.far is None:
+            raise TemperaError(
+                "the groups of GSD's public code need the target's embeddings: take "
+                "rule.for_target(target)"
+            )
+        order = p.argsort(dim=-1, stable=True)
+        of_p, of_q = p.gather(-1, order), q.gather(-1, order)
+        places = torch.arange(p.shape[-1], device=p.device)
+        windows = []
+        for step in range(-LOWER, UPPER + 1):
+            inside = (places + step >= 0) & (places + step < len(places))
+            windows.append(((places + step).clamp(0, len(places) - 1), inside))
+        far = self.far[order]
+        untested = torch.stack([far[..., other] & inside for other, inside in windows]).any(0)
+        last, known = len(self.close) - 1, order.clamp(max=len(self.close) - 1)
+        mass_p, mass_q = torch.zeros_like(p), torch.zeros_like(q)
+        for other, inside in windows:
+            near = self.close[known, order[..., other].clamp(max=last)] | untested
+            similar = (of_p[..., other] - of_p).abs() < self.difference
+            member = inside & near & similar
+            mass_p += of_p[..., other] * member
+            mass_q += of_q[..., other] * member
+        alone = places < LOWER
+        f = ratio(torch.where(alone, of_p, mass_p), torch.where(alone, of_q, mass_q))
+        return torch.empty_like(f).scatter(-1, order, f)
+
+    @override
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """Norm[p - q]+."""
+        return excess(p, q)
