@@ -16,6 +16,7 @@ from tempera.data.benchmarks import (
     imagenet_classes,
     imagenet_prompts,
     parti_prompts,
+    printed_prompts,
     prompt_file,
 )
 from tempera.data.entries import Entry, Listed
@@ -89,6 +90,11 @@ def test_parti_is_shuffled_unless_its_order_is_wanted(tmp_path: Path) -> None:
     assert keys(prompt_file(str(file))) == [prompt.id for prompt in plain]
 
 
+def test_printed_prompts_are_numbered() -> None:
+    found = printed_prompts(["a cat", "a dog"], limit=None, offset=1)
+    assert [(one.id, one.text) for one in found] == [("prompt-2", "a dog")]
+
+
 @pytest.mark.slow
 def test_from_the_hub_and_again_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = parquet(image_id=[7, 5], ids=[[71, 70], [50]], captions=[["b", "a"], ["c"]])
@@ -102,8 +108,15 @@ def test_from_the_hub_and_again_without_it(tmp_path: Path, monkeypatch: pytest.M
         commit = hub.add("Jialuo21/DrawBench", drawn, kind="datasets")
         drawbench = Repository("Jialuo21/DrawBench", "dataset", commit)
         monkeypatch.setattr(benchmarks, "DRAWBENCH", drawbench)
+        names = [f"COCO_val2014_0000000003{number}.jpg" for number in (90, 2)]
+        rows = parquet(question_id=names, answer=[["b", "a"], ["c"]])
+        commit = hub.add("lmms-lab/COCO-Caption", {"data/val-0.parquet": rows}, kind="datasets")
+        coco2014 = Repository("lmms-lab/COCO-Caption", "dataset", commit)
+        monkeypatch.setattr(benchmarks, "COCO2014", coco2014)
         for offline in (False, True):
             hub.here(monkeypatch, offline=offline)
+            found = {(one.id, one.text) for one in coco_prompts(split="val2014")}
+            assert found == {("390-0", "b"), ("32-0", "c")}
             assert {(one.id, one.text) for one in coco_prompts()} == {("70", "a"), ("50", "c")}
             assert coco_training().count() == len(coco_prompts(split="train")) == 2
             assert [prompt.text for prompt in parti_prompts()] == ["a cat"]

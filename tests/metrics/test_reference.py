@@ -100,6 +100,8 @@ def test_coco_from_the_hub(images: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert sorted(hub.downloads()) == sorted(parts) and reference.to_download() == 0
         hub.here(monkeypatch, offline=True)
         reference.check()
+        monkeypatch.setattr(references, "COCO2014", Repository("some/coco", "dataset", commit))
+        assert len(next(Reference("coco2014").pictures(8))) == 20
         (batch,) = reference.pictures(8)
         assert batch[:, 0, 0, 0].tolist() == [*range(0, 200, 20), *range(10, 200, 20)]
         monkeypatch.setattr(references, "COCO", Repository("some/coco", "dataset", "0" * 40))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import pyarrow.parquet as pq
 from pydantic import NonNegativeInt, PositiveInt
 
 from tempera.data.entries import Entry, Listed
@@ -18,6 +19,11 @@ from tempera.runtime.row_store import read_table
 
 COCO = Repository("phiyodr/coco2017", "dataset", "036f3f8291db64d17faad9b09e59dd30bb65c4d7")
 """MS-COCO 2017's captions without images, 30 MB."""
+COCO2014 = Repository(
+    "lmms-lab/COCO-Caption", "dataset", "02151fb3da01a06268e022a9d58084fdbd8aa8e3"
+)
+"""MS-COCO 2014's 40,504 validation images and their captions, 6.6 GB."""
+VAL2014 = "data/val-*.parquet"
 PARTI = Repository("nateraw/parti-prompts", "dataset")
 DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset", "870c4ef7e6c67eafa7c6e26ba79b7c0d52c9cb16")
 """The 200 prompts as Parquet; shunk031/DrawBench is a script, which `datasets` runs no more."""
@@ -33,22 +39,25 @@ def coco_prompts(
     offset: NonNegativeInt = 0,
     per_image: NonNegativeInt = 1,
     seed: NonNegativeInt = 0,
-    split: Literal["validation", "train"] = "validation",
+    split: Literal["validation", "train", "val2014"] = "validation",
 ) -> list[Prompt]:
-    """Captions of MS-COCO 2017's images; ids are those of the annotations.
+    """Captions of MS-COCO's images; ids are those of the annotations, or for the hub's copy of
+    val2014, which lacks them, <image>-<number of the caption>.
 
     Args:
-        path: captions_val2017.json or captions_train2017.json; by default the hub's copy.
+        path: captions_val2017.json, captions_train2017.json or captions_val2014.json; by default
+            the hub's copy.
         limit, offset: number of prompts to take, and to skip first.
         per_image: number of captions to take per image, the first ones; 0 takes all.
         seed: seed of the images' order.
-        split: which images, if there is no path.
+        split: which images, if there is no path: those of 2017, or `val2014`.
 
     Raises:
         TemperaError: the captions are unavailable or unreadable.
     """
     found = _shuffled(_coco_images(path, split), per_image, seed)
-    return chosen([Prompt(name, text) for _, name, text in found], limit, offset, path or COCO.id)
+    source = path or (COCO2014 if split == "val2014" else COCO).id
+    return chosen([Prompt(name, text) for _, name, text in found], limit, offset, source)
 
 
 def coco_training(
@@ -71,7 +80,9 @@ def coco_training(
 
 def _coco_images(path: str | None, split: str) -> Captions:
     images: Captions = {}
-    if path is None:
+    if path is None and split == "val2014":
+        images = _val2014()
+    elif path is None:
         for file in sorted(COCO.snapshot([f"data/{split}-*"]).glob(f"data/{split}-*.parquet")):
             for row in read_table(file):
                 found = zip(row["ids"], map(text_of, row["captions"]), strict=True)
@@ -81,6 +92,17 @@ def _coco_images(path: str | None, split: str) -> Captions:
             if text:
                 images.setdefault(image, []).append((name, text))
     return {image: sorted(found, key=lambda one: _order(one[0])) for image, found in images.items()}
+
+
+def _val2014() -> Captions:
+    """The captions of the hub's copy, whose `question_id` is COCO_val2014_<image id>.jpg."""
+    images: Captions = {}
+    for file in sorted(COCO2014.snapshot([VAL2014]).glob(VAL2014)):
+        for row in pq.read_table(file, columns=["question_id", "answer"]).to_pylist():
+            image = row["question_id"].rpartition("_")[2].partition(".")[0].lstrip("0")
+            texts = enumerate(map(text_of, row["answer"]))
+            images[image] = [(f"{image}-{number}", text) for number, text in texts if text]
+    return images
 
 
 def _annotations(path: Path) -> Iterator[tuple[str, str, str | None]]:
@@ -189,6 +211,14 @@ def geneval_prompts(
         for repetition in range(per_prompt)
     ]
     return chosen(prompts, limit, offset, path)
+
+
+def printed_prompts(
+    prompts: list[str], limit: PositiveInt | None = 64, offset: NonNegativeInt = 0
+) -> list[Prompt]:
+    """Prompts that a paper prints; ids are prompt-<number>, from 1."""
+    named = [Prompt(f"prompt-{number}", text) for number, text in enumerate(prompts, start=1)]
+    return chosen(named, limit, offset, "the paper's prompts")
 
 
 def imagenet_prompts(

@@ -25,6 +25,10 @@ COCO = Repository(
     "lmms-lab/COCO-Caption2017", "dataset", "ba347b1dc8dcc9c2c07f0d51c073403ae2ab5d42"
 )
 """MS-COCO 2017's validation images, 815 MB of Parquet."""
+COCO2014 = Repository(
+    "lmms-lab/COCO-Caption", "dataset", "02151fb3da01a06268e022a9d58084fdbd8aa8e3"
+)
+"""MS-COCO 2014's validation images, 6.6 GB."""
 _PARTS = "data/val*.parquet"
 
 
@@ -35,8 +39,8 @@ class Reference:
 
     Args:
         place: a directory with png, jpg and webp files at any depth, a `.npz` file as ADM publishes
-            for ImageNet, `coco` for MS-COCO 2017's 5,000 validation images from the hub, or None
-            for no reference.
+            for ImageNet, `coco` for MS-COCO 2017's 5,000 validation images from the hub, `coco2014`
+            for the 40,504 of 2014, or None for no reference.
     """
 
     place: str | None = None
@@ -44,14 +48,14 @@ class Reference:
     @property
     def identity(self) -> str:
         """Names the options and the files as they are now."""
-        return identity((self, COCO if self._of_hub else None), self._files())
+        return identity((self, self._repository), self._files())
 
     def check(self) -> None:
         """Raise TemperaError unless there are enough images, each of which can be read, or the hub
         offers them.
         """
-        if self._of_hub:
-            COCO.to_download([_PARTS])
+        if repository := self._repository:
+            repository.to_download([_PARTS])
             return
         if self.place is None:
             raise _refused(
@@ -65,7 +69,7 @@ class Reference:
             found = f"holds {count or 'no'} images" if there else "does not exist"
             raise _refused(
                 f"metrics.reference={self.place} {found}: give a directory of {LEAST} or more real "
-                "images (png, jpg or webp), a .npz file of ADM's, or coco."
+                "images (png, jpg or webp), a .npz file of ADM's, coco or coco2014."
             )
         if not self._is_array:
             with ThreadPoolExecutor() as pool:
@@ -74,12 +78,13 @@ class Reference:
 
     def to_download(self) -> int:
         """Bytes that `fetch` will download."""
-        return COCO.to_download([_PARTS]) if self._of_hub else 0
+        repository = self._repository
+        return repository.to_download([_PARTS]) if repository else 0
 
     def fetch(self) -> None:
         """Download the files that are not on this machine yet."""
-        if self._of_hub:
-            COCO.snapshot([_PARTS])
+        if repository := self._repository:
+            repository.snapshot([_PARTS])
 
     def pictures(self, edge: int) -> Iterator[Pictures]:
         """The images in batches, uint8 [B, 3, h, w].
@@ -92,8 +97,8 @@ class Reference:
             yield np.stack([_square(image, edge) for image in group])
 
     def _images(self) -> Iterator[Image.Image]:
-        if self._of_hub:
-            for part in sorted(COCO.snapshot([_PARTS]).glob(_PARTS)):
+        if repository := self._repository:
+            for part in sorted(repository.snapshot([_PARTS]).glob(_PARTS)):
                 for rows in pq.ParquetFile(part).iter_batches(50, columns=["image"]):
                     for row in rows.to_pylist():
                         yield _read(row["image"]["bytes"], row["image"]["path"])
@@ -103,15 +108,18 @@ class Reference:
             yield from (_read(path, str(path)) for path in self._files())
 
     @property
-    def _of_hub(self) -> bool:
-        return self.place == "coco"
+    def _repository(self) -> Repository | None:
+        """Where the images are on the hub, if they are there."""
+        if self.place == "coco":
+            return COCO
+        return COCO2014 if self.place == "coco2014" else None
 
     @property
     def _is_array(self) -> bool:
         return self.place is not None and self.place.lower().endswith(".npz")
 
     def _files(self) -> list[Path]:
-        if self.place is None or self._of_hub:
+        if self.place is None or self._repository:
             return []
         place = Path(self.place).expanduser()
         if self._is_array:
