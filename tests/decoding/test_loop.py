@@ -9,7 +9,7 @@ from tempera.decoding.images import Images
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Clock, timed
+from tempera.decoding.timing import Clock, TimedTests, timed
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.jacobi import scd
@@ -123,6 +123,11 @@ def test_observers_see_every_round_and_clocks_its_parts():
     assert [rounds for rounds, _ in seen] == list(range(1, len(seen) + 1))
     assert seen[-1][1] == 12
     assert set(clock.seconds) == {"draft", "target", "verify", "commit"}
+    rule = TimedTests(Exact(), clock)
+    again = decode(*parts, rule, RandomStreams(0, names), names)
+    plain = decode(target, drafting(draft, Tree.chain(2)), Exact(), RandomStreams(0, names), names)
+    assert again.tokens.equal(plain.tokens)
+    assert 0 < clock.seconds["test"] < clock.seconds["verify"]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])

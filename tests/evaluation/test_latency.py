@@ -2,6 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_evaluation import tiny_pipeline
@@ -97,8 +98,10 @@ def test_speed_is_a_median_of_paired_ratios() -> None:
     # the median of 2, 6, 1; not their mean, nor the ratio of medians
     assert result["speedup"] == Interval(2, 1, 6, 3)
     assert result["efficiency"].value == 0.5 and result["latency_ar"].value == 8
+    assert np.isnan(breakdown(rows)["test_ms"])
+    rows[1] |= {"part_test": 0.05}
     unclocked = {key: value for key, value in rows[0].items() if not key.startswith("part_")}
     time = breakdown([*rows, unclocked])
     target = time["parts"]["target"]
     assert [target["share"], target["ms_per_round"]] == pytest.approx([0.6, 6])
-    assert (time["text_encoder"], time["image_decoder"]) == (0.5, 0.25)
+    assert (time["text_encoder"], time["image_decoder"], time["test_ms"]) == (0.5, 0.25, 0.5)

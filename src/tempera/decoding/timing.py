@@ -1,11 +1,14 @@
 """Where the time of a round goes, and how long a batch takes, from some of its rounds."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
-from tempera.decoding.interfaces import Drafter, Target
+from tempera.decoding.interfaces import Drafter, Rule, Target
 
 T = TypeVar("T")
 
@@ -24,7 +27,19 @@ class Clock:
         """Add the time since the last call to `seconds[part]`; without a name it is forgotten."""
         last, self._last = self._last, now(self.device)
         if part:
-            self.seconds[part] = self.seconds.get(part, 0.0) + self._last - last
+            self._add(part, self._last - last)
+
+    @contextmanager
+    def within(self, part: str) -> Iterator[None]:
+        """Add the time of the `with` block to `seconds[part]`, also where it is within another
+        part.
+        """
+        start = now(self.device)
+        yield
+        self._add(part, now(self.device) - start)
+
+    def _add(self, part: str, seconds: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
 
 class _Clocked:
@@ -56,6 +71,35 @@ class _Clocked:
 def clocked(one: T, clock: Clock, **laps: tuple[str | None, str | None]) -> T:
     """The same object; by method, the parts of a round that end before and after a call, if any."""
     return cast(T, _Clocked(one, clock, laps))
+
+
+class TimedTests(Rule):
+    """The same rule; its tests of drafted tokens add their time to the part `test` of a clock,
+    which is within `verify`.
+    """
+
+    def __init__(self, rule: Rule, clock: Clock) -> None:
+        self.rule, self.clock = rule, clock
+
+    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """See `Rule.accept_at`; for LANTERN it gathers the neighbours' probabilities, finds the
+        set A and adds its mass up.
+        """
+        with self.clock.within("test"):
+            return self.rule.accept_at(p, q, token, depth)
+
+    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
+        """See `Rule.keeps`."""
+        with self.clock.within("test"):
+            return self.rule.keeps(p, token)
+
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """See `Rule.accept`."""
+        return self.rule.accept(p, q, depth)
+
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """See `Rule.residual`."""
+        return self.rule.residual(p, q, token, depth)
 
 
 def timed(target: Target, drafter: Drafter, clock: Clock) -> tuple[Target, Drafter]:

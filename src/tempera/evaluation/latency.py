@@ -6,6 +6,7 @@ median of the paired ratios. Separate decodes, of the first prompts, measure the
 because their clock synchronises the device around each part.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ from tempera.metrics.bootstrap import Interval
 from tempera.runtime.row_store import Numbers, Row, Store
 
 PARTS = ("draft", "target", "verify", "commit")
+TEST = "test"
+"""The rule's tests of drafted tokens, a part of `verify`."""
 COLUMNS = {
     **dict.fromkeys(("ar", "method", "rounds"), Numbers(positive=True)),
     "text_encoder": Numbers(0),
@@ -136,7 +139,7 @@ def _parts(pipeline: Pipeline, prompts: list[Prompt]) -> Row:
     """Seconds of each part of the method's rounds, from a decode with clocks inside."""
     clock = Clock(pipeline.device)
     pipeline.tokens(prompts, clock=clock)
-    return {f"part_{part}": clock.seconds.get(part, 0.0) for part in PARTS}
+    return {f"part_{part}": clock.seconds.get(part, 0.0) for part in (*PARTS, TEST)}
 
 
 def speed(rows: Sequence[Mapping[str, Any]], length: int) -> dict[str, Interval]:
@@ -157,14 +160,17 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         `text_encoder` and `image_decoder`: median seconds. `parts`: for each part of a round its
-        share of all clocked time and its median milliseconds per round.
+        share of all clocked time and its median milliseconds per round. `test_ms`: the same of the
+        rule's tests, a part of `verify`; NaN if they were not clocked.
     """
     clocked = [row for row in rows if row.get("part_target") is not None]
     parts = {part: _column(clocked, f"part_{part}") for part in PARTS}
+    tests = [1000 * row[f"part_{TEST}"] / row["rounds"] for row in clocked if f"part_{TEST}" in row]
     total, rounds = np.sum(list(parts.values())), _column(clocked, "rounds")
     return {
         "text_encoder": float(np.median(_column(rows, "text_encoder"))),
         "image_decoder": float(np.median(_column(rows, "image_decoder"))),
+        "test_ms": float(np.median(tests)) if tests else math.nan,
         "parts": {
             part: {
                 "share": float(values.sum() / total),

@@ -20,7 +20,7 @@ from tempera.decoding.interfaces import Draft, Drafter, ImageModel, Rule, Target
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog
-from tempera.decoding.timing import Clock, now, timed
+from tempera.decoding.timing import Clock, TimedTests, now, timed
 from tempera.decoding.trace import ACCEPTED, BONUS
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
@@ -84,11 +84,12 @@ class Method:
             clock: adds up the time of each part of the rounds.
             observe: called after each round with the images, the draft and the verdict.
         """
-        drafter = self.drafter
+        drafter, rule = self.drafter, self.rule
         if clock is not None:
             target, drafter = timed(target, drafter, clock)
+            rule = TimedTests(rule, clock) if isinstance(rule, Rule) else rule
         return decode(
-            target, drafter, self.rule, streams, prompts, diagnostics=diagnostics, observe=observe
+            target, drafter, rule, streams, prompts, diagnostics=diagnostics, observe=observe
         )
 
 
