@@ -51,6 +51,10 @@ options of Hydra there are.
 """
 
 
+def _choosing(job: Sequence[str]) -> tuple[str, ...]:
+    return tuple(option for option in job if option.startswith(CHOOSING))
+
+
 class CaseSweeper(BasicSweeper):
     """Hydra's basic sweeper, on each case in turn."""
 
@@ -88,21 +92,34 @@ class CaseSweeper(BasicSweeper):
             named = {override.get_key_element() for override in kept}
             left = [one for one in overrides if one.get_key_element() not in named]
             jobs += BasicSweeper.split_arguments([*kept, *left], None)[0]
-        distinct = [job for place, job in enumerate(jobs) if job not in jobs[:place]]
-        self._check_drafts(distinct)
+        distinct = self._with_drafts([job for at, job in enumerate(jobs) if job not in jobs[:at]])
         return list(BasicSweeper.split_overrides_to_chunks(distinct, max_batch_size))
 
-    def _check_drafts(self, jobs: list[list[str]]) -> None:
-        """Refuse a sweep if a job lacks its draft, before the first job runs."""
+    def _with_drafts(self, jobs: list[list[str]]) -> list[list[str]]:
+        """The jobs, if all have their draft; otherwise refuse the sweep, before the first job runs.
+        Of a table that is useful in part, the jobs that have it, and say which are left out.
+        """
         if self.hydra_context is None or self.config is None:
-            return
+            return jobs
         from tempera.config.build import check_draft
+        from tempera.errors import TemperaError
+        from tempera.reporting.paper_results import find
 
-        chosen = {tuple(one for one in job if one.startswith(CHOOSING)) for job in jobs}
-        for job in sorted(chosen):
+        partial = self.table is not None and find(self.table).get("partial", False)
+        lacking: dict[tuple[str, ...], TemperaError] = {}
+        for job in sorted({_choosing(job) for job in jobs}):
             cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(job))
-            if "drafter" in cfg and not cfg.dry_run:
-                check_draft(cfg)
+            try:
+                if "drafter" in cfg and not cfg.dry_run:
+                    check_draft(cfg)
+            except TemperaError as problem:
+                lacking[job] = problem
+        kept = [job for job in jobs if _choosing(job) not in lacking]
+        if lacking and not (partial and kept):
+            raise next(iter(lacking.values()))
+        for job, problem in lacking.items():
+            print(f"left out: {' '.join(job)}: {problem}")
+        return kept
 
     def _cases(self, overrides: list[Override]) -> Sequence[str]:
         """The cases; those of a paper's table depend on the model."""

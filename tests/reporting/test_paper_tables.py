@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from paths import CONF, ROOT
 from report_runs import finished
 from tiny_evaluation import tiny_options
 
+from tempera.config import build
 from tempera.config.build import build_method, build_rule, build_target
+from tempera.config.changes import changes
 from tempera.config.instantiate import instantiate, parsed
 from tempera.decoding.interfaces import Target
 from tempera.errors import TemperaError
@@ -45,11 +48,18 @@ def composed(*overrides: str, hydra: bool = False) -> DictConfig:
 
 
 def split(
-    cases: list[str], overrides: list[str], size: int | None = None, table: str | None = None
+    cases: list[str],
+    overrides: list[str],
+    size: int | None = None,
+    table: str | None = None,
+    context: Any = None,
 ) -> list[list[list[str]]]:
     """The jobs that the sweeper makes of cases and a command line, in batches."""
     Plugins.instance()  # executes the module once more: the class is the one there is afterwards
     sweeper: Any = get_class("hydra_plugins.tempera_cases.CaseSweeper")(cases, table)
+    sweeper.hydra_context = context
+    if context is not None:
+        sweeper.config = OmegaConf.create({"model": {"name": "shapes"}})
     found = sweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), size)
     return list(found)
 
@@ -79,13 +89,21 @@ def as_run(job: list[str]) -> Run:
     }
     options |= {name: chosen[name] for name in GROUPS if name in chosen}
     options.pop("weights")
-    return finished(options.pop("method"), model=options.pop("model"), **options)
+    changed = changes(cfg, chosen)
+    return finished(
+        options.pop("method"),
+        model=options.pop("model"),
+        data=chosen["data"],
+        changes=changed,
+        **options,
+    )
 
 
 def kind_of(job: Iterable[str]) -> tuple[str, ...]:
     """A job's choices, and the names of its other options."""
     named = ((option, option.partition("=")[0]) for option in job)
-    return tuple(sorted(option if name in GROUPS else name for option, name in named))
+    kept = (*GROUPS, "data", "image_size")
+    return tuple(sorted(option if name in kept else name for option, name in named))
 
 
 def one_of_each_kind(found: Sequence[list[str]]) -> list[list[str]]:
@@ -93,18 +111,20 @@ def one_of_each_kind(found: Sequence[list[str]]) -> list[list[str]]:
     return list({kind_of(job): job for job in reversed(found)}.values())[::-1]
 
 
-def check_rows(preset: str, found: list[list[str]]) -> None:
-    """The first row of each kind has its job, and every quantity is known."""
+def check_rows(preset: str, found: list[list[str]], model: str | None = None) -> None:
+    """The first row of each kind, of a model's groups, has its job, and every quantity is known."""
     data = find(preset)
     runs = [as_run(job) for job in one_of_each_kind(found)]
     filled = {place for run in runs for place in paper_tables._places(run, data)[0]}
     first: dict[tuple[str, ...], tuple[str, int]] = {}
     for title, lines in (data.get("models") or {}).items():
         assert group(title).keys() >= {"model", "data"}
+        if model is not None and group(title)["model"] != model:
+            continue
         for row, line in enumerate(lines):
             assert all(paper_tables.quantity(name) for name in line.keys() - {"run"})
             kind = kind_of(f"{name}={one}" for name, one in wanted(data, line).items())
-            first.setdefault(kind, (title, row))
+            first.setdefault((title, *kind) if model else kind, (title, row))
     assert {*first.values()} <= filled
 
 
@@ -112,7 +132,7 @@ def test_a_preset_names_a_table() -> None:
     with pytest.raises(TemperaError, match="coolsd_table3") as problem:
         find("coolsd_table")
     assert problem.value.option == "paper.table"
-    assert [len(cases("coolsd_table1", model)) for model in ("lumina", "shapes")] == [7, 9]
+    assert [len(cases("coolsd_table1", model)) for model in ("lumina", "shapes")] == [35, 9]
 
 
 def test_every_table_has_its_preset() -> None:
@@ -161,6 +181,106 @@ def test_every_job(
         built.add(kind)
 
 
+@pytest.mark.parametrize("present", [("medusa", "eagle2"), ("medusa",), ()])
+def test_a_table_that_is_useful_in_part_leaves_out_the_rows_without_a_draft(
+    present: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(cfg: DictConfig) -> None:
+        if cfg.method not in present:
+            raise TemperaError(f"train one for {cfg.method}")
+
+    monkeypatch.setattr(build, "check_draft", check)
+
+    def load(config: Any, job: list[str]) -> DictConfig:
+        return OmegaConf.create({"drafter": {}, "dry_run": False, "method": job[0][7:]})
+
+    context = SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=load))
+    for table, partial in (("lantern_figure2a", True), ("lantern_table2", False)):
+        whole = all(one.split()[0][7:] in present for one in cases(table, "shapes"))
+        if whole or (partial and present):
+            (batch,) = split([], ["seed=1"], table=table, context=context)
+            assert [job[0] for job in batch] == [
+                case for case in cases(table, "shapes") if case[7:] in present
+            ]
+            assert (
+                "left out: method=independent: train one for independent" in capsys.readouterr().out
+            )
+        else:
+            with pytest.raises(TemperaError, match="train one for"):
+                split([], ["seed=1"], table=table, context=context)
+
+
+MODELS = {
+    preset: sorted({group(title)["model"] for title in find(preset).get("models") or {}})
+    for preset in PRESETS
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "model"), [(preset, model) for preset in PRESETS for model in MODELS[preset]]
+)
+def test_a_papers_model_runs_what_the_papers_rows_say(preset: str, model: str) -> None:
+    """The composed settings of the sweep's jobs fill the rows."""
+    check_rows(preset, jobs(preset, f"model={model}"), model)
+
+
+STATED = [
+    ("sjd_table5", "anole", {"method": "sjd"}, {"data": ["parti"], "window": [16]}),
+    ("sjd_table3", "llamagen_xl_stage1", {"method": "sjd"}, {"data": ["coco", "parti"]}),
+    ("sjd_figure12", "lumina", {"method": "sjd"}, {"image_size": [768, 1024], "window": [16]}),
+    ("sjd_pac_table1", "emu3", {}, {"top_k": [2000], "data": ["coco", "parti"]}),
+    ("sjd_pac_table1", "lumina", {"method": "lanternpp"}, {"tree": ["mc_sim_7b_63"]}),
+    ("sjd_pac_table1", "lumina", {"method": "gsd_published"}, {"window": [16]}),
+    (
+        *("sjd_pac_table1", "lumina", {"method": "sjd_pac_full"}),
+        {"window": [63], "levels": [2], "branches": [3, 4], "shape": ["full"]},
+    ),
+    ("coolsd_table1", "lumina", {}, {"seed": [42, 43, 44, 45, 46], "data": ["coco"]}),
+    ("coolsd_table3", "lumina", {}, {"data": ["coco_train"], "tree": ["chain"], "depth": [5]}),
+    ("coolsd_figure3", "llamagen_xl_stage1", {}, {"seed": [42, 43, 44, 45, 46]}),
+    (
+        *("coolsd_figure4", "llamagen_xl_stage1", {"method": "lanternpp"}),
+        {"tree": ["chain", "mc_sim_7b_63"], "lam": [1.0, 2.0, 5.0, 10.0], "k": [10, 50, 200]},
+    ),
+    ("lantern_table2", "llamagen_xl_stage1", {}, {"data": ["coco2014"], "top_k": [1000]}),
+    ("lantern_table2", "llamagen_xl_stage1", {"method": "eagle2"}, {"nodes": [59]}),
+    ("lantern_table4", "llamagen_xl_stage1", {}, {"data": ["coco"]}),
+    ("lantern_figure12", "llamagen_xl_stage2", {}, {"data": ["lantern_figure12"]}),
+    ("cspd_table1", "mar_huge", {"method": "cspd"}, {"drafter": ["mar_base", "mar_large"]}),
+    ("cspd_table2", "mar_huge", {}, {"data": ["imagenet"]}),
+    ("cspd_figure8", "mar_huge", {}, {"drafter": ["mar_base"], "data": ["imagenet"]}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "model", "which", "stated"), STATED)
+def test_a_presets_composed_settings_are_those_that_the_authors_state(
+    preset: str, model: str, which: dict[str, Any], stated: dict[str, list[Any]]
+) -> None:
+    met: dict[str, set[Any]] = {name: set() for name in stated}
+    for job in jobs(preset, f"model={model}"):
+        if any(option not in job for option in (f"{name}={one}" for name, one in which.items())):
+            continue
+        cfg = composed(*job, hydra=True)
+        for name in stated:
+            chosen = cfg.hydra.runtime.choices.get(name)
+            met[name].add(OmegaConf.select(cfg, name) if chosen is None else chosen)
+    assert met == {name: set(values) for name, values in stated.items()}
+
+
+def test_an_option_that_a_row_has_may_be_given_again() -> None:
+    """It does not leave the row out; another value of it does not fill the row."""
+    for window, places in ((16, 1), (32, 0)):
+        (job,) = (
+            job
+            for job in jobs("sjd_table5", "model=anole", f"window={window}", "method=sjd")
+            if "initialisation=random" in job
+        )
+        found, _ = paper_tables._places(as_run(job), find("sjd_table5"))
+        assert len(found) == places
+
+
 @pytest.mark.slow
 def test_jobs_of_a_table() -> None:
     """The values of the model; batches for a launcher."""
@@ -175,8 +295,8 @@ def test_jobs_of_a_table() -> None:
 
 def test_the_command_line_overrides_a_preset_and_can_be_swept() -> None:
     assert jobs("sjd_table3", "seed=1,2") == [
-        [f"method={method}", "experiment=sjd_table3", f"seed={seed}"]
-        for method in ("ar", "sjd")
+        [*row, "experiment=sjd_table3", f"seed={seed}"]
+        for row in (["method=ar"], ["method=sjd", "window=16"])
         for seed in (1, 2)
     ]
     made = jobs("lantern_table9", "model=shapes,llamagen_xl_stage1")
@@ -286,7 +406,7 @@ QUANTITIES = {
     "single": 0.25, "few": None, "tv_masked": None, "many_gain": None, "perplexity": 7.389,
     "clip_percent": 31.0, "target_forward": 0.02, "precision": 0.48, "recall": 0.5,
     "whole_round": 0.035, "proximity_first": 6.0, "proximity_others": 2.5, "alpha_5": 0.9,
-    "speedup_8": 1.5, "walltime": 1.1594,
+    "speedup_8": 1.5, "walltime": 1.28, "proximity_set": 0.003, "length_deviation": 0.2,
 }  # fmt: skip
 
 
@@ -301,7 +421,11 @@ def test_our_value_of_a_quantity() -> None:
         acceptance_by_depth=[0.75, 0.5],
         acceptance_by_tenth=[0.5, 0.5, 0.5, 0.5, 0.9, 1, 1, 1, 1, None],
         rounds_by_tokens=[0.25, 0.25, 0.5],
-        time={"parts": {part: {"ms_per_round": time} for part, time in times.items()}},
+        time={
+            "parts": {part: {"ms_per_round": time} for part, time in times.items()},
+            "test_ms": 3.0,
+        },
+        deviations={"accepted_length": 0.2},
         grid=[2, 3],
         proximity_by_place=[4.0, 1.0, 4.0, 8.0, None, None],
     )
@@ -309,3 +433,5 @@ def test_our_value_of_a_quantity() -> None:
         found = paper_tables.quantity(name).of([run, finished("coolsd")])
         expected = [np.nan if value is None else value, np.nan]
         assert found.tolist() == pytest.approx(expected, abs=1e-3, nan_ok=True), name
+    run.metrics["acceptance_rate"]["value"] = 1.0
+    assert paper_tables.quantity("walltime").of([run])[0] == pytest.approx(2 / 1.25)  # its limit

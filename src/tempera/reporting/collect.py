@@ -44,6 +44,7 @@ class Run(BaseModel):
         made_by: what the parts of the run carry (`tempera.evaluation.run_directory`).
         values, weights: each prompt's value of the paired metrics, and its weight in their means, a
             row a prompt, a column a metric's key; NaN where a prompt has none.
+        deviations: standard deviations over prompts, of the accepted length and the latency.
         texts: the prompts' texts by id.
         baseline: the name of the run that this one is compared with, and `baseline_length` its
             accepted length (`tempera.reporting.baseline`).
@@ -72,6 +73,7 @@ class Run(BaseModel):
     rounds_by_tokens: Profile = []
     proximity_by_place: Profile = []
     time: dict[str, Any] = {}
+    deviations: dict[str, float] = {}
     texts: dict[str, str] = {}
     values: pd.DataFrame = Field(default_factory=pd.DataFrame)
     weights: pd.DataFrame = Field(default_factory=pd.DataFrame)
@@ -188,6 +190,8 @@ def read_run(directory: Path) -> Run:
     if content.get("results") != sha256_file(results):
         raise TemperaError(f"{results} is not the one that {path.name} tells of: run it again.")
     run.texts = dict(zip(frame["id"], frame["text"], strict=True))
+    spread = [name for name in ("accepted_length", "latency") if name in frame]
+    run.deviations = frame[spread].astype(float).std().to_dict()
     run.values, run.weights = _paired(frame.set_index("id"), int(np.prod(run.grid)))
     for key, total in run.values.sum(skipna=True).items():  # JSON has no infinite numbers
         if np.isinf(total) and run.metrics.get(str(key), {}).get("value", 0) is None:

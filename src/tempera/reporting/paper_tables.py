@@ -16,7 +16,14 @@ import pandas as pd
 
 from tempera.metrics import table as metric_table
 from tempera.reporting.collect import Run
-from tempera.reporting.paper_results import find, group, ours, results, wanted
+from tempera.reporting.paper_results import (
+    as_list,
+    find,
+    ours,
+    results,
+    settings_of,
+    wanted,
+)
 from tempera.reporting.tables import Cell, Section, table
 
 SHIPPED = ("shapes", "shapes_mar")
@@ -87,12 +94,14 @@ def _measured(runs: Sequence[Run]) -> pd.DataFrame:
     for run in runs:
         own: dict[str, float | None] = {"gamma": run.settings.get("gamma")}
         own |= {key: run.value(key) for key in run.metrics}
+        own |= {f"{key}_deviation": value for key, value in run.deviations.items()}
         for name, profile in (
             ("acceptance", run.acceptance_by_depth),
             ("tenth", run.acceptance_by_tenth),
             ("rounds", run.rounds_by_tokens),
         ):
             own |= {f"{name}_{place}": one for place, one in enumerate(profile, 1)}
+        own["test_ms"] = run.time.get("test_ms")
         parts = run.time.get("parts", {})
         own |= {f"{part}_ms": one["ms_per_round"] for part, one in parts.items()}
         if run.proximity_by_place:
@@ -204,28 +213,45 @@ def _matched(data: Mapping[str, Any], runs: Sequence[Run]) -> Matched:
 
 def _places(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int]], str]:
     """The rows that a run belongs to, by group and number, and why it is in no other that has its
-    options: it changes something else, or has other prompts. On a shipped model it belongs to every
-    group, which its column says.
+    options: it changes something else, or lacks a setting of the group; any seed will do. On a
+    shipped model it belongs to every group, which its column says.
     """
     places: list[tuple[str, int]] = []
     reasons = []
     for title, lines in (data.get("models") or {}).items():
-        its = group(title)
-        drafter = its.get("drafter", run.settings.get("drafter"))
-        own = (run.model, run.settings.get("drafter")) == (its.get("model"), drafter)
         for row, line in enumerate(lines):
             options = wanted(data, line)
-            settings = {name: ours(str(run.model), name, one) for name, one in options.items()}
-            if any(run.settings.get(name) != value for name, value in settings.items()):
+            if not all(_has(run, name, value) for name, value in options.items()):
                 continue
-            more = [f"{name}={one}" for name, one in run.changes.items() if name not in options]
+            settings = settings_of(title, str(run.model), run.method)
+            missing = [
+                f"has {name}={_value(run, name)}, and {title} {name}={value}"
+                for name, value in settings.items()
+                if name not in (*options, "seed") and not _has(run, name, value)
+            ]
+            more = [
+                f"{name}={value}"
+                for name, value in run.changes.items()
+                if name not in options and name not in settings
+            ]
             if more:
                 reasons.append(f"also has {', '.join(more)}")
-            elif own and run.data != its["data"]:
-                reasons.append(f"has data={run.data}, and {title} data={its['data']}")
-            elif own or run.model in SHIPPED:
+            elif missing:
+                reasons.append(missing[0])
+            elif settings or run.model in SHIPPED:
                 places.append((title, row))
     return places, "" if places else min(reasons, key=len, default="")
+
+
+def _value(run: Run, option: str) -> Any:
+    return run.data if option == "data" else run.settings.get(option)
+
+
+def _has(run: Run, option: str, value: Any) -> bool:
+    """Whether a run has the paper's value of an option, one of its values, or what stands for it on
+    the run's model.
+    """
+    return _value(run, option) in [ours(str(run.model), option, one) for one in as_list(value)]
 
 
 def _differing(run: Run, other: Run) -> str:

@@ -1,0 +1,61 @@
+"""SJD-PAC's Figure 2: what does one changed token do to the picture?"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from tempera.decoding.interfaces import Draft, Scores
+from tempera.decoding.loop import Output
+from tempera.errors import TemperaError
+from tempera.evaluation.pipeline import Method
+
+
+@dataclass(frozen=True)
+class Changing(Method):
+    """Plain autoregression in which one token is drawn uniformly instead of from the target. All
+    others are drawn from the target with the same random numbers as without the change, so that
+    two pictures are the same up to this token.
+
+    Args:
+        changed: the place of the token, as a share of the image; 1 changes none.
+
+    Raises:
+        TemperaError: the method drafts tokens.
+    """
+
+    changed: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.is_plain:
+            raise TemperaError(
+                "changed= changes a token of plain autoregression: give method=ar", option="method"
+            )
+
+    def decode(self, target: Any, *given: Any, **options: Any) -> Output:
+        """See `Method`."""
+        place = int(self.changed * target.length)
+        return super().decode(_Uniform(target, place), *given, **options)
+
+
+class _Uniform:
+    """A target that gives every free token of one place the same probability."""
+
+    def __init__(self, target: Any, place: int) -> None:
+        self._target, self._place = target, place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def score(self, draft: Draft, longest: int) -> Scores:
+        """See `Target`; in plain autoregression all images are as long as the longest."""
+        scores: Scores = self._target.score(draft, longest)
+        if longest != self._place:
+            return scores
+        p = scores.p
+        even = torch.ones_like(p)
+        if (forced := self._target.head.forced) is not None:  # such as the end of a line
+            even[..., forced[forced >= 0]] = 0
+        even /= even.sum(-1, keepdim=True)
+        return replace(scores, p=torch.where(p.amax(-1, keepdim=True) < 1, even, p))
