@@ -117,8 +117,8 @@ class CaseSweeper(BasicSweeper):
         kept = [job for job in jobs if _choosing(job) not in lacking]
         if lacking and not (partial and kept):
             raise next(iter(lacking.values()))
-        for job, problem in lacking.items():
-            print(f"left out: {' '.join(job)}: {problem}")
+        for job, reason in lacking.items():
+            print(f"left out: {' '.join(job)}: {reason}")
         return kept
 
     def _cases(self, overrides: list[Override]) -> Sequence[str]:
