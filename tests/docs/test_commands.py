@@ -3,6 +3,8 @@ notebooks run too.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +92,19 @@ def test_a_notebook_runs(path: Path) -> None:
         source = source.replace(many, few)
     exec(compile(source, path.name, "exec"), {"__name__": "__main__"})
     matplotlib.pyplot.close("all")
+
+
+IN_A_KERNEL = """
+import sys, warnings
+import IPython, ipykernel.zmqshell
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import tqdm.auto
+sys.exit("; ".join(str(warning.message) for warning in seen))
+"""
+
+
+def test_progress_bars_do_not_warn_in_a_notebook() -> None:
+    """As they do there without ipywidgets."""
+    done = subprocess.run([sys.executable, "-c", IN_A_KERNEL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
