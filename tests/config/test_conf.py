@@ -217,7 +217,9 @@ def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
     assert composed("method=parallel", "weights=random", "model=emu3").drafter.path == "random"
     cfg = resolves("draft=medusa", config="train_draft")
     assert instantiate(cfg.loss) == AcceptanceLoss(eta=0.0)
-    assert composed("method=medusa").drafter.path == f"{HydraConfig.get().run.dir}/draft"
+    assert composed("method=medusa").drafter.path == str(networks.SHIPPED / "medusa")
+    trained = composed("model=emu3", "method=medusa").drafter.path
+    assert trained == "outputs/train_draft/emu3-medusa/draft"
 
 
 def test_drafts_of_published_models_have_the_papers_recipe() -> None:

@@ -172,8 +172,6 @@ def test_every_job(
         assert OmegaConf.select(cfg, "paper.table") == (preset if preset in PRESETS else None)
         kind = tuple(cfg.hydra.runtime.choices.get(name) for name in GROUPS)
         if kind not in built and not {"calibrated", "optimal"} & {*kind}:
-            if "medusa" in kind:  # no draft of it is shipped
-                cfg.drafter.path = "random"
             build_method(cfg, targets[cfg.model.name], build_rule(cfg))
             parsed(cfg.pipeline, ["target", "method", "image_decoder", "device"])
             instantiate(cfg.speed)

@@ -259,8 +259,7 @@ OF_MAR = {"cspd", "cspd_exact", "cspd_published", "draft"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [
-    ["method=" + ",".join(one for one in METHODS if one not in {*OF_MAR, "medusa"})],
-    ["method=medusa", "drafter.path=random"],  # no draft of it is shipped
+    ["method=" + ",".join(one for one in METHODS if one not in OF_MAR)],
     ["model=shapes_mar", "denoising_steps=2", "method=ar," + ",".join(sorted(OF_MAR))],
 ])  # fmt: skip
 def test_every_method_runs_to_its_report(

@@ -32,7 +32,7 @@ METHODS = (
     "uniform_rsd depth=3",
     "optimal_rsd depth=3",
     "eagle tree=chain depth=3",
-    "medusa drafter.path=random depth=3",
+    "medusa depth=3",
     "lantern k=5 tree=chain depth=3",
     "lanternpp k=5 tree=chain depth=3",
     "jacobi window=6",
