@@ -43,7 +43,7 @@ from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training.averaging import moving_average
 
 TINY_VQ = VQConfig(16, 8, 8, (1, 2, 2), (1, 2, 2), 1, 16, norm_groups=4)
-TINY_TARGET = LlamaGenConfig(16, 16, 24, 3, 2, (12, 12), 16, caption_dim=8)
+TINY_TARGET = LlamaGenConfig(16, 16, 24, 4, 2, (12, 12), 16, caption_dim=8)
 SHORT = {"steps": 2, "batch_size": 2}
 TARGET = TargetTraining(**SHORT, scenes=4, part=1, measured=4, bf16=False)
 EVALUATOR = EvaluatorTraining(steps=2, batch_size=4, measured=8)
