@@ -148,8 +148,14 @@ def test_impossible_benchmarks_raise_one_sentence():
 def test_random_weights_use_a_random_draft_and_print_so(tmp_path, capsys):
     tiny = write_llamagen_classes(tmp_path)
     options = [option for option in tiny if not option.startswith("model.weights")]
-    quick = ["weights=random", "repeats=1", "batch_sizes=[1]", f"directory={tmp_path}"]
-    cfg = composed("bench", [*options, *quick])
+    quick = [
+        "weights=random",
+        "tracking=none",
+        "repeats=1",
+        "batch_sizes=[1]",
+        f"directory={tmp_path}",
+    ]
+    cfg = composed("bench", [*options, *quick, f"directory={tmp_path}"])
     runpy.run_path(str(CONF.parent / "eval" / "bench.py"))["main"](cfg)
     said = capsys.readouterr().out
     assert "(random weights and draft)" in " ".join(said.split())
@@ -166,7 +172,16 @@ def test_continuous_methods_without_rounds_are_refused_before_weights_are_read(t
 
 @pytest.mark.slow
 def test_the_shipped_model_of_continuous_tokens(tmp_path, capsys):
-    quick = ["denoising_steps=2", "repeats=1", "batch_sizes=[1]", "gamma=2", "method=cspd"]
-    cfg = composed("bench", ["model=shapes_mar", *quick, f"directory={tmp_path}"])
+    quick = [
+        "denoising_steps=2",
+        "tracking=none",
+        "repeats=1",
+        "batch_sizes=[1]",
+        "gamma=2",
+        "method=cspd",
+    ]
+    cfg = composed(
+        "bench", ["model=shapes_mar", "gamma=2", "method=cspd", *quick, f"directory={tmp_path}"]
+    )
     assert bench.main(cfg)["steps"] == 2
     assert "one of 2 draft steps" in capsys.readouterr().out and (tmp_path / "bench.json").exists()

@@ -22,7 +22,7 @@ from tempera.rules.standard import Exact
 
 def options(directory: Path, *more: str) -> Any:
     quick = ["device=cpu", "batch_sizes=[1]", "repeats=1", f"directory={directory}"]
-    return composed("gpu_check", [*quick, *more])
+    return composed("gpu_check", ["tracking=none", *quick, *more])
 
 
 @pytest.fixture

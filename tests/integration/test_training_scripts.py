@@ -68,7 +68,7 @@ def test_drafts_of_the_world_and_of_shards(
     assert status == 1 and f"error: {tmp_path} was made with" in err.splitlines()[-1]
 
     shards = tmp_path / "shards"
-    options = ["source.count=20", "shard_size=12", f"hydra.run.dir={shards}"]
+    options = ["source.count=20", "shard_size=12", "tracking=none", f"hydra.run.dir={shards}"]
     status, out, err = command("prepare", *options)
     assert status == 0, err
     assert "20 images in 2 shards, 0 broken entries" in out
@@ -86,7 +86,7 @@ def test_drafts_of_the_world_and_of_shards(
 
 
 def test_the_target_draws_training_images(tmp_path: Path, command: Command) -> None:
-    drawn = ["encoder=target", "source.count=2", f"hydra.run.dir={tmp_path}"]
+    drawn = ["encoder=target", "source.count=2", "tracking=none", f"hydra.run.dir={tmp_path}"]
     status, _, err = command("prepare", *drawn, "guidance=1")
     assert status == 0, err
     manifest = json.loads((tmp_path / "manifest.json").read_text())

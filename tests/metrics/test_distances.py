@@ -80,7 +80,18 @@ def test_pseudovalues_are_the_derivative_in_each_images_weight(
     assert found.pseudovalues - found.value == pytest.approx(12 * np.array(slopes), rel=1e-4)
 
 
+def test_the_inception_score_is_torch_fidelitys_but_for_the_order_of_the_pictures() -> None:
+    import_torchvision()
+    from torch_fidelity.metric_isc import isc_features_to_metric
+
+    logits = torch.as_tensor(features(4000, shift=0.3))
+    expected = isc_features_to_metric(logits, 10)["inception_score_mean"]
+    assert inception_score(logits, 2).value == pytest.approx(expected, rel=2e-3)
+    assert inception_score(logits, 2) == inception_score(logits, 2)
+
+
 def test_the_centres_are_torchmetrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of KID, whose class averages over random subsets; here over one, of all."""
     import_torchvision()
     from torchmetrics.image.fid import FrechetInceptionDistance
     from torchmetrics.image.inception import InceptionScore

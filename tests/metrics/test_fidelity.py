@@ -12,6 +12,7 @@ from tempera.metrics import fidelity
 from tempera.metrics.distances import inception_score, precision, recall
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.fidelity import VGG, Inception
+from tempera.metrics.quality import quality
 from tempera.runtime.torchvision import import_torchvision
 
 CPU = torch.device("cpu")
@@ -52,10 +53,10 @@ def test_inceptions_features_come_before_its_logits(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fidelity, "extractor", lambda *_: torch.nn.Identity())
     networks = Inception().load(CPU)
     left, right = torch.randn(20, 2060), torch.randn(20, 2060)
-    near = networks.distances["precision"](left, right, 5)
-    assert near == precision(left[:, :2048], right[:, :2048], 5)
-    score = networks.statistics["inception_score"](left, 5)
-    assert score == inception_score(left[:, 2048:], 5)
+    rows = [{"features": row.tolist()} for row in left]
+    found = quality(rows, networks, right.double().numpy(), 5)
+    assert found["precision"] == precision(left[:, :2048], right[:, :2048], 5)
+    assert found["inception_score"] == inception_score(left[:, 2048:].double(), 5)
 
 
 @pytest.mark.slow

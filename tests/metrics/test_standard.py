@@ -21,6 +21,7 @@ from torch import nn
 from tempera.config.instantiate import instantiate
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
+from tempera.metrics import reference as references
 from tempera.metrics import table
 from tempera.metrics import weights as weight_files
 from tempera.metrics.distances import frechet
@@ -109,6 +110,35 @@ def test_names(file: Path, images: Path) -> None:
     assert networks.identity == next(both.load(CPU)).identity
     os.utime(file, ns=(1, 1))  # another file of the same size at the same place
     assert networks.identity != next(both.load(CPU)).identity
+
+
+def test_fetching_loads_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But it says what is missing."""
+    monkeypatch.setattr(Brightness, "load", lambda *_: pytest.fail("it is loaded"))
+    StandardEvaluator(["clip_score"], own=Brightness(str(file))).fetch()
+    evaluator = StandardEvaluator(["clip_score"], own=Brightness(str(file)))
+    evaluator.check("large")
+    file.unlink()
+    with pytest.raises(TemperaError, match=f"{NAME}, which a metric reads, is not at"):
+        evaluator.fetch()
+
+
+def test_images_whose_features_are_cached_are_not_read_again(
+    file: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> None:
+        StandardEvaluator(["fid"], str(images), own=Brightness(str(file))).check("large")
+
+    monkeypatch.setattr(references, "cache_directory", lambda: tmp_path / "cache")
+    evaluator = StandardEvaluator(["fid"], str(images), own=Brightness(str(file)))
+    (networks,) = evaluator.load(CPU)
+    reference_features(evaluator, networks, 8, tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(references, "decode_picture", lambda _: pytest.fail("it is read"))
+        check()
+    (images / "20.png").write_bytes(b"no picture")  # the images have changed
+    with pytest.raises(TemperaError, match=r"20.png cannot be read"):
+        check()
 
 
 @pytest.mark.parametrize(

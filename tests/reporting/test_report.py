@@ -14,6 +14,7 @@ from paths import CONF, ROOT
 from report_runs import RUNS, finished, made_up_runs
 from rich.console import Console
 from scipy.stats import ttest_rel
+from wandb_workspaces.reports.v2 import interface as workspaces
 
 from tempera.commands import report as report_command
 from tempera.config.compose import composed
@@ -30,6 +31,7 @@ from tempera.reporting.report import (
     write_report,
 )
 from tempera.runtime.files import sha256_file
+from tempera.runtime.tracking import WandbTracker
 
 
 def read(*paths: Path, baseline: str | None = None) -> list[Run]:
@@ -231,20 +233,60 @@ def test_a_damaged_run_is_named_and_left_out(
         collect(find_runs([tmp_path])[0])
 
 
-def test_publishing_sends_the_report(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, online = read(made), Mock()
-    monkeypatch.setattr(wandb_report, "wandb_tracker", online)
+def test_publishing_makes_a_wandb_report(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the runs, sent first. wandb-workspaces asks a server of this test."""
+    runs, online = read(made), Mock(spec=WandbTracker)
+    online.run = Mock(id="abc", offline=False)
+    online.failed = False
+    started, saved = Mock(return_value=online), dict[str, Any]()
+
+    def answer(_: Any, query: Any, asked: dict[str, Any]) -> dict[str, Any]:
+        if "spec" not in asked:
+            return {"project": {"internalId": "1"}}
+        saved.update(asked)
+        view = {key: asked[key] for key in ("name", "displayName", "description", "spec")}
+        place = {"name": asked["projectName"], "entityName": asked["entityName"]}
+        return {"upsertView": {"view": {**view, "id": "new", "project": place}}}
+
+    monkeypatch.setattr(wandb_report, "wandb_tracker", started)
     monkeypatch.setattr("wandb.login", lambda **_: True)
-    wandb_report.publish(runs, made / "out", "mine", "me")
-    settings, tracker = online.call_args.kwargs, online.return_value
-    assert settings | {"job_type": "report", "mode": "online", "entity": "me"} == settings
-    _, columns, rows = tracker.table.call_args.args
-    assert [dict(zip(columns, row, strict=True))["name"] for row in rows][:2] == ["ar", "eagle"]
-    files = {path.name for path in tracker.artifact.call_args.args[2]}
+    monkeypatch.setattr(workspaces, "_get_api", lambda: Mock(projects=lambda _: []))
+    monkeypatch.setattr(workspaces, "execute_graphql", answer)
+    monkeypatch.setattr(workspaces, "get_app_url", lambda _: "https://wandb.ai")
+    address = wandb_report.publish(runs, made / "out", "mine", "me")
+    assert address.startswith("https://wandb.ai/me/mine/reports/out:-ar") and "new" in address
+    kinds = [call.kwargs["job_type"] for call in started.call_args_list]
+    assert kinds == [*["eval"] * len(runs), "report"]
+    assert {call.kwargs["mode"] for call in started.call_args_list} == {"online"}
+    sent = [call.args[0]["accepted_length"] for call in online.summary.call_args_list]
+    assert sent == [run.value("accepted_length") for run in runs]
+    files = {path.name for path in online.artifact.call_args.args[2]}
     assert files == {"report.md", "report.html", "results.csv"}
+    spec = json.loads(saved["spec"])
+    (grid,) = [block for block in spec["blocks"] if block["type"] == "panel-grid"]
+    panels = grid["metadata"]["panelBankSectionConfig"]["panels"]
+    axes = {(one["config"]["xAxis"], one["config"]["yAxis"])
+            for one in panels if one["viewType"] == "Scatter Plot"}  # fmt: skip
+    assert ("summary:accepted_length", "summary:fid") in axes
+    assert ("summary:speedup", "summary:clip_score") in axes
+    assert "Media Browser" in {one["viewType"] for one in panels}
+    assert "abc" in json.dumps(grid["metadata"]["runSets"][0]["filters"])
+    tables = [block["content"] for block in spec["blocks"] if block["type"] == "markdown-block"]
+    assert any("| eagle" in text or "eagle |" in text for text in tables)
+
+
+def test_publishing_that_fails_says_where_the_report_is(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, online = read(made), Mock(spec=WandbTracker)
+    online.run = Mock(id="abc", offline=True)
+    monkeypatch.setattr(wandb_report, "wandb_tracker", Mock(return_value=online))
     monkeypatch.setattr("wandb.login", lambda **_: False)
-    with pytest.raises(TemperaError, match="wandb login"):
+    with pytest.raises(TemperaError, match=r"wandb login.*already in .*out"):
         wandb_report.publish(runs, made / "out")
+    monkeypatch.setattr("wandb.login", lambda **_: True)
+    with pytest.raises(TemperaError, match="cannot be reached"):
+        wandb_report.publish(runs, made / "out", "mine", "me")
 
 
 def test_an_option_may_have_the_name_of_a_metric() -> None:

@@ -115,6 +115,8 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
 
 
 def test_calibration_is_refused() -> None:
-    cfg = composed("model=shapes_mar", "data=shape_classes", "method=ar", config="calibrate")
+    cfg = composed(
+        "model=shapes_mar", "data=shape_classes", "method=ar", "tracking=none", config="calibrate"
+    )
     with pytest.raises(TemperaError, match="discrete"):
         calibrate(cfg)

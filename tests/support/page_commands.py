@@ -19,9 +19,9 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
         *QUIET,
     ],
     "eval/report.py": [],
-    "eval/calibrate.py": ["limit=1", *QUIET],
-    "eval/bench.py": ["repeats=1", "batch_sizes=[1]", *QUIET],
-    "eval/gpu_check.py": ["families=[]", "real=[]", *QUIET],
+    "eval/calibrate.py": ["limit=1", "tracking=none", *QUIET],
+    "eval/bench.py": ["repeats=1", "batch_sizes=[1]", "tracking=none", *QUIET],
+    "eval/gpu_check.py": ["families=[]", "real=[]", "tracking=none", *QUIET],
     "eval/tune.py": [
         *("limit=1", "images=1", "timed=1", "repeats=1", "runs=1", "depths=[2]", "trees=[]"),
         *("prices=[1.0]", "deltas=[2.0]", "metrics=none", "tracking=none"),
@@ -32,7 +32,7 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
         *("validate_every=2", "checkpoint_every=2", "tracking=none"),
         *QUIET,
     ],
-    "train_draft/prepare.py": QUIET,
+    "train_draft/prepare.py": ["tracking=none", *QUIET],
 }
 
 

@@ -17,7 +17,7 @@ from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
-from tempera.training.validation import accepted_length, imitation, metrics_of
+from tempera.training.validation import accepted_length, decoded, imitation, metrics_of
 
 
 @pytest.mark.parametrize(("guidance", "features"), [(1.0, ()), (2.0, (0, 1))])
@@ -147,7 +147,9 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
     streams = RandomStreams(0, [f"validation-{number}" for number in range(9)])
     rounds = decode(target, drafter, Exact(), streams, images.captions).trace.rounds.tolist()
     assert len(set(rounds)) > 1  # or their mean would be their largest
-    assert accepted_length(draft, target, images.captions, 2) == 9 * target.length / sum(rounds)
+    assert accepted_length(decoded(draft, target, images.captions, 2)) == 9 * target.length / sum(
+        rounds
+    )
     assert all(parameter.requires_grad for parameter in draft.parameters())
 
 
@@ -157,9 +159,9 @@ def test_decodes_of_a_validation_leave_nothing_to_the_garbage_collector() -> Non
     gc.disable()
     try:
         with LiveBytes() as meter:
-            accepted_length(draft, target, captions, 2)
+            accepted_length(decoded(draft, target, captions, 2))
             kept = meter.live  # the target keeps its cache
-            accepted_length(draft, target, captions, 2)
+            accepted_length(decoded(draft, target, captions, 2))
             assert meter.live == kept
     finally:
         gc.enable()

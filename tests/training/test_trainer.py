@@ -20,6 +20,7 @@ from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
+from tempera.runtime.image_files import read_picture
 from tempera.runtime.tracking import Tracker
 from tempera.training import checkpoint, trainer
 from tempera.training.averaging import moving_average
@@ -42,11 +43,15 @@ class Notebook(Tracker):
 
     def __init__(self, at: int = -1, do: Callable[[], object] = stop) -> None:
         self.rows, self.at, self.do = list[dict[str, Any]](), at, do
+        self.images = list[tuple[str, str]]()
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         self.rows.append({**values, "step": step})
         if step == self.at:
             self.do()
+
+    def image(self, name: str, path: Path, caption: str = "") -> None:
+        self.images.append((name, caption))
 
     def series(self, name: str) -> list[float]:
         return [row[name] for row in self.rows if name in row]
@@ -154,6 +159,35 @@ def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:
     assert notebook.series("train/lr")[:3] == pytest.approx([0.005, 0.01, 0.01])
     logged = {f"train/{name}" for name in ("regression", "cross_entropy", "gradient_norm", "lr")}
     assert logged <= notebook.rows[0].keys()
+
+
+def test_sample_pictures_are_drawn_with_the_draft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside one another, at every validation; if they fail, the training goes on."""
+    seen, notebook = list[torch.Tensor](), Notebook()
+
+    def codes_as_grey(codes: torch.Tensor) -> torch.Tensor:
+        seen.append(codes)
+        return codes[:, None].float().expand(-1, 3, -1, -1) / 12 - 1
+
+    def run(directory: Path, decode_codes: Any) -> str:
+        changes = {"steps": 8, "validate_every": 4, "decodes": 2}
+        target, recipe = tiny_target(), Recipe(**{**RECIPE, **changes})
+        made = TrainingRun(target, tiny_draft(target), tiny_codes(), EagleLoss(), recipe, directory,
+                           decode_codes=decode_codes)  # fmt: skip
+        made.train(lambda: notebook)
+        return made.made_by
+
+    made_by = run(tmp_path / "one", codes_as_grey)
+    assert [one for one, _ in notebook.images] == ["samples"] * 2
+    assert "step 4: " in notebook.images[0][1] and " · " in notebook.images[0][1]
+    picture = read_picture(tmp_path / "one" / "samples.png", made_by)
+    rows, columns = seen[0].shape[1:]
+    assert picture.shape == (3, rows, 2 * columns)
+    assert picture[0, 0, 0] == round(float(seen[2][0, 0, 0]) / 24 * 255)
+    run(tmp_path / "two", lambda _: 1 / 0)
+    assert "the sample pictures failed (division by zero)" in capsys.readouterr().out
 
 
 @pytest.mark.slow

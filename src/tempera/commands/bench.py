@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from tempera.config import build
-from tempera.config.instantiate import from_options
+from tempera.config.instantiate import from_options, parsed
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import BenchmarkColumn, Spread, measure
 from tempera.evaluation.latency import PARTS
@@ -19,6 +19,7 @@ from tempera.runtime.files import write_json
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Measure, print a table, write bench.json and return its content."""
+    parsed(cfg.tracking)
     rule, continuous = build.build_rule(cfg), not build.is_discrete(cfg)
     if continuous and "gamma" not in cfg.decoding:
         raise TemperaError(
@@ -44,8 +45,20 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     named = pd.DataFrame(columns).rename_axis("ms: median (quartiles)").reset_index()
     show(named, title, console)
     result = {"model": cfg.model.name, "made_of": made_of, **asdict(report)}
-    write_json(Path(str(cfg.directory)) / "bench.json", result)
+    place = Path(str(cfg.directory))
+    write_json(place / "bench.json", result)
+    build.track(cfg, place, "bench", _medians(report), named, [place / "bench.json"])
     return result
+
+
+def _medians(report: Any) -> dict[str, float]:
+    """Seconds of a round and its parts, by batch size."""
+    return {
+        f"batch_{column.batch_size}/{name}/{part}": spread.median
+        for column in report.columns
+        for name, parts in (("ar", column.ar), ("method", column.method))
+        for part, spread in parts.items()
+    }
 
 
 def rows(column: BenchmarkColumn, steps: int) -> dict[str, str]:

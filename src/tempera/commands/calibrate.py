@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from tempera.config import build
-from tempera.config.instantiate import instantiate
+from tempera.config.instantiate import instantiate, parsed
 from tempera.evaluation import calibration
 from tempera.rules.optimal_prices import reachable_by_price
 from tempera.runtime.installation import command
@@ -24,6 +24,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     build.check_draft(cfg)
     path = Path(str(cfg.statistics))
     calibration.check_place(path)
+    parsed(cfg.tracking)
     measured_with, prompts = instantiate(cfg.measured_with), instantiate(cfg.data)
     target: Any = build.build_target(cfg)
     target.pack()
@@ -37,4 +38,6 @@ def main(cfg: DictConfig) -> dict[str, float]:
         f"next: {command('eval')} method=optimal_rsd schedule=optimal "
         f"expected_length={(low + high) / 2:.1f}   (possible: {low:.2f} to {high:.2f})"
     )
-    return {"rounds": len(rounds.weights), "shortest": low, "longest": high}
+    values = {"rounds": len(rounds.weights), "shortest": low, "longest": high}
+    build.track(cfg, path.with_suffix(""), "calibrate", values, files=[path])
+    return values

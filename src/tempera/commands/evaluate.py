@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
@@ -18,11 +18,14 @@ from tempera.errors import TemperaError
 from tempera.evaluation.run import evaluate
 from tempera.evaluation.run_directory import claim, shared_directory
 from tempera.evaluation.run_identity import FREE, about, run_identity
+from tempera.metrics.evaluators import Evaluator
 from tempera.metrics.scores import read_scores
+from tempera.metrics.torch_metrics import TorchMetrics
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
 from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
+from tempera.runtime.torchvision import import_torchvision
 from tempera.targets.conditioners import ClassLabels
 
 LARGEST = 256
@@ -35,7 +38,7 @@ def main(cfg: DictConfig) -> dict[str, float]:
     build.check_tokens(cfg)
     paper = _paper(cfg)
     parsed(cfg.tracking)
-    evaluator, protocol = instantiate(cfg.metrics), instantiate(cfg.speed)
+    evaluator, protocol = _evaluator(cfg), instantiate(cfg.speed)
     overrides = _hydra(cfg, "overrides") or []
     processes = Processes(cpu=device.type == "cpu")
     if processes.is_main and build.parse_dtype(cfg.dtype, device) == torch.bfloat16:
@@ -56,6 +59,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     directory = shared_directory(processes, Path(str(cfg.directory)))
     evaluator.check(cfg.model.name)
     _check_prompts(cfg, prompts)
+    if isinstance(evaluator, TorchMetrics):
+        evaluator.check_prompts(prompts)
     given = read_scores(cfg.scores, [prompt.id for prompt in prompts])
     target = build.build_fast_target(cfg)
     matched: dict[str, Any] = {}
@@ -85,6 +90,20 @@ def main(cfg: DictConfig) -> dict[str, float]:
         run_report.write(directory, result, tracker, cfg.verbose)
     values = {key: one["value"] for key, one in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _evaluator(cfg: DictConfig) -> Evaluator:
+    """The evaluator of `metrics`, with the metrics of `torchmetrics` beside its own."""
+    evaluator: Evaluator = instantiate(cfg.metrics)
+    named = cfg.get("torchmetrics") or {}
+    if not named and cfg.against is None:
+        return evaluator
+    import_torchvision()  # torchmetrics imports it
+    with open_dict(cfg):
+        for node in named.values():
+            node["_partial_"] = True  # networks are not read before it is their turn
+    makers = {str(key): instantiate(node) for key, node in named.items()}
+    return TorchMetrics(evaluator, makers, cfg.against)
 
 
 def _networks(cfg: DictConfig) -> tuple[Any, Any]:

@@ -113,6 +113,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     print(f"{result['device']}: {len(shares)} checks of compiled rounds")
     if deadline.left_out:
         print(f"left out after {cfg.minutes:g} minutes: {', '.join(deadline.left_out)}")
+    values = {f"same_tokens/{name}": share for name, share in shares.items()}
+    files = [directory / "gpu.json", directory / "gpu.md"]
+    build.track(
+        cfg, directory, "gpu_check", {"device": result["device"], **values}, texts(section), files
+    )
     wrong = [name for name, share in shares.items() if share < AGREE]
     if wrong:
         raise TemperaError(

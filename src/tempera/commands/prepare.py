@@ -1,5 +1,6 @@
 """`tempera-prepare`: captions and images to shards of codes."""
 
+import time
 from functools import partial
 from pathlib import Path
 
@@ -8,9 +9,9 @@ from omegaconf import DictConfig
 from tempera.commands.costs import downloads, read_with_files, to_download
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.instantiate import from_options, instantiate
+from tempera.config.instantiate import from_options, instantiate, parsed
 from tempera.data.entries import Source, shown
-from tempera.data.shards import Manifest
+from tempera.data.shards import MANIFEST, Manifest
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
 
@@ -19,6 +20,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
     """Encode the source, or what is left of it, and return the counts; with dry_run, tell what that
     would be.
     """
+    parsed(cfg.tracking)
     build.check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
     device = build.parse_device(cfg.device, dry=cfg.dry_run)
     processes = Processes(cpu=device.type == "cpu")
@@ -29,6 +31,8 @@ def main(cfg: DictConfig) -> dict[str, int]:
     encoder = build.build_encoder(cfg)
     directory = Path(str(cfg.directory))
     parts = {"source": source, "encoder": encoder, "directory": directory, "processes": processes}
+    known = (directory / MANIFEST).is_file()
+    before, began = Manifest.load(directory).next if known else 0, time.monotonic()
     manifest: Manifest = from_options(
         cfg, "tempera.data.prepare.prepare", captions=build.build_captions(cfg), **parts
     )
@@ -43,6 +47,15 @@ def main(cfg: DictConfig) -> dict[str, int]:
             f"train on them: {command('train')} model={cfg.model.name} train_data=shards "
             f"{pasted('train_data.path', directory)}"
         )
+        if made := manifest.next - before:
+            values = {"images": manifest.count, "broken": manifest.broken_count, "read": made}
+            values |= {f"left_out/{kind}": parts for kind, parts in manifest.left_out.items()}
+            seconds = time.monotonic() - began
+            build.track(
+                cfg, directory, "prepare",
+                values | {"seconds": seconds, "read_per_second": made / seconds},
+                files=[directory / MANIFEST],
+            )  # fmt: skip
     return {"count": manifest.count, "broken": manifest.broken_count}
 
 

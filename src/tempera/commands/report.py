@@ -25,5 +25,5 @@ def main(cfg: DictConfig) -> list[Path]:
     if cfg.publish:
         from tempera.reporting.wandb_report import publish
 
-        print(publish(runs, output, str(cfg.project), cfg.entity))
+        print(publish(runs, output, str(cfg.project), cfg.entity, baseline))
     return files

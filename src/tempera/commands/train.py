@@ -50,10 +50,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         offered["captions"] = build.build_captions(cfg)
         offered["source"].fetch(processes)
     target: Any = build.build_target(cfg)
+    tokenizer: Any = build.build_tokenizer(cfg)
     codes = instantiate(
         cfg.train_data,
         target=target,
-        tokenizer=build.build_tokenizer(cfg),
+        tokenizer=tokenizer,
         directory=directory,
         **accepted(cfg.train_data, offered),
     )
@@ -74,7 +75,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         notes = {"data": record.get("data"), "target": target.identity}
         return build.start_tracker(cfg, directory, "train_draft", chosen, notes)
 
-    run = TrainingRun(target, draft, codes, loss, recipe, directory, record)
+    run = TrainingRun(target, draft, codes, loss, recipe, directory, record, tokenizer.decode_codes)
     metrics = run.train(start_tracker)
     if processes.is_main:
         place = pasted("drafter.path", directory / DRAFT)

@@ -101,9 +101,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         "predictions": [asdict(one) for one in predictions],
     }
     write_json(Path(str(cfg.directory)) / "tune.json", result)
-    runs.show()
+    compared = runs.compared()
+    show(compared, f"predicted → measured, 95% intervals; {cfg.images} images")
     use = shlex.join(settings.arguments(best.options))
     console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
+    values = {"use": use, **asdict(best)}
+    place = Path(str(cfg.directory))
+    build.track(cfg, place, "tune", values, compared, [place / "tune.json"])
     return result
 
 
@@ -268,8 +272,8 @@ class _RealRuns:
         one, row = self.found[options]
         return {"predicted": asdict(one), "measured": row.metrics, "directory": row.directory}
 
-    def show(self) -> None:
-        """Print predicted against measured."""
+    def compared(self) -> pd.DataFrame:
+        """Predicted against measured, as text."""
         rows = []
         for one, row in self.found.values():
             compared = {
@@ -282,4 +286,4 @@ class _RealRuns:
                 for heading, (value, key, form) in compared.items()
             }
             rows.append({"setting": " ".join(one.options)} | cells)
-        show(pd.DataFrame(rows), f"predicted → measured, 95% intervals; {self.cfg.images} images")
+        return pd.DataFrame(rows)

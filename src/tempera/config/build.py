@@ -1,12 +1,13 @@
 """From the groups of conf/ to objects: targets, drafters, rules, encoders."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
@@ -33,6 +34,9 @@ from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough
 from tempera.runtime.processor import arithmetic, computes_bfloat16
 from tempera.runtime.tracking import Tracker
 from tempera.targets.forward import granularity_on
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 META = torch.device("meta")
 METHODS_FOR = {
@@ -394,7 +398,7 @@ def start_tracker(
     Args:
         cfg: the composed configuration.
         directory: the run directory.
-        job_type: `eval` or `train_draft`.
+        job_type: `eval`, `train_draft` and so on.
         choices: Hydra's choice in each group.
         notes: further values to record with the configuration.
     """
@@ -406,11 +410,37 @@ def start_tracker(
         cfg.tracking,
         directory=directory,
         job_type=job_type,
-        group=choices.get("experiment") or cfg.model.name,
+        group=choices.get("experiment") or OmegaConf.select(cfg, "model.name") or job_type,
         tags=[f"{group}={name}" for group, name in choices.items() if "/" not in group and name],
         config={**options, **(notes or {})},
     )
     return tracker
+
+
+def track(
+    cfg: DictConfig,
+    directory: Path,
+    job_type: str,
+    values: Mapping[str, Any],
+    table: "pd.DataFrame | None" = None,
+    files: Sequence[Path] = (),
+) -> None:
+    """Send to `tracking` what a command found, once it is done: what it measures is not disturbed.
+
+    Args:
+        cfg, directory, job_type: see `start_tracker`.
+        values: numbers and texts of its summary.
+        table: what it prints.
+        files: what it wrote, kept as an artifact.
+    """
+    chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    tracker = start_tracker(cfg, directory, job_type, chosen)
+    tracker.summary(values)
+    if table is not None:
+        tracker.table(job_type, [*map(str, table)], table.astype(str).to_numpy().tolist())
+    if files:
+        tracker.artifact(f"{job_type}-{directory.name}", job_type, files)
+    tracker.finish()
 
 
 def parse_device(name: str, dry: bool = False) -> torch.device:

@@ -14,7 +14,7 @@ PARTS = (*GROUPS, "neighbours")
 APART = {
     *("tokens", "directory", "limit", "offset", "prompt", "path", "truncate", "batch_size"),
     *("device", "run_name", "statistics", "dry_run", "replays", "revision", "seed", "diagnostics"),
-    *("verbose", "outputs", "expected_length", "paper", "choices", "overrides"),
+    *("verbose", "outputs", "expected_length", "paper", "choices", "overrides", "against"),
 }
 """Top-level options that do not belong to the method, or that reports show in columns of their
 own.

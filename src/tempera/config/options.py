@@ -45,6 +45,7 @@ class Eval(Generate):
     offset: Count
     replays: Count
     expected_length: float | None
+    against: str | None
     matching: dict[str, Any]
     speed: dict[str, Any]
     verbose: bool

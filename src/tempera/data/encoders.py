@@ -19,7 +19,7 @@ from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.rules.standard import Exact
-from tempera.runtime.image_files import decode_picture
+from tempera.runtime.image_files import Picture, decode_picture
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 
@@ -124,3 +124,9 @@ def to_pixels(image: Image, size: tuple[int, int]) -> Tensor:
     """
     image = ImageOps.fit(image, size[::-1], Resampling.BICUBIC)
     return torch.from_numpy(np.array(image, np.float32)).permute(2, 0, 1) / 127.5 - 1
+
+
+def to_picture(image: Tensor) -> Picture:
+    """An image [3, height, width] in [−1, 1] as 8-bit RGB, uint8 of the same shape."""
+    pixels = (image.float().clamp(-1, 1) + 1) * 127.5
+    return pixels.round().to(torch.uint8).cpu().numpy()

@@ -16,7 +16,8 @@ PACKAGES = ("tempera-decoding", "torch", "transformers")
 FREE = frozenset(
     {
         *("data", "path", "limit", "offset", "prompt", "truncate", "paper", "run_name"),
-        *("metrics", "scores", "speed", "tracking", "matching", "free_parameter", "verbose"),
+        *("metrics", "torchmetrics", "against", "scores", "speed", "tracking", "matching"),
+        *("free_parameter", "verbose"),
         *("device", "dtype", "batch_size", "compile", "dry_run", "replays", "family"),
         *("directory", "outputs", "choices", "overrides", "tokens", "pipeline"),
         *("weights", "revision", "statistics"),

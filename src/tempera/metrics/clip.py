@@ -16,11 +16,16 @@ from tempera.metrics.evaluators import Networks, Score
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, check_weights, not_of
 from tempera.runtime.files import reason
+from tempera.runtime.hub import Repository
 from tempera.runtime.tensor_files import check_values
 from tempera.runtime.torchvision import import_open_clip
 
 Tokenizer = Callable[[list[str]], Tensor]
 Preprocess = Callable[[Any], Tensor]
+
+
+HUB = "hf-hub:"
+"""Before the name of a repository with weights and configuration."""
 
 
 class OpenClip(NamedTuple):
@@ -58,6 +63,13 @@ class ClipScore(Adapter):
         tag = import_open_clip().get_pretrained_cfg(self.model, self.weights or "")
         repository, _, name = tag.get("hf_hub", "").rpartition("/")
         return (WeightsFile(repository or str(self.weights), name or self.name),)
+
+    @override
+    def fetch(self) -> None:
+        super().fetch()
+        hub = Repository.named(self.model.removeprefix(HUB))
+        if self.model.startswith(HUB) and hub is not None:
+            hub.snapshot([self.name, "*.json", "*.txt", "*.model"])  # the last are tokenizers
 
     @override
     def load(self, device: torch.device) -> Networks:

@@ -1,21 +1,30 @@
 """Metrics of whole sets of pictures, from features of each picture: FID, KID, precision, recall and
 the inception score, each with a 95% interval over the generated pictures.
 
+FID and the inception score are accumulated and computed by torchmetrics, from features instead of
+pictures. Its KID is the mean over random subsets; ours is the same estimator over all pairs.
+
 Features are float64 [n, D], arrays or tensors; tensors are processed on their own device. Intervals
 hold the reference set fixed. FID and recall depend on the number of images, so compare only runs
 with the same number. `tempera.metrics.quality` leaves them out for fewer than 16.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import override
 
+from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
+from tempera.runtime.files import reason
 from tempera.runtime.torchvision import import_torchvision
 
 Features: TypeAlias = Array | Tensor
@@ -33,6 +42,53 @@ SUBSETS = 50
 """Most subsets drawn for the interval of recall."""
 
 
+class Computed(nn.Module):
+    """In place of a network of torchmetrics, for features that are computed already: [n, D] → [n,
+    D]. `num_features`: D.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+
+    @override
+    def forward(self, features: Tensor) -> Tensor:
+        return features
+
+
+def accumulated(
+    make: Callable[..., Any], generated: Features, real: Features | None = None
+) -> float:
+    """The value of a metric of torchmetrics that has a network (`feature`) and was given all
+    pictures of which these are the features. Random subsets and orders are always the same.
+
+    Args:
+        make: makes the metric, such as the class FrechetInceptionDistance.
+        generated: features of generated pictures, [n, D].
+        real: features of real pictures, [m, D], if it compares with them.
+
+    Raises:
+        TemperaError: torchmetrics cannot compute it, for instance from so few pictures.
+    """
+    x = torch.as_tensor(generated).double()
+    sides = [({} if real is None else {"real": False}, x)]
+    if real is not None:
+        sides.append(({"real": True}, torch.as_tensor(real, device=x.device).double()))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that some keep the features
+            metric = make(feature=Computed(x.shape[1])).set_dtype(torch.float64).to(x.device)
+            for options, features in sides:
+                for rows in _rows(len(features)):
+                    metric.update(features[rows], **options)
+            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+                torch.manual_seed(0)
+                value = metric.compute()
+    except (RuntimeError, ValueError) as problem:
+        raise TemperaError(f"torchmetrics cannot compute a metric ({reason(problem)})") from problem
+    return float(value[0] if isinstance(value, tuple) else value)
+
+
 def frechet(generated: Features, real: Features, resamples: int = 200) -> Interval:
     """Fréchet distance of Gaussians fitted to the features (FID; Heusel et al. 2017): |μ−μ'|² +
     tr(Σ + Σ' − 2(ΣΣ')^½).
@@ -44,18 +100,17 @@ def frechet(generated: Features, real: Features, resamples: int = 200) -> Interv
     too wide.
     """
     x, y = _tensors(generated, real)
-    centre, root = y.mean(0), _root(y)
-    n, average = len(x), x.mean(0)
+    value = accumulated(_torchmetrics("fid").FrechetInceptionDistance, x, y)
+    n = len(x)
+    average = x.mean(0)
     centred = x - average
     lengths = centred.square().sum(1)
-    overlap, own = _root_trace(centred @ root / (n - 1) ** 0.5)
-    value = (average - centre).square().sum() + lengths.sum() / (n - 1)
-    value += root.square().sum() - 2 * overlap
+    own = _shares_of_root(centred @ _root(y) / (n - 1) ** 0.5)
     # the derivative by each image's weight, up to a constant
-    change = 2 * centred @ (average - centre) / n + lengths / (n - 1) - own
-    pseudovalues = _pseudovalues(float(value), n * change)
+    change = 2 * centred @ (average - y.mean(0)) / n + lengths / (n - 1) - own
+    pseudovalues = _pseudovalues(value, n * change)
     replicates = bootstrap.counts(n, resamples) @ pseudovalues / n
-    interval = bootstrap.centred(float(value), replicates, n, (0, np.inf))
+    interval = bootstrap.centred(value, replicates, n, (0, np.inf))
     return replace(interval, pseudovalues=pseudovalues)
 
 
@@ -74,14 +129,15 @@ def _root(features: Tensor) -> Tensor:
     return root
 
 
-def _root_trace(half: Tensor) -> tuple[Tensor, Tensor]:
-    """tr (halfᵀ half)^½, and hᵀ (halfᵀ half)^-½ h for every row h of half [n, D], which is twice
-    the row's share of the trace's derivative.
+def _shares_of_root(half: Tensor) -> Tensor:
+    """hᵀ (halfᵀ half)^-½ h for every row h of half [n, D], which is twice the row's share of the
+    derivative of tr (halfᵀ half)^½.
     """
     values, vectors = torch.linalg.eigh(half.T @ half)
     sizes = values.clamp(min=0).sqrt()
     present = values > 1e-10 * values.max()
-    return sizes.sum(), (half @ vectors[:, present]).square() @ sizes[present].reciprocal()
+    shares: Tensor = (half @ vectors[:, present]).square() @ sizes[present].reciprocal()
+    return shares
 
 
 def kernel(generated: Features, real: Features, resamples: int = 200) -> Interval:
@@ -150,7 +206,7 @@ def recall(generated: Features, real: Features, resamples: int = 200) -> Interva
 
 
 def inception_score(logits: Features, resamples: int = 200) -> Interval:
-    """Inception score (Salimans et al. 2016), by torch-fidelity: exp of the mean KL divergence of
+    """Inception score (Salimans et al. 2016): exp of the mean KL divergence of
     each picture's class distribution from the mean distribution, averaged over `PARTS` parts of
     the shuffled pictures.
 
@@ -160,12 +216,9 @@ def inception_score(logits: Features, resamples: int = 200) -> Interval:
         logits: class logits, [n, classes].
         resamples: number of bootstrap resamples for the interval.
     """
-    import_torchvision()  # torch-fidelity imports it
-    from torch_fidelity.metric_isc import isc_features_to_metric
-
     classes = torch.as_tensor(logits).double()
     n = len(classes)
-    value = isc_features_to_metric(classes, min(PARTS, n))["inception_score_mean"]
+    value = accumulated(partial(_torchmetrics("inception").InceptionScore, splits=PARTS), classes)
     logs = classes.log_softmax(1)
     shares, plain = logs.exp(), (logs.exp() * logs).sum(1)
     weights = torch.as_tensor(bootstrap.counts(n, resamples), device=classes.device) / n
@@ -178,6 +231,12 @@ DISTANCES: Mapping[str, Distance] = {
     "fid": frechet, "kid": kernel, "precision": precision, "recall": recall
 }  # fmt: skip
 """The distances between features, by metric key."""
+
+
+def _torchmetrics(module: str) -> Any:
+    """A module of torchmetrics.image, which imports torchvision."""
+    import_torchvision()
+    return import_module(f"torchmetrics.image.{module}")
 
 
 def _rows(count: int) -> Iterator[slice]:

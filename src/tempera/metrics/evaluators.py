@@ -41,6 +41,8 @@ class Networks:
         statistics: metrics of the generated pictures' features alone, by metric key.
         identity: names these networks and their settings, so that their scores can be stored apart
             from those of the evaluator's other networks; by default the evaluator's identity.
+        pool: how many of the features, the first, distances compare; statistics read the others.
+            None: both read all of them.
     """
 
     features: Callable[[Tensor], Tensor] | None = None
@@ -48,6 +50,7 @@ class Networks:
     distances: Mapping[str, Distance] = field(default_factory=lambda: DISTANCES)
     statistics: Mapping[str, Statistic] = field(default_factory=dict)
     identity: str = ""
+    pool: int | None = None
 
 
 class Evaluator(Protocol):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.metrics.distances import DISTANCES, Distance, inception_score, precision, recall
+from tempera.metrics.distances import DISTANCES, inception_score, precision, recall
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, check_weights, not_of
@@ -45,20 +45,8 @@ class Inception(Adapter):
             """[N, 3, H, W] -> pool features, then logits without bias, [N, 2048 + 1008]."""
             return torch.cat(network(pictures.to(device)), 1)
 
-        def of_pool(distance: Distance) -> Distance:
-            return lambda generated, real, resamples: distance(
-                generated[:, :POOL], real[:, :POOL], resamples
-            )
-
-        return Networks(
-            features,
-            distances={key: of_pool(distance) for key, distance in DISTANCES.items()},
-            statistics={
-                "inception_score": lambda features, resamples: inception_score(
-                    features[:, POOL:], resamples
-                )
-            },
-        )
+        statistics = {"inception_score": inception_score}
+        return Networks(features, distances=DISTANCES, statistics=statistics, pool=POOL)
 
 
 @dataclass(frozen=True)

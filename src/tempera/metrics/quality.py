@@ -16,6 +16,7 @@ from tempera.data.prompts import Prompt
 from tempera.metrics import bootstrap, table
 from tempera.metrics.bootstrap import Array, Interval
 from tempera.metrics.evaluators import BATCH, Evaluator, Networks, Pictures
+from tempera.metrics.reference import feature_cache
 from tempera.runtime.files import cache_directory, replacing
 from tempera.runtime.row_store import Row, Store
 
@@ -77,7 +78,7 @@ def reference_features(
     """
     if networks.features is None or not networks.distances:
         return None
-    names = ["reference", evaluator.identity, networks.identity, str(edge)]
+    names = [feature_cache(evaluator.identity), networks.identity, str(edge)]
     path = (cache or cache_directory()) / f"{'-'.join(filter(None, names))}.npy"
     with suppress(OSError, ValueError):
         known: Array = np.load(path)
@@ -125,10 +126,12 @@ def quality(
         features = torch.tensor(np.stack(frame["features"]), dtype=torch.float64, device=place)
         few = min(resamples, 200)
         for key, statistic in networks.statistics.items():
-            found[table.find(key).key] = statistic(features, few)
+            found[table.find(key).key] = statistic(features[:, networks.pool or 0 :], few)
         for key, distance in networks.distances.items():
             if reference is not None:
-                found[table.find(key).key] = distance(features, reference, few)
+                found[table.find(key).key] = distance(
+                    features[:, : networks.pool], reference[:, : networks.pool], few
+                )
     for metric in table.METRICS:
         values = frame.reindex(columns=list(metric.columns)).to_numpy(np.float64)
         interval = bootstrap.ratio(np.nansum(values, 1), (~np.isnan(values)).sum(1), resamples)

@@ -14,7 +14,7 @@ from rich.progress import track
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Pictures
 from tempera.metrics.weights import identity
-from tempera.runtime.files import reason, regular_file
+from tempera.runtime.files import cache_directory, reason, regular_file
 from tempera.runtime.hub import Repository
 from tempera.runtime.image_files import decode_picture
 
@@ -52,7 +52,7 @@ class Reference:
 
     def check(self) -> None:
         """Raise TemperaError unless there are enough images, each of which can be read, or the hub
-        offers them.
+        offers them. Images whose features are cached have been read as they are now.
         """
         if repository := self._repository:
             repository.to_download([_PARTS])
@@ -71,7 +71,8 @@ class Reference:
                 f"metrics.reference={self.place} {found}: give a directory of {LEAST} or more real "
                 "images (png, jpg or webp), a .npz file of ADM's, coco or coco2014."
             )
-        if not self._is_array:
+        known = any(cache_directory().glob(f"{feature_cache(self.identity)}-*"))
+        if not self._is_array and not known:
             with ThreadPoolExecutor() as pool:
                 checked = pool.map(lambda path: _read(path, str(path)).close(), files)
                 list(track(checked, "checking the reference", len(files), transient=True))
@@ -125,6 +126,11 @@ class Reference:
         if self._is_array:
             return [place]
         return sorted(path for path in place.rglob("[!.]*") if path.suffix.lower() in ENDINGS)
+
+
+def feature_cache(identity: str) -> str:
+    """What names of cached features of real pictures begin with, by the identity of these."""
+    return f"reference-{identity}"
 
 
 def _array(path: Path) -> Pictures:

@@ -45,7 +45,7 @@ def read_scores(path: str | None, ids: Sequence[str]) -> Scores:
     if np.isinf(values.to_numpy(np.float64)).any():
         raise _wrong(path, "has an infinite value")
     for name in values:
-        if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in _taken():
+        if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in taken():
             raise _wrong(path, f"names a score {name!r}, which is taken or no name")
     for wrong in rows.groupby("name")["id"].agg(lambda found: {*found} ^ {*ids}):
         if wrong:
@@ -60,8 +60,8 @@ def intervals(scores: Scores) -> dict[str, Interval]:
     return {name: bootstrap.mean(one[~np.isnan(one)]) for name, one in values.items()}
 
 
-def _taken() -> set[str]:
-    """Columns that results.parquet has of its own."""
+def taken() -> set[str]:
+    """Columns that results.parquet has of its own, and the keys of our metrics."""
     own = {"id", "text", "tokens", "rounds", "seconds", "accepted", "tested", "features"}
     measured = (metric for metric in table.METRICS if not metric.imported)
     return own | {name for metric in measured for name in (metric.key, *metric.columns)}

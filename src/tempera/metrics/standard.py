@@ -39,6 +39,11 @@ class Adapter(Protocol):
         """The files that the network reads, as far as their names are known."""
         return (WeightsFile(self.weights, self.name),)
 
+    def fetch(self) -> None:
+        """Download what is missing; load nothing."""
+        for file in self.files:
+            file.path()
+
     def load(self, device: torch.device) -> Networks:
         """The networks that measure pictures, on the device; downloads what is missing.
 
@@ -92,7 +97,7 @@ class StandardEvaluator(Evaluator):
         if self._compares:
             self.images.fetch()
         for name in self._chosen:
-            self.networks[name].load(torch.device("cpu"))
+            self.networks[name].fetch()
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:

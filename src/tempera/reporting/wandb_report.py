@@ -1,18 +1,34 @@
-"""A report as a W&B run; only this module needs the network."""
+"""A W&B Report of compared runs; only this module needs the network."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tempera.errors import TemperaError
-from tempera.reporting.collect import Run, results
+from tempera.metrics import table
+from tempera.reporting.collect import Run, labels
+from tempera.reporting.paper_tables import paper_values
+from tempera.reporting.report import cautions, sections_of
+from tempera.reporting.tables import escaped, markdown, texts
+from tempera.runtime.files import reason
 from tempera.runtime.tracking import WandbTracker, wandb_tracker
+
+PICTURES = ("grid", "acceptance")
+"""Media that evaluations log (`tempera.reporting.run_report`)."""
 
 
 def publish(
-    runs: Sequence[Run], output: Path, project: str = "tempera", entity: str | None = None
+    runs: Sequence[Run],
+    output: Path,
+    project: str = "tempera",
+    entity: str | None = None,
+    baseline: str | None = None,
 ) -> str:
-    """Log the report's table and page as a W&B run of the type `report`, and return its
-    address.
+    """Save a W&B Report of the runs and return its address: plots of what is gained against
+    quality, the tables of report.md with the papers' numbers, the pictures, and the run set.
+
+    A W&B run that is logged offline, or not at all, is made from the run's files, under the id that
+    its directory keeps. The report's files become an artifact.
 
     Raises:
         TemperaError: nobody is logged in, or W&B refuses.
@@ -21,16 +37,109 @@ def publish(
 
     if not wandb.login(prompt=False, verify=False):
         raise TemperaError(
-            "publish=true needs a W&B account: run `wandb login` first (the report's files are "
-            "already written)."
+            "publish=true needs a W&B account: run `wandb login` and the command again; the "
+            f"report is already in {output}."
         )
-    tracker = wandb_tracker(
-        directory=output, project=project, entity=entity, mode="online", job_type="report"
+    try:
+        place = {"project": project, "entity": entity or wandb.Api().default_entity}
+        ids = [_sent(run, label, place) for run, label in zip(runs, labels(runs), strict=True)]
+        _files(output, place)
+        report = made(runs, ids, output.name, place, baseline)
+        report.save()
+    except TemperaError:
+        raise
+    except Exception as problem:  # wandb-workspaces raises bare exceptions
+        raise TemperaError(
+            f"W&B cannot take the report ({reason(problem)}): the report is in {output}; check the "
+            "network, project and entity, and run the command again."
+        ) from problem
+    return str(report.url)
+
+
+def made(
+    runs: Sequence[Run],
+    ids: Sequence[str],
+    name: str,
+    place: dict[str, Any],
+    baseline: str | None = None,
+) -> Any:
+    """The `wandb_workspaces.reports.v2.Report`, not saved yet.
+
+    Args:
+        runs: at least one.
+        ids: of their W&B runs.
+        name: of the report.
+        place: its `project` and `entity`.
+        baseline: what the runs are compared with.
+    """
+    from wandb_workspaces import expr
+    from wandb_workspaces.reports.v2 import interface as v2
+
+    chosen = expr.Metric("ID").isin(list(ids))
+    grid = v2.PanelGrid(
+        runsets=[v2.Runset(**place, name=name, filters=[chosen])],
+        panels=[*_plots(runs), v2.MediaBrowser(title="pictures", media_keys=list(PICTURES))],
     )
-    frame = results(runs)
-    tracker.table("runs", [*frame], frame.astype(object).to_numpy().tolist())
-    tracker.html("report", output / "report.html")
-    files = ("report.md", "report.html", "results.csv")
-    tracker.artifact("report", "report", [output / file for file in files])
+    blocks: list[Any] = [v2.MarkdownBlock(f"> {escaped(caution)}") for caution in cautions(runs)]
+    blocks.append(grid)
+    for section in sections_of(runs, baseline):
+        text = [escaped(section.text), markdown(texts(section))]
+        text += [f"> {escaped(note)}" for note in section.notes]
+        blocks += [v2.H2(section.title), v2.MarkdownBlock("\n\n".join(filter(None, text)))]
+    methods = ", ".join(dict.fromkeys(run.method for run in runs))
+    title = f"{name}: {methods}"[:128]
+    return v2.Report(**place, title=title, blocks=blocks, width="fluid")
+
+
+def _plots(runs: Sequence[Run]) -> list[Any]:
+    """Every measured gain against every measured quality, as in pareto.png."""
+    from wandb_workspaces.reports.v2 import interface as v2
+
+    measured = [
+        metric for metric in table.METRICS if any(metric.key in run.metrics for run in runs)
+    ]
+    gains = [metric for metric in measured if metric.in_pareto == "gain"]
+    return [
+        v2.ScatterPlot(
+            title=f"{quality.heading} against {gain.title}",
+            x=v2.SummaryMetric(gain.key),
+            y=v2.SummaryMetric(quality.key),
+        )
+        for quality in measured
+        if quality.in_pareto == "quality"
+        for gain in gains
+    ]
+
+
+def _sent(run: Run, label: str, place: dict[str, Any]) -> str:
+    """Send a run's numbers and pictures to its W&B run, and return the id of that."""
+    directory = Path(run.directory)
+    tracker = _online(
+        directory=directory, job_type="eval", name=label, config=run.settings, **place
+    )
+    values = {key: interval["value"] for key, interval in run.metrics.items()}
+    tracker.summary({**values, "images": run.images, **paper_values(run)})
+    for picture in PICTURES:
+        if (path := directory / f"{picture}.png").is_file():
+            tracker.image(picture, path, label)
     tracker.finish()
-    return str(tracker.run.url) if isinstance(tracker, WandbTracker) else ""
+    return str(tracker.run.id)
+
+
+def _files(output: Path, place: dict[str, Any]) -> None:
+    """Store the report's files as an artifact of a run of their own."""
+    tracker = _online(directory=output, job_type="report", **place)
+    tracker.html("report", output / "report.html")
+    tracker.artifact("report", "report", [output / "report.md", output / "report.html",
+                                          output / "results.csv"])  # fmt: skip
+    tracker.finish()
+
+
+def _online(**arguments: Any) -> WandbTracker:
+    tracker = wandb_tracker(mode="online", **arguments)
+    if not isinstance(tracker, WandbTracker) or tracker.run.offline:
+        raise TemperaError(
+            "W&B cannot be reached, so there is no W&B Report: run the command again with a "
+            "network; the report's files are written."
+        )
+    return tracker

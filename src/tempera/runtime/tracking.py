@@ -145,6 +145,7 @@ def wandb_tracker(
     group: str | None = None,
     tags: Sequence[str] = (),
     config: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> Tracker:
     """`tracking=wandb`: start, or resume, the W&B run of a run directory. Processes other than the
     main one get a `Tracker`.
@@ -155,6 +156,7 @@ def wandb_tracker(
         mode: `auto`, `online` or `offline`. `auto` follows WANDB_MODE if set, and otherwise is
             online when logged in. An offline run prints how to sync it.
         group, job_type, tags: shown on the W&B run.
+        name: of the W&B run; by default that of the directory.
         config: the run's options; the git commit is added to them.
 
     Returns:
@@ -171,7 +173,7 @@ def wandb_tracker(
         "tags": [tag[:64] for tag in tags],
         "config": {**(config or {}), "git_commit": commit()},
         "resume": "allow",
-        "name": directory.name,
+        "name": name or directory.name,
     }
     with side_service("{why}: the run goes on without W&B."):
         return WandbTracker(_start(arguments | {"id": _run_id(directory)}, _mode(mode)))

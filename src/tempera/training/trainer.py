@@ -10,17 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
+from tempera.data.encoders import to_picture
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes, check_launch
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
+from tempera.runtime.image_files import write_picture
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, WEIGHTS, weights_hash
+from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.averaging import moving_average
@@ -28,15 +34,18 @@ from tempera.training.checkpoint import State, keep_record, load_state, save_sta
 from tempera.training.conditions import keep_conditions
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import TOTAL, Head, Loss, Parts, described
-from tempera.training.lr_schedules import set_rate
 from tempera.training.recipe import Recipe
 from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
-from tempera.training.validation import accepted_length, imitation, metrics_of
+from tempera.training.validation import accepted_length, decoded, imitation, metrics_of
 
 DRAFT = "draft"
 """Where a run directory keeps its best draft."""
 METRICS = "metrics.json"
 """What describes the draft, beside it."""
+SAMPLES = "samples.png"
+"""Pictures that were drawn with the draft at the last validation, side by side."""
+SHOWN = 8
+"""Most of these pictures."""
 CONDITIONS = "conditions"
 """Where it keeps the text encoder's features of all captions."""
 
@@ -56,6 +65,8 @@ class TrainingRun:
             from), `conditions/` (features of the captions) and `training.json` (the configuration).
         record: further configuration that must not change when a run is resumed; `data` describes
             the images.
+        decode_codes: codes [B, h, w] → images [B, 3, H, W] in [−1, 1], by which sample pictures
+            are shown.
 
     Raises:
         TemperaError: the launcher splits networks, the draft is not the target's, or the batch does
@@ -69,6 +80,7 @@ class TrainingRun:
     recipe: Recipe
     directory: Path
     record: Mapping[str, Any] = field(default_factory=dict)
+    decode_codes: Callable[[Tensor], Tensor] | None = None
     tracker: Tracker = field(default_factory=Tracker)
 
     def __post_init__(self) -> None:
@@ -76,7 +88,12 @@ class TrainingRun:
         self.draft.check(self.target)
         recipe, target, parts = self.recipe, self.target, self.recipe.gradient_accumulation
         cpu = target.device.type == "cpu"
-        self.accelerator = Accelerator(cpu=cpu, gradient_accumulation_steps=parts)
+        self.accelerator = Accelerator(
+            cpu=cpu,
+            gradient_accumulation_steps=parts,
+            # a batch is that of all processes, so schedules take one step for it
+            dataloader_config=DataLoaderConfiguration(split_batches=True),
+        )
         processes, first = self.accelerator.num_processes, self.accelerator.process_index
         recipe.part(processes)
         self.is_main = self.accelerator.is_main_process
@@ -88,10 +105,14 @@ class TrainingRun:
         self.model = self.accelerator.prepare_model(self.draft.to(target.device))
         self.average = moving_average(self.draft, recipe.ema) if recipe.ema else None
         beside = self.average.state_dict() if self.average is not None else {}
-        self.state = State(self.draft, make_optimisers(self.draft, recipe), beside)
+        optimisers = make_optimisers(self.draft, recipe)
+        self.optimisers = list(map(self.accelerator.prepare_optimizer, optimisers))
+        self.state = State(self.draft, optimisers, beside)
+        self.schedules = self._schedules()
         mine = list(range(first, max(recipe.holdout, processes), processes))
-        self.held, decoded = self.codes.holdout(mine), list(range(recipe.decodes))
-        self.captions = self.codes.holdout(decoded).captions if decoded else []
+        self.held = self.codes.holdout(mine)
+        numbers = list(range(recipe.decodes))
+        self.captions = self.codes.holdout(numbers).captions if numbers else []
 
     @property
     def averaged(self) -> DraftNetwork:
@@ -113,6 +134,7 @@ class TrainingRun:
                 is damaged; the loss is not finite.
         """
         self.resume()
+        self.schedules = self._schedules()
         if isinstance(self.codes, ShardCodes) and self.state.progress.step < self.recipe.steps:
             processes = Processes(cpu=self.target.device.type == "cpu")
             captions = self.codes.images.captions
@@ -177,13 +199,19 @@ class TrainingRun:
                     if progress.step % every == 0 or progress.step == recipe.steps:
                         task()
 
+    def _schedules(self) -> list[Any]:
+        """The learning rates, as they are after the steps that are taken."""
+        last = self.state.progress.step - 1
+        made = [LambdaLR(one, self.recipe.schedule, last) for one in self.state.optimisers]
+        return list(map(self.accelerator.prepare_scheduler, made))
+
     def step(self, number: int) -> dict[str, float]:
         """One optimiser step; returns the parts of its loss, averaged over its images, and the
         gradient's norm before clipping.
         """
         recipe, accelerator, losses = self.recipe, self.accelerator, []
-        set_rate(self.state.optimisers, self.recipe.schedule(number))
-        self.draft.zero_grad()
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
         for part in range(recipe.gradient_accumulation):
             mine = recipe.positions(
                 number, part, accelerator.process_index, accelerator.num_processes
@@ -194,7 +222,7 @@ class TrainingRun:
             losses.append(torch.stack([value.detach().float() for value in parts.values()]))
         mean = accelerator.reduce(torch.stack(losses).mean(0), "mean")
         limit = recipe.grad_clip or torch.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.draft.parameters(), limit)
+        norm = accelerator.clip_grad_norm_(self.draft.parameters(), limit)
         values = dict(zip(parts, mean.tolist(), strict=True)) | {"gradient_norm": norm.item()}
         if not all(map(math.isfinite, values.values())):
             raise TemperaError(
@@ -203,8 +231,9 @@ class TrainingRun:
                 f"{self.directory}; train in another run directory with a lower lr or a longer "
                 "warm-up."
             )
-        for optimiser in self.state.optimisers:
+        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
             optimiser.step()
+            schedule.step()
         if self.average is not None:
             self.average.update_parameters(self.draft)
         return values
@@ -260,8 +289,8 @@ class TrainingRun:
         progress, target, draft = self.state.progress, self.target, self.averaged
         metrics = metrics_of(self.accelerator.reduce(imitation(draft, target, self.held), "sum"))
         if self.captions:
-            length = accepted_length(draft, target, self.captions, self.recipe.depth)
-            metrics["accepted_length"] = length
+            drawn = decoded(draft, target, self.captions, self.recipe.depth)
+            metrics["accepted_length"] = accepted_length(drawn)
         progress.latest = {"step": progress.step, **metrics}
         better = metrics["top3"] > progress.best.get("top3", -1.0)
         if better:
@@ -272,9 +301,24 @@ class TrainingRun:
         self.tracker.log(logged, progress.step)
         told = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         bar.write(f"step {progress.step}: {told}")
+        if self.captions and self.decode_codes is not None:
+            with side_service("the sample pictures failed ({why}): the training goes on."):
+                self._show(self.decode_codes, drawn.tokens)
         if better:
             draft.save_pretrained(self.directory / DRAFT)
             self.describe(finished=False)
+
+    @torch.inference_mode()
+    def _show(self, decode_codes: Callable[[Tensor], Tensor], tokens: Tensor) -> None:
+        """Write and log the pictures of held-out captions, drawn with the draft: always the same
+        captions and seeds.
+        """
+        pictures = [to_picture(decode_codes(one[None])[0])
+                    for one in tokens[:SHOWN].unflatten(1, self.target.grid)]  # fmt: skip
+        path = self.directory / SAMPLES
+        write_picture(path, np.concatenate(pictures, 2), self.made_by)
+        told = " · ".join(self.captions[:SHOWN])
+        self.tracker.image("samples", path, f"step {self.state.progress.step}: {told}")
 
     def save(self) -> None:
         """Write the checkpoint to resume from."""

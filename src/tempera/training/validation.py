@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tempera.data.shards import CodedImages
 from tempera.decoding.interfaces import DraftModel
-from tempera.decoding.loop import decode
+from tempera.decoding.loop import Output, decode
 from tempera.decoding.probabilities import total_variation
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
@@ -75,11 +75,16 @@ def metrics_of(sums: Tensor) -> dict[str, float]:
     return {"top1": top1 / count, "top3": top3 / count, "tv": distance / count}
 
 
-def accepted_length(
+def accepted_length(output: Output) -> float:
+    """Tokens per round."""
+    return output.tokens.numel() / float(output.trace.rounds.sum())
+
+
+def decoded(
     draft: DraftNetwork, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0
-) -> float:
-    """Tokens per round when these captions are really decoded, with exact chains of `depth` drafted
-    tokens, or of as many as a draft of several slots can draft.
+) -> Output:
+    """An image of each caption, really decoded with exact chains of `depth` drafted tokens, or of
+    as many as a draft of several slots can draft. A seed gives the same images.
     """
     model: DraftModel
     slots = min(depth, draft.slots)
@@ -93,5 +98,4 @@ def accepted_length(
     streams = RandomStreams(
         seed, [f"validation-{index}" for index in range(len(captions))], target.device
     )
-    output = decode(target, drafter, Exact(), streams, captions)
-    return output.tokens.numel() / float(output.trace.rounds.sum())
+    return decode(target, drafter, Exact(), streams, captions)
