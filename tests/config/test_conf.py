@@ -144,6 +144,8 @@ METHODS = [
     "method=entropy window=8 scale=2.8 residual=optimal entropy_temperature=[2.5,3,0.6]",
     "method=block drafter=parallel",
     "method=parallel tree=mc_sim_7b_63",
+    "method=parallel_tree",
+    "method=priced_tree",
     "method=medusa depth=2",
 ]
 ONE_EACH = {method.split()[0]: method for method in reversed(METHODS)}
