@@ -14,11 +14,16 @@ methods, each with options of its own:
 
 or `hydra.sweeper.table` names a table of the papers, whose rows are the cases.
 
-What stands on the command line is added to every case, and wins where both give an option. All jobs
-go to the launcher together.
+What stands on the command line is added to every case, and wins where both give an option, but
+`method=` chooses among the cases: those with another method are left out. All jobs go to the
+launcher together. A job that fails does not stop the others; at the end those that failed are
+listed with their commands.
 """
 
+import itertools
+import math
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +32,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
+from tqdm import tqdm
 
 
 @dataclass
@@ -51,6 +58,10 @@ options of Hydra there are.
 """
 
 
+MOST = 2000
+"""Jobs of a sweep: all are composed before the first one runs."""
+
+
 def _choosing(job: Sequence[str]) -> tuple[str, ...]:
     return tuple(option for option in job if option.startswith(CHOOSING))
 
@@ -69,14 +80,42 @@ class CaseSweeper(BasicSweeper):
         self.cases, self.table = cases, table
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Hydra's sweep; after Ctrl-C, of jobs side by side too, it says which command goes on."""
+        """Hydra's sweep; after Ctrl-C, of jobs side by side too, it says which command goes on.
+
+        Raises:
+            TemperaError: some jobs failed; it lists them, after the others have run.
+        """
         try:
-            return super().sweep(arguments)
+            batches = super().sweep(arguments)
         except KeyboardInterrupt as problem:
             from tempera.config.cli import goes_on
 
             place = str(self.config.hydra.sweep.dir) if self.config else "."
             raise KeyboardInterrupt(str(problem) or goes_on("hydra.sweep.dir", place)) from None
+        self._tell_failures([job for batch in batches for job in batch])
+        return batches
+
+    def _tell_failures(self, jobs: Sequence[JobReturn]) -> None:
+        """Show the results of the others, and raise TemperaError for jobs that failed."""
+        from tempera.config.cli import Failed, command_line
+        from tempera.errors import TemperaError
+
+        failed = [job for job in jobs if isinstance(job.return_value, Failed)]
+        if not failed:
+            return
+        if self.hydra_context and self.config is not None and len(failed) < len(jobs):
+            self.hydra_context.callbacks.on_multirun_end(config=self.config, config_name=None)
+        for job in failed:
+            assert job.hydra_cfg is not None
+            place = str(job.hydra_cfg.hydra.runtime.output_dir)
+            command = command_line(list(job.overrides or ()), "hydra.run.dir", place)
+            print(f"failed: {command}\n  {job.return_value.sentence}", file=sys.stderr)
+        raise TemperaError(f"{len(failed)} of {len(jobs)} jobs failed: see above")
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Compose every job before the first one runs; with a bar, where there are many."""
+        for job in tqdm(batch, desc="composing", leave=False, disable=len(batch) < 20):
+            super().validate_batch_is_legal([job])
 
     def split_arguments(  # type: ignore[override]
         self, overrides: list[Override], max_batch_size: int | None
@@ -84,9 +123,13 @@ class CaseSweeper(BasicSweeper):
         """The jobs of all cases, with `overrides` after each case's own, in batches of at most
         `max_batch_size`.
         """
-        jobs = []
-        for case in self._cases(overrides) or [""]:
-            own = OverridesParser.create().parse_overrides(shlex.split(case))
+        cases = self._cases(overrides)
+        parsed = [OverridesParser.create().parse_overrides(shlex.split(case)) for case in cases]
+        if cases:
+            parsed, overrides = _with_methods(parsed, overrides)
+        jobs: list[list[str]] = []
+        for own in parsed or [[]]:
+            _check_number([*own, *overrides])
             given = {override.get_key_element() for override in overrides} - {"model"}
             kept = [override for override in own if override.get_key_element() not in given]
             named = {override.get_key_element() for override in kept}
@@ -110,7 +153,7 @@ class CaseSweeper(BasicSweeper):
         for job in sorted({_choosing(job) for job in jobs}):
             cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(job))
             try:
-                if "drafter" in cfg and not cfg.dry_run:
+                if "drafter" in cfg and "dry_run" in cfg and not cfg.dry_run:
                     check_draft(cfg)
             except TemperaError as problem:
                 lacking[job] = problem
@@ -134,6 +177,48 @@ class CaseSweeper(BasicSweeper):
         if names is None:
             return cases(self.table, str(given[0].value()))
         return [f"{case} model={name}" for name in names for case in cases(self.table, name)]
+
+
+def _values(override: Override) -> list[str]:
+    """The values of an option, at most one more than a sweep may have."""
+    if override.is_sweep_override():
+        return list(itertools.islice(override.sweep_string_iterator(), MOST + 1))
+    return [override.get_value_element_as_str()]
+
+
+def _with_methods(
+    cases: list[list[Override]], overrides: list[Override]
+) -> tuple[list[list[Override]], list[Override]]:
+    """The cases with one of the methods that the command line gives, and its other options."""
+    from tempera.errors import TemperaError
+
+    given = [override for override in overrides if override.get_key_element() == "method"]
+    if not given:
+        return cases, overrides
+    wanted = _values(given[-1])
+    kept: list[list[Override]] = []
+    found: list[str] = []
+    for case in cases:
+        methods = [_values(option) for option in case if option.get_key_element() == "method"]
+        found += methods[-1] if methods else []
+        if methods and set(methods[-1]) <= set(wanted):
+            kept.append(case)
+    if not kept:
+        raise TemperaError(
+            f"no case of this preset has method={','.join(wanted)}: give one of "
+            f"{', '.join(dict.fromkeys(found))}, or leave experiment= out",
+            option="method",
+        )
+    return kept, [override for override in overrides if override.get_key_element() != "method"]
+
+
+def _check_number(overrides: list[Override]) -> None:
+    """Raise TemperaError for a sweep of too many jobs."""
+    from tempera.errors import TemperaError
+
+    number = math.prod(len(_values(override)) for override in overrides)
+    if number > MOST:
+        raise TemperaError(f"a sweep has at most {MOST:,} jobs: give fewer values")
 
 
 ConfigStore.instance().store(

@@ -15,6 +15,7 @@ from paths import CONF, ROOT
 from tempera.config.changes import changes
 from tempera.config.cli import _read, goes_on, named
 from tempera.config.search import DIRECTORIES, SHIPPED
+from tempera.errors import TemperaError
 
 Run = Callable[[str], tuple[int, str, str]]
 
@@ -67,6 +68,10 @@ SENTENCES = {
     "eval/bench.py batch_sizes=[true]": "true and false are no numbers",
     "eval/run.py --config-dir own method=mine boos=2": "did you mean `boost`?",
     "eval/run.py --config-dir own method=eagle boost=2": "it belongs to method=mine (rule=mine)",
+    "eval/run.py -cd loops rule=loop": "a defaults list leads back to itself",
+    "eval/run.py ++delta=2 method=eagle": "nothing reads `delta` with these choices",
+    "eval/run.py -m seed=range(0,1000000)": "at most 2,000 jobs",
+    "eval/run.py -m experiment=frontier_continuous method=eagle2": "no case of this preset",
     "eval/run.py -cd shadow": "has the name of a configuration in",
     "eval/run.py -cp absent": "absent",
     "eval/run.py model=lumina tracking=none": "train_draft/main.py model=lumina",
@@ -77,6 +82,8 @@ SENTENCES = {
 @pytest.mark.parametrize("line", SENTENCES)
 def test_a_sentence_tells_what_to_do(line: str, run: Run, tmp_path: Path) -> None:
     write_own(tmp_path / "own")
+    (tmp_path / "loops" / "rule").mkdir(parents=True)
+    (tmp_path / "loops" / "rule" / "loop.yaml").write_text("defaults: [loop]\n")
     (tmp_path / "shadow" / "rule").mkdir(parents=True)
     (tmp_path / "shadow" / "rule" / "exact.yaml").touch()
     status, _, err = run(line)
@@ -159,6 +166,59 @@ def test_outputs_moves_everything(line: str, places: list[str], run: Run) -> Non
         assert place in out
     written = [part for part in out.split() if part.startswith("outputs/")]
     assert written == []
+
+
+def test_a_job_that_fails_does_not_stop_the_others(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def main(cfg: Any) -> None:
+        begun.append(cfg.choices.method)
+        if cfg.choices.method == "sjd":
+            raise TemperaError("this one cannot be")
+        if cfg.choices.method == "scd":
+            raise KeyError("lost")
+
+    monkeypatch.setattr("tempera.commands.evaluate.main", main)
+    status, _, err = run("eval/run.py -m method=ar,sjd,scd,jacobi hydra.sweep.dir=a tracking=none")
+    assert begun == ["ar", "sjd", "scd", "jacobi"] and status == 1
+    assert "Error executing job" not in err
+    first, reason, second, bug, last = err.splitlines()
+    assert first.startswith("failed: python ") and "method=sjd" in first
+    assert first.endswith(f"hydra.run.dir={Path('a/1').resolve()}")
+    assert reason.strip() == "this one cannot be" and "method=scd" in second and "KeyError" in bug
+    assert last == "error: 2 of 4 jobs failed: see above"
+
+
+@pytest.mark.parametrize(
+    ("options", "jobs"),
+    [
+        ("method=cspd gamma=2", ["cspd 2"]),
+        ("method=cspd,cspd_published", ["cspd 4", "cspd_published 4", "cspd_published 8"]),
+    ],
+)
+def test_a_method_chooses_among_the_cases_of_a_preset(
+    options: str, jobs: list[str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def main(cfg: Any) -> None:
+        begun.append(f"{cfg.choices.method} {cfg.gamma}")
+
+    monkeypatch.setattr("tempera.commands.evaluate.main", main)
+    status, _, err = run(f"eval/run.py -m experiment=frontier_continuous tracking=none {options}")
+    assert (status, begun) == (0, jobs), err
+
+
+def test_a_family_of_ones_own_is_one_file(run: Run, tmp_path: Path) -> None:
+    own = tmp_path / "own" / "family"
+    own.mkdir(parents=True)
+    text = (CONF / "family" / "other.yaml").read_text()
+    (own / "mine.yaml").write_text(text.replace("data: file", "data: parti"))
+    status, out, err = run("eval/run.py -cd own family=mine --cfg hydra")
+    assert status == 0, err
+    assert "data: parti" in out and "metrics: none" in out
 
 
 def test_places_of_reports_are_added_to_runs() -> None:

@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from paths import CONF
 from tiny_training import GRID, tiny_draft, tiny_target
 
+from tempera.commands.train import build_recipe
 from tempera.config.build import (
     build_captions,
     build_drafter,
-    build_recipe,
     build_rule,
     build_sampling,
     build_target,
@@ -285,7 +285,7 @@ def test_a_draft_has_the_dtype_of_the_target_unless_it_has_its_own(
 ) -> None:
     cfg = composed("method=eagle", "device=cpu", "drafter.path=random", *options)
     draft = build_drafter(cfg, build_target(cfg)).model  # type: ignore[attr-defined]
-    weight = draft.network.fc.weight
+    weight = draft.run.network.fc.weight
     assert draft.dtype == weight.dtype == torch.float32
     assert torch.equal(weight, weight.half().float()) == rounded
 

@@ -1,16 +1,23 @@
 """What a command line may not say: one table of command lines and the options at fault."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from tempera.commands.evaluate import main as evaluate
-from tempera.config.build import build_recipe, build_rule, build_sampling
+from tempera.commands.train import build_recipe
+from tempera.config.build import build_rule, build_sampling
 from tempera.config.cli import _read, literal, named
 from tempera.config.compose import composed, composed_run, quoted
 from tempera.config.instantiate import instantiate
 from tempera.config.messages import sentence
+from tempera.config.options import METHOD, OPTIONAL, SCRIPTS, Role, names_with, role_of
+from tempera.config.search import Catalogue
 from tempera.errors import TemperaError
+from tempera.training.recipe import Recipe
 
 REFUSED = [
     # unknown names: the nearest is suggested
@@ -81,6 +88,30 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
     said = sentence(problem.value, config, arguments.split())
     assert said is not None and named in said, said
     assert "\n" not in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
+def test_every_option_has_a_type_and_a_role(script: str) -> None:
+    """Those of a training that are not in the table are the recipe's."""
+    known = {*OPTIONAL, *SCRIPTS[script]}
+    known |= {field.name for field in fields(Recipe)} if script == "train_draft" else set()
+    found = set[str]()
+    for path, file in Catalogue(script).files.items():
+        options: Any = OmegaConf.to_container(file.config, resolve=False)
+        is_global = "/" not in path or file.header.get("package") == "_global_"
+        found |= {*options} if is_global else {path.partition("/")[0]}
+    assert found - known - {"hydra"} == set()
+
+
+def test_options_have_the_roles_that_other_parts_rely_on() -> None:
+    assert {*names_with(Role.PAIRED)} == {
+        *("model", "guidance", "temperature", "top_k", "top_p", "entropy_temperature", "seed"),
+        "dtype",
+    }
+    assert names_with(Role.LITERAL) + names_with(Role.LITERAL, "report") == ["prompt", "baseline"]
+    assert {*names_with(Role.UNTRACKED)} == {"tracking", "directory", "choices", "overrides"}
+    assert role_of("boost") == METHOD  # of a user's own YAML
+    assert Role.OWN in role_of("depths", "tune") and Role.OWN not in role_of("drafter", "tune")
 
 
 @pytest.mark.parametrize(

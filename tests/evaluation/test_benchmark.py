@@ -141,7 +141,7 @@ def test_impossible_benchmarks_raise_one_sentence():
             benchmark.measure(one, made, plan)
     for option in ("batch_sizes=[1,0]", "batch_sizes=[]", "repeats=0", "bandwidth=0"):
         with pytest.raises(TemperaError, match=option.partition("=")[0]):
-            from_options(composed("bench", [option]), "tempera.evaluation.benchmark.BenchmarkPlan")
+            from_options(composed("bench", [option]), benchmark.BenchmarkPlan)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_options_weights_tree_and_rule_are_recorded(tmp_path):
     part = {"_target_": "x", "path": "draft", "window": 4}
     drawn = {"seed": 0, "guidance": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     drawn["entropy_temperature"] = [2.5, 3, 0.6]
-    options = {**drawn, "delta": 2, "drafter": part, "tree": {}, "data": {"limit": 1}, "limit": 1}
+    options = {**drawn, "delta": 2, "drafter": part, "tree": {}}
     assert recorded(target, drafter, options) == {
         "method": "exact",
         "tree": "chain",

@@ -167,3 +167,13 @@ def test_a_batch_that_does_not_fit_is_made_smaller_only_where_that_is_wanted(
         generated("fixed")
     said = sentence(problem.value, "eval", [])
     assert said is not None and "batch_size" in said and "\n" not in said
+
+
+def test_networks_in_objects_of_a_users_package_are_counted() -> None:
+    class Own:
+        def __init__(self, part: object) -> None:
+            self.part = part
+
+    network = torch.nn.Linear(2, 3)
+    assert list(costs.networks(Own(Own(network)))) == [network]
+    assert list(costs.networks(Own(network.forward))) == [network]

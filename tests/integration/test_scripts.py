@@ -192,7 +192,13 @@ WITHOUT = [
     ("eval/run.py", "method=x", TORCH),
     ("eval/run.py", "method=eagle delta=2", TORCH),
     ("eval/run.py", "--help", TORCH),
-    ("eval/run.py", "batch_size=0", TORCH - {"torch"}),
+    ("eval/run.py", "batch_size=0", TORCH),
+    ("eval/run.py", "delta=abc", TORCH),
+    ("eval/run.py", "top_p=2", TORCH),
+    ("eval/run.py", "speed.prompts=2.5", TORCH),
+    ("eval/run.py", "metrics=x", TORCH),
+    ("eval/run.py", "tracking.mode=x", TORCH - {"torch"}),
+    ("eval/run.py", "delta=-1 tracking=none", TORCH - {"torch"}),
     ("train_draft/main.py", "lr=abc", {"matplotlib", "wandb"}),
     ("eval/calibrate.py", "method=ar", {"matplotlib", "wandb"}),
     ("eval/run.py", "depth=0", {"matplotlib", "wandb"}),
@@ -215,4 +221,17 @@ def test_an_answer_does_not_wait_for_imports(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_imports_nothing_that_only_some_runs_need() -> None:
+    """Each of these packages takes a large part of a second, or seconds."""
+    code = (
+        "import sys, tempera.commands.evaluate\n"
+        "unwanted = {'transformers', 'torchvision', 'accelerate', 'scipy.optimize', 'matplotlib',\n"
+        "            'scipy.stats', 'altair', 'wandb', 'datasets', 'open_clip'}\n"
+        "assert not unwanted & set(sys.modules), unwanted & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from rich.console import Console
 from tempera.config import build
 from tempera.config.instantiate import from_options, parsed
 from tempera.errors import TemperaError
-from tempera.evaluation.benchmark import BenchmarkColumn, Spread, measure
+from tempera.evaluation.benchmark import BenchmarkColumn, BenchmarkPlan, Spread, measure
 from tempera.evaluation.latency import PARTS
 from tempera.reporting.tables import show
 from tempera.runtime.files import write_json
@@ -26,7 +26,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "a benchmark of continuous tokens times rounds of draft and verification: choose "
             "method=cspd, cspd_published or cspd_exact."
         )
-    plan = from_options(cfg, "tempera.evaluation.benchmark.BenchmarkPlan")
+    plan = from_options(cfg, BenchmarkPlan)
     target: Any = build.build_fast_target(cfg)
     console = Console()
     with console.status("timing") as status:

@@ -2,6 +2,7 @@
 the networks have sizes and no data.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ from tempera.training.recipe import Recipe
 
 T = TypeVar("T")
 
+FOREIGN = {"torch", "numpy", "transformers", *sys.stdlib_module_names}
+"""Packages whose objects hold no networks of a run."""
 CAPTION = "0"
 """Stands for the captions of training images: a text, and a class number."""
 
@@ -185,14 +188,14 @@ def downloads(missing: int | None) -> str:
 
 
 def networks(thing: Any, seen: set[int] | None = None) -> Iterator[nn.Module]:
-    """The networks among the attributes of tempera's objects."""
+    """The networks among the attributes of tempera's objects, and of those of a user's package."""
     seen = set() if seen is None else seen
     thing = getattr(thing, "__self__", thing)  # a network's method
     if isinstance(thing, nn.Module):
         yield thing
-    elif type(thing).__module__.startswith("tempera.") and id(thing) not in seen:
+    elif id(thing) not in seen and type(thing).__module__.partition(".")[0] not in FOREIGN:
         seen.add(id(thing))
-        for value in vars(thing).values():
+        for value in getattr(thing, "__dict__", {}).values():
             yield from networks(value, seen)
 
 

@@ -1,94 +1,197 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.config import build
 from tempera.config.changes import changes
 from tempera.config.instantiate import from_options, instantiate, parsed
+from tempera.config.options import Role, role_of
 from tempera.data.prompts import Prompt, check_prompts, described, one_prompt
 from tempera.errors import TemperaError
-from tempera.evaluation.run import evaluate
+from tempera.evaluation.latency import SpeedProtocol
+from tempera.evaluation.pipeline import Pipeline
+from tempera.evaluation.run import RunPlan, evaluate
 from tempera.evaluation.run_directory import claim, shared_directory
-from tempera.evaluation.run_identity import FREE, about, run_identity
+from tempera.evaluation.run_identity import about, run_identity
 from tempera.metrics.evaluators import Evaluator
-from tempera.metrics.scores import read_scores
+from tempera.metrics.scores import Scores, read_scores
 from tempera.metrics.torch_metrics import TorchMetrics
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
 from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.runtime.torchvision import import_torchvision
-from tempera.targets.conditioners import ClassLabels
+from tempera.runtime.tracking import Tracker, in_background
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What Hydra and a preset say about a run, in plain values.
+
+    Attributes:
+        overrides: the command line.
+        choices: the choice in each group; empty if the command is called as a function.
+        data: where the prompts come from.
+        paper: the option `paper`.
+    """
+
+    overrides: list[str]
+    choices: dict[str, str | None]
+    data: dict[str, Any]
+    paper: Any
+
+    @classmethod
+    def of(cls, cfg: DictConfig) -> "Facts":
+        """Raises TemperaError if `paper` is no table's."""
+        paper = _plain(cfg, "paper")
+        if paper is not None:
+            from tempera.reporting.paper_results import find
+
+            find(paper.get("table") if isinstance(paper, Mapping) else paper)
+        choices = _plain(cfg, "choices") or {}
+        data = {"prompts": _plain(cfg, "data"), "preset": choices.get("data")}
+        if cfg.prompt is not None:
+            data = {"prompts": cfg.prompt, "preset": "prompt"}
+        return cls(_plain(cfg, "overrides") or [], choices, data, paper)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a run before weights are read: its options are right."""
+
+    facts: Facts
+    device: torch.device
+    processes: Processes
+    evaluator: Evaluator
+    protocol: SpeedProtocol
+    prompts: list[Prompt]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A run that can begin: its directory is claimed, and its tracker starts."""
+
+    plan: RunPlan
+    pipeline: Pipeline
+    scores: Scores
+    tracker: Future[Tracker]
+
+
 def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
+    checked = _check(cfg)
+    if cfg.dry_run:
+        if not checked.processes.is_main:
+            return {}
+        return dry_evaluation(cfg, checked.prompts, checked.evaluator)
+    return _run(checked, _build(cfg, checked), cfg.verbose)
+
+
+def _check(cfg: DictConfig) -> Checked:
+    """Check the options, read the prompts, and see that every file can be had."""
+    facts = Facts.of(cfg)
     device = build.parse_device(cfg.device, dry=cfg.dry_run)
     build.check_tokens(cfg)
-    paper = _paper(cfg)
-    parsed(cfg.tracking)
+    for part in (cfg.tracking, cfg.drafter):
+        parsed(part)
     evaluator, protocol = _evaluator(cfg), instantiate(cfg.speed)
-    overrides = _hydra(cfg, "overrides") or []
+    if not cfg.dry_run:
+        build.check_draft(cfg, of_the_hub=False)  # before downloads are listed
+    if cfg.expected_length is not None:
+        expected_length.check_options(cfg, facts.overrides)
     processes = Processes(cpu=device.type == "cpu")
     if processes.is_main and build.parse_dtype(cfg.dtype, device) == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", device)
-    parsed(cfg.drafter)
-    searches = cfg.expected_length is not None
-    if searches:
-        expected_length.check_options(cfg, overrides)
-    if not cfg.dry_run:
-        build.check_draft(cfg, of_the_hub=False)  # before downloads are listed
-    one = cfg.prompt is not None
-    read = partial(one_prompt, cfg.prompt) if one else partial(instantiate, cfg.data)
+    text = cfg.prompt
+    read = partial(instantiate, cfg.data) if text is None else partial(one_prompt, text)
     prompts = read_with_files(cfg, _networks, read)
-    if cfg.dry_run:
-        return dry_evaluation(cfg, prompts, evaluator) if processes.is_main else {}
+    return Checked(facts, device, processes, evaluator, protocol, prompts)
+
+
+def _build(cfg: DictConfig, checked: Checked) -> Built:
+    """Build what decodes, and claim the run's directory for its identity."""
+    facts, processes, device = checked.facts, checked.processes, checked.device
+    prompts = checked.prompts
     build.check_draft(cfg)
+    searches = cfg.expected_length is not None
     rule = None if searches else build.build_rule(cfg)
     directory = shared_directory(processes, Path(str(cfg.directory)))
-    evaluator.check(cfg.model.name)
+    checked.evaluator.check(cfg.model.name)
     _check_prompts(cfg, prompts)
-    if isinstance(evaluator, TorchMetrics):
-        evaluator.check_prompts(prompts)
-    given = read_scores(cfg.scores, [prompt.id for prompt in prompts])
+    if isinstance(checked.evaluator, TorchMetrics):
+        checked.evaluator.check_prompts(prompts)
+    scores = read_scores(cfg.scores, [prompt.id for prompt in prompts])
     target = build.build_fast_target(cfg)
     matched: dict[str, Any] = {}
     if searches:
         cfg, matched = expected_length.matched(cfg, target, directory, processes)
         rule = build.build_rule(cfg)
     pipeline = build.build_pipeline(cfg, target, rule)
-    choices = _hydra(cfg, "choices") or {}
-    options = {str(key): cfg[key] for key in cfg if key not in FREE}
-    identity = run_identity(options, choices, pipeline, build.parse_dtype(cfg.dtype, device))
-    notes = about(device, overrides) | matched
-    notes |= {"changes": changes(cfg, choices), "paper": paper}
-    notes["data"] = _data(cfg, choices) | described(prompts)
-    searched = matched.get(expected_length.MATCHED, {}).get("option")
-    named = notes["changes"], identity.get("delta"), searched, cfg.expected_length
-    name = run_name(identity["method"], *named)
-    found = {"directory": directory, "name": name, "settings": identity, "about": notes}
-    plan = from_options(cfg, "tempera.evaluation.run.RunPlan", **found, **_batches(cfg, device))
+    options = {
+        str(key): list(cfg[key]) if isinstance(cfg[key], ListConfig) else cfg[key]
+        for key in cfg
+        if Role.IDENTITY in role_of(str(key))
+    }
+    identity = run_identity(options, facts.choices, pipeline, build.parse_dtype(cfg.dtype, device))
+    notes = about(device, facts.overrides) | matched
+    notes |= {"changes": changes(cfg, facts.choices), "paper": facts.paper}
+    notes["data"] = facts.data | described(prompts)
+    name = run_name(
+        identity["method"],
+        notes["changes"],
+        identity.get("delta"),
+        matched.get(expected_length.MATCHED, {}).get("option"),
+        cfg.expected_length,
+    )
+    run = {"directory": directory, "name": name, "settings": identity, "about": notes}
+    plan = from_options(cfg, RunPlan, **run, **_batches(cfg, device))
     claim(directory, identity, notes, write=processes.is_main)
-    tracker = build.start_tracker(cfg, directory, "eval", choices, {**identity, **notes})
-    result = evaluate(plan, pipeline, prompts, evaluator, protocol, processes, given)
+    tracker = in_background(
+        partial(
+            build.start_tracker,
+            cfg,
+            directory,
+            "eval",
+            facts.choices,
+            {**identity, **notes},
+        )
+    )
+    return Built(plan, pipeline, scores, tracker)
+
+
+def _run(checked: Checked, built: Built, verbose: bool) -> dict[str, float]:
+    """Decode, measure, write, and then show; return the metrics."""
+    result = evaluate(
+        built.plan,
+        built.pipeline,
+        checked.prompts,
+        checked.evaluator,
+        checked.protocol,
+        checked.processes,
+        built.scores,
+        before_timing=partial(wait, [built.tracker]),
+    )
     if result is None:
         return {}
     from tempera.reporting import run_report  # matplotlib takes a second to import
 
+    directory = built.plan.directory
     with side_service(f"no report ({{why}}): the results are in {directory}."):
-        run_report.write(directory, result, tracker, cfg.verbose)
-    values = {key: one["value"] for key, one in result["metrics"].items()}
+        run_report.write(directory, result, built.tracker.result(), verbose)
+    values = {key: interval["value"] for key, interval in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -115,8 +218,8 @@ def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
     if cfg.expected_length is not None:
         expected_length.check_prompts(cfg, prompts)
     captions = build.build_captions(cfg)
-    numbers = cfg.prompt is None and all(one.text.isdigit() for one in prompts)
-    if numbers and not isinstance(captions, ClassLabels):
+    numbers = cfg.prompt is None and all(prompt.text.isdigit() for prompt in prompts)
+    if numbers and not _takes_classes(captions):
         raise TemperaError(
             f"these prompts are numbers of classes, and model={cfg.model.name} draws texts: choose "
             "data=coco, parti or file, or a model of classes",
@@ -126,6 +229,12 @@ def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
         check_prompts(prompts, captions)
 
 
+def _takes_classes(captions: Any) -> bool:
+    from tempera.targets.conditioners import ClassLabels  # transformers takes seconds to import
+
+    return isinstance(captions, ClassLabels)
+
+
 def _batches(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     """The arguments of a plan that say how many prompts are decoded together."""
     auto = cfg.batch_size == "auto"
@@ -133,25 +242,9 @@ def _batches(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
     return {"batch_size": most, "shrinks": auto}
 
 
-def _data(cfg: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
-    """Where the prompts come from."""
-    if cfg.prompt is not None:
-        return {"prompts": cfg.prompt, "preset": "prompt"}
-    return {"prompts": _hydra(cfg, "data"), "preset": choices.get("data")}
-
-
-def _paper(cfg: DictConfig) -> Any:
-    """The option `paper` as plain values; raises TemperaError if it is no table's."""
-    if (node := cfg.get("paper")) is None:
-        return None
-    from tempera.reporting.paper_results import find
-
-    given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    find(given.get("table") if isinstance(given, Mapping) else given)
-    return given
-
-
-def _hydra(cfg: DictConfig, name: str) -> Any:
-    """A fact that Hydra knows about the run; empty if the script is called as a function."""
+def _plain(cfg: DictConfig, name: str) -> Any:
+    """An option in plain values; None where there is none, or Hydra knows none."""
     node = OmegaConf.select(cfg, name, throw_on_resolution_failure=False)
-    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+    if not OmegaConf.is_config(node):
+        return node
+    return OmegaConf.to_container(node, resolve=name == "paper")

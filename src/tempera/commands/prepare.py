@@ -11,6 +11,7 @@ from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.instantiate import from_options, instantiate, parsed
 from tempera.data.entries import Source, shown
+from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, Manifest
 from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
@@ -33,9 +34,7 @@ def main(cfg: DictConfig) -> dict[str, int]:
     parts = {"source": source, "encoder": encoder, "directory": directory, "processes": processes}
     known = (directory / MANIFEST).is_file()
     before, began = Manifest.load(directory).next if known else 0, time.monotonic()
-    manifest: Manifest = from_options(
-        cfg, "tempera.data.prepare.prepare", captions=build.build_captions(cfg), **parts
-    )
+    manifest = from_options(cfg, prepare, captions=build.build_captions(cfg), **parts)
     if processes.is_main:
         print(
             f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} "

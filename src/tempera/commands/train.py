@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from tempera.commands.costs import dry_training, read_with_files
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.instantiate import accepted, instantiate, parsed
+from tempera.config.instantiate import accepted, from_options, instantiate, parsed
+from tempera.config.options import Role, role_of
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes, started_as_main
 from tempera.runtime.files import writable_directory
@@ -25,13 +26,14 @@ from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import Loss
+from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, TrainingRun
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
     build.check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
-    recipe = build.build_recipe(cfg)
+    recipe = build_recipe(cfg)
     loss: Loss = instantiate(cfg.loss)
     for part in (cfg.tracking, cfg.train_data, cfg.draft):
         parsed(part)
@@ -61,12 +63,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     recipe = replace(recipe, steps=_steps(cfg, codes, recipe.batch_size))
     torch.manual_seed(recipe.seed)
     draft = instantiate(cfg.draft, target=target, model=cfg.model.name)
-    apart = {*asdict(recipe), "device", "directory", "tracking", "family", "truncate", "dry_run"}
-    apart |= {"push_to_hub"}
-    record: Any = OmegaConf.to_container(
-        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in apart])
-    )
-
+    recorded = [
+        str(key)
+        for key in cfg
+        if Role.IDENTITY in role_of(str(key), "train_draft") and key not in asdict(recipe)
+    ]
+    record: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, recorded))
     if isinstance(codes, ShardCodes):
         record["data"] = codes.described
 
@@ -88,6 +90,19 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             f"drafter={draft.drafter} {place}"
         )
     return metrics
+
+
+def build_recipe(cfg: DictConfig) -> Recipe:
+    """The recipe of the top-level options. Its `steps` are 1 if epochs will set them;
+    mixed_precision=auto means bfloat16 where dtype=auto does.
+    """
+    decided: dict[str, Any] = {}
+    if cfg.steps is None:
+        decided["steps"] = 1
+    if cfg.mixed_precision == "auto":
+        dtype = build.parse_dtype("auto", build.parse_device(cfg.device, dry=cfg.dry_run))
+        decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
+    return from_options(cfg, Recipe, **decided)
 
 
 def _check_drafts(cfg: DictConfig) -> None:

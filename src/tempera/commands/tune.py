@@ -14,6 +14,7 @@ from tempera.commands import evaluate
 from tempera.config import build
 from tempera.config.compose import composed, composed_run, option_name, written
 from tempera.config.instantiate import from_options, instantiate, parsed
+from tempera.config.options import Role, role_of
 from tempera.data.prompts import check_prompts
 from tempera.decoding.interfaces import Drafter
 from tempera.decoding.trees import Tree
@@ -24,6 +25,7 @@ from tempera.evaluation.tuning import (
     Budget,
     Candidate,
     Outcome,
+    TuningPlan,
     fastest,
     predict,
     try_out,
@@ -33,11 +35,6 @@ from tempera.reporting.tables import cell, number, show
 from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
 
-OWN = (
-    *("budget", "batch_size", "depths", "trees", "prices", "deltas", "limit", "offset"),
-    *("repeats", "runs", "images", "timed", "directory", "overrides"),
-)
-"""Options of conf/tune.yaml that are not those of an evaluation."""
 PLAIN = ("method=ar",)
 """The options of plain autoregression, which may be the fastest setting."""
 OWN_DRAFT = ("method=parallel", "drafter=parallel", "method=medusa", "drafter=medusa")
@@ -75,7 +72,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     budget = _checked(cfg)
     settings = _Settings(cfg, lossless=budget.measure == "none")
     prompts = instantiate(cfg.data)
-    plan = from_options(cfg, "tempera.evaluation.tuning.TuningPlan")
+    plan = from_options(cfg, TuningPlan)
     candidates = list(settings.candidates())
     base = settings.evaluation((DRAFTS[0].exact,))
     if (captions := build.build_captions(cfg)) is not None:
@@ -121,6 +118,11 @@ def _checked(cfg: DictConfig) -> Budget:
     return Budget.parse(cfg.budget)
 
 
+def _is_own(name: str) -> bool:
+    """Whether an option is of this script, and not of the evaluations that it starts."""
+    return Role.OWN in role_of(name, "tune")
+
+
 class _Settings:
     """The settings to predict.
 
@@ -137,7 +139,7 @@ class _Settings:
 
     def __init__(self, cfg: DictConfig, lossless: bool) -> None:
         self.cfg, self.lossless = cfg, lossless
-        self.shared = [one for one in cfg.overrides if option_name(one) not in OWN]
+        self.shared = [one for one in cfg.overrides if not _is_own(option_name(one))]
         self.drafts, self.tried = list(DRAFTS), dict[str, str]()
         for draft in DRAFTS:
             try:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -19,7 +20,9 @@ from tempera.config.instantiate import (
     needs,
     parsed,
 )
+from tempera.config.options import Role, role_of
 from tempera.decoding.interfaces import Drafter, JointRule, Rule, Target
+from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
 from tempera.drafters.jacobi_window import Window
 from tempera.errors import TemperaError, shortened
@@ -33,7 +36,6 @@ from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
 from tempera.runtime.processor import arithmetic, computes_bfloat16
 from tempera.runtime.tracking import Tracker
-from tempera.targets.forward import granularity_on
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,19 +149,6 @@ def build_fast_target(cfg: DictConfig) -> Any:
     return target
 
 
-def build_recipe(cfg: DictConfig) -> Any:
-    """Build the `tempera.training.recipe.Recipe` of the top-level options. Its `steps` are 1 if
-    epochs will set them; mixed_precision=auto means bfloat16 where dtype=auto does.
-    """
-    decided: dict[str, Any] = {}
-    if cfg.steps is None:
-        decided["steps"] = 1
-    if cfg.mixed_precision == "auto":
-        dtype = parse_dtype("auto", parse_device(cfg.device, dry=cfg.dry_run))
-        decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
-    return from_options(cfg, "tempera.training.recipe.Recipe", **decided)
-
-
 def batch_size(cfg: DictConfig) -> int:
     """The option `batch_size`; for `auto` the usual one of the model's family."""
     return int(cfg.family.batch_size if cfg.batch_size == "auto" else cfg.batch_size)
@@ -202,8 +191,8 @@ def build_sampling(cfg: DictConfig) -> Any:
     the class that `model.sampling` names.
     """
     if "sampling" not in cfg.model:
-        return from_options(cfg, "tempera.decoding.probabilities.Sampling")
-    return from_options(cfg, cfg.model.sampling)
+        return from_options(cfg, Sampling)
+    return from_options(cfg, hydra.utils.get_class(cfg.model.sampling))
 
 
 def build_tree(cfg: DictConfig) -> Tree:
@@ -362,6 +351,8 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
     data, on the meta device in the dtype that `cfg` gives them; the files that they would be read
     from are listed as they are built. A trained draft has its own sizes, another one the usual.
     """
+    from tempera.targets.forward import granularity_on  # it imports transformers
+
     device = parse_device(cfg.device, dry=True)
     dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
     sized = copy.deepcopy(cfg)
@@ -379,10 +370,6 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
         if elsewhere and Repository.named(str(path)):
             files.append(PretrainedFiles(str(path), (WEIGHTS, PICKLE), str(path)))
         yield sized, files
-
-
-UNTRACKED = ("directory", "choices", "overrides", "tracking")
-"""Top-level options that do not affect a run's results."""
 
 
 def start_tracker(
@@ -403,7 +390,9 @@ def start_tracker(
         notes: further values to record with the configuration.
     """
     tracked = [
-        str(key) for key in cfg if key not in UNTRACKED and not OmegaConf.is_missing(cfg, key)
+        str(key)
+        for key in cfg
+        if Role.UNTRACKED not in role_of(str(key)) and not OmegaConf.is_missing(cfg, key)
     ]
     options = {key: _resolved(cfg[key]) for key in tracked}
     tracker: Tracker = instantiate(

@@ -6,19 +6,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config.compose import composed_run
+from tempera.config.options import Role, role_of
 
 GROUPS = ("drafter", "tree", "rule", "schedule")
 """Hydra groups of a method, in the order in which one can bring in the next."""
-PARTS = (*GROUPS, "neighbours")
-"""Nodes of the configuration that decide how images are decoded."""
-APART = {
-    *("tokens", "directory", "limit", "offset", "prompt", "path", "truncate", "batch_size"),
-    *("device", "run_name", "statistics", "dry_run", "replays", "revision", "seed", "diagnostics"),
-    *("verbose", "outputs", "expected_length", "paper", "choices", "overrides", "against"),
-}
-"""Top-level options that do not belong to the method, or that reports show in columns of their
-own.
-"""
 
 
 def changes(cfg: DictConfig, choices: Mapping[str, str | None]) -> dict[str, Any]:
@@ -52,13 +43,16 @@ def changes(cfg: DictConfig, choices: Mapping[str, str | None]) -> dict[str, Any
 
 
 def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
-    """Top-level options and the values in `PARTS`, by name, interpolations unresolved."""
+    """The options that runs are named by, and the values in the nodes of which this is true,
+    interpolations unresolved.
+    """
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     for name, value in plain.items():
-        if name in PARTS and isinstance(value, dict):
-            yield from _inside(name, value)
-        elif name not in APART and not isinstance(value, dict):
-            yield name, value
+        if Role.NAME in role_of(name):
+            if isinstance(value, dict):
+                yield from _inside(name, value)
+            else:
+                yield name, value
 
 
 def _inside(name: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,9 +22,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from tempera.config.compose import pasted, quoted
+from tempera.config import help as _help  # noqa: F401  conf/ needs its resolver
+from tempera.config.compose import check_added, pasted, quoted
 from tempera.config.messages import sentence, text_of
-from tempera.config.options import check_options
+from tempera.config.options import Role, check_options, role_of
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
@@ -34,8 +36,6 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 UNREAD = 141
 """Exit status when nobody reads standard output any more, as in shells after `| head`."""
-LITERAL = ("prompt", "baseline")
-"""Options whose values are taken literally, including commas and quotes."""
 FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--info"),
     *("--multirun", "--shell-completion", "--config-path", "--config-name", "--config-dir"),
@@ -54,6 +54,13 @@ STARTS_AGAIN = ("report", "bench", "calibrate", "gpu_check")
 """Scripts that start over after an interruption."""
 
 
+@dataclass(frozen=True)
+class Failed:
+    """What a job of a sweep returns that failed. sentence: what was wrong."""
+
+    sentence: str
+
+
 def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | None = None) -> None:
     """Run the command line in `sys.argv` with `conf/<config_name>.yaml`.
 
@@ -68,33 +75,6 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
     _prepare_streams()
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and does not print and exit itself
-
-    directories = DIRECTORIES.get()
-
-    def job(cfg: DictConfig) -> Any:
-        """One run, or one point of a sweep, which may be in a process of its own."""
-        DIRECTORIES.set(directories)
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
-        try:
-            check_options(cfg, config_name)
-            _check_sweep(HydraConfig.get())
-            if cfg.get("device") == "auto" and started_as_main():
-                from tempera.runtime.processor import tell_device
-
-                tell_device()
-            return main(cfg)
-        except Exception as problem:
-            told = sentence(problem, config_name, sys.argv[1:])
-            if isinstance(problem, TemperaError):
-                _remove_unused(Path(HydraConfig.get().runtime.output_dir))
-            if told is None and not _is_interruption(problem):
-                log.exception("a bug")  # into the run's log file
-            if full or HydraConfig.get().mode == RunMode.MULTIRUN:
-                raise  # the launcher names the point of the sweep
-            _exit_with(problem, config_name, _how_to_resume(config_name))
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(_how_to_resume(config_name)) from None
-
     try:
         sys.argv[1:] = _read(sys.argv[1:], positional)
         directories = Directories.of(sys.argv[1:])
@@ -103,7 +83,7 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
             version_base="1.3", config_path=str(directories.main), config_name=config_name
-        )(job)
+        )(_job(config_name, main, directories, full))
         try:
             start()
         except SystemExit:  # of --help: what it printed is still in the buffer
@@ -122,21 +102,75 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
             os.environ["HYDRA_FULL_ERROR"] = full
 
 
+def _job(
+    config_name: str,
+    main: Callable[[DictConfig], Any],
+    directories: Directories,
+    full: str | None,
+) -> Callable[[DictConfig], Any]:
+    """What Hydra calls for a run, or for each point of a sweep; for arguments see `run`.
+
+    Args:
+        directories: of the command line.
+        full: HYDRA_FULL_ERROR of the user.
+    """
+
+    def job(cfg: DictConfig) -> Any:
+        DIRECTORIES.set(directories)  # a point of a sweep may be in a process of its own
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
+        try:
+            check_options(cfg, config_name)
+            check_added(config_name, list(HydraConfig.get().overrides.task))
+            _check_sweep(HydraConfig.get())
+            if cfg.get("device") == "auto" and started_as_main():
+                from tempera.runtime.processor import tell_device
+
+                tell_device()
+            return main(cfg)
+        except Exception as problem:
+            return _failed(problem, config_name, full)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_how_to_resume(config_name)) from None
+
+    return job
+
+
+def _failed(problem: Exception, config_name: str, full: str | None) -> Failed:
+    """Tell a problem of a run and exit; return one of a point of a sweep, whose others go on."""
+    said = sentence(problem, config_name, sys.argv[1:])
+    is_stopped = isinstance(problem, BrokenPipeError) or _is_interruption(problem)
+    if isinstance(problem, TemperaError):
+        _remove_unused(Path(HydraConfig.get().runtime.output_dir))
+    if said is None and not is_stopped:
+        log.error("a bug", exc_info=problem)  # into the run's log file
+    if full:
+        raise problem
+    if HydraConfig.get().mode != RunMode.MULTIRUN:
+        _exit_with(problem, config_name, _how_to_resume(config_name))
+    sweeper = str(HydraConfig.get().sweeper.get("_target_"))
+    if is_stopped or not sweeper.endswith(".CaseSweeper"):
+        raise problem  # Hydra's own sweeper stops at the first job that fails
+    return Failed(said or _bug(problem))
+
+
 def _exit_with(problem: Exception, config_name: str, interrupted: str = AGAIN) -> NoReturn:
     """Tell a problem in one sentence and exit; if it comes from Ctrl-C, say how to go on."""
     if isinstance(problem, BrokenPipeError) and _is_unread():
         sys.exit(UNREAD)
     if _is_interruption(problem):
         _exit(INTERRUPTED, interrupted)
-    told = sentence(problem, config_name, sys.argv[1:])
-    if told is None:
-        what = f"{type(problem).__name__}: {shortened(text_of(problem), most=300)}"
-        told = (
-            f"{what} (a bug in tempera: please report it, with the traceback that is in the run's "
-            "log file and that HYDRA_FULL_ERROR=1 shows)"
-        )
-    print(f"error: {told}", file=sys.stderr)
+    said = sentence(problem, config_name, sys.argv[1:]) or _bug(problem)
+    print(f"error: {said}", file=sys.stderr)
     sys.exit(1)
+
+
+def _bug(problem: Exception) -> str:
+    """What to say about an exception that is not the user's mistake."""
+    what = f"{type(problem).__name__}: {shortened(text_of(problem), most=300)}"
+    return (
+        f"{what} (a bug in tempera: please report it, with the traceback that is in the run's "
+        "log file and that HYDRA_FULL_ERROR=1 shows)"
+    )
 
 
 def _exit(status: int, message: str) -> NoReturn:
@@ -238,12 +272,13 @@ def _check_quotes(text: str, after: Sequence[str]) -> None:
 
 
 def literal(argument: str) -> str:
-    """Quote the value of a `LITERAL` option for Hydra's grammar, unless it is already quoted or
-    null. Return other arguments unchanged.
+    """Quote the value of an option that is taken literally for Hydra's grammar, unless it is
+    already quoted or null. Return other arguments unchanged.
     """
     key, separator, value = argument.partition("=")
     whole = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
-    if key.lstrip("+") not in LITERAL or not separator or value == "null":
+    role = role_of(key.lstrip("+")) | role_of(key.lstrip("+"), "report")
+    if Role.LITERAL not in role or not separator or value == "null":
         return argument
     return argument if re.fullmatch(whole, value, re.DOTALL) else f"{key}={quoted(value)}"
 
@@ -286,10 +321,14 @@ def _how_to_resume(config_name: str) -> str:
 
 def goes_on(option: str, place: str) -> str:
     """Which command goes on in a directory, which `option` names."""
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith(f"{option}=")]
+    return f"interrupted; this goes on: {command_line(sys.argv[1:], option, place)}"
+
+
+def command_line(arguments: Sequence[str], option: str, place: str) -> str:
+    """This script with arguments, as one can paste it, in a directory that `option` names."""
+    kept = [argument for argument in arguments if not argument.startswith(f"{option}=")]
     script = ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
-    command = shlex.join([*script, *arguments])
-    return f"interrupted; this goes on: {command} {pasted(option, place)}"
+    return f"{shlex.join([*script, *kept])} {pasted(option, place)}"
 
 
 def _is_interruption(problem: BaseException | None) -> bool:

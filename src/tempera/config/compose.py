@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
-from tempera.config.options import check_options
+from tempera.config.options import METHODS, check_options
 from tempera.config.search import DIRECTORIES
 from tempera.errors import TemperaError
 
@@ -49,7 +49,28 @@ def _composed(config_name: str, arguments: Sequence[str]) -> tuple[DictConfig, d
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
         check_options(cfg, config_name)
+        check_added(config_name, arguments)
     return cfg, choices
+
+
+def check_added(config_name: str, arguments: Sequence[str]) -> None:
+    """Raise TemperaError for an option of other methods that `+` or `++` adds: nothing reads it."""
+    added = [
+        argument
+        for argument in arguments
+        if argument.startswith("+") and option_name(argument) in METHODS
+    ]
+    if not added:
+        return
+    others = [argument for argument in arguments if argument not in added]
+    cfg = DIRECTORIES.get().load(config_name, others)
+    for argument in added:
+        if (name := option_name(argument)) not in cfg:
+            raise TemperaError(
+                f"nothing reads `{name}` with these choices: leave out {argument}, or choose a "
+                "method that has it",
+                option=name,
+            )
 
 
 def option_name(argument: str) -> str:

@@ -31,8 +31,8 @@ COLUMN = 32
 """Where comments begin."""
 
 
-def usage_of(config_name: str) -> str:
-    """The text of `--help` of a script, with the options of the command line."""
+def usage(config_name: str) -> str:
+    """`${usage:NAME}`: the text of `--help` of a script, with the options of the command line."""
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     arguments = [*DIRECTORIES.get().searchpath, *given]
     loader = DIRECTORIES.get().loader()
@@ -149,3 +149,6 @@ def _line(cfg: DictConfig, name: str, comment: str) -> str:
     return textwrap.fill(
         f"{first}# {comment}", 100, subsequent_indent=" " * COLUMN + "# ", break_long_words=False
     )
+
+
+OmegaConf.register_new_resolver("usage", usage, replace=True)

@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import hydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -17,6 +17,8 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.errors import TemperaError, shortened
+
+T = TypeVar("T")
 
 
 def instantiate(node: Any, /, **extra: Any) -> Any:
@@ -144,16 +146,17 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
         return None
 
 
-def from_options(cfg: DictConfig, target: str, /, **extra: Any) -> Any:
-    """Call `target` with `extra` and the top-level options named like its arguments, with the
-    checks of `instantiate`.
+def from_options(cfg: DictConfig, call: Callable[..., T], /, **extra: Any) -> T:
+    """Call a class or function with `extra` and the top-level options named like its arguments,
+    with the checks of `instantiate`.
     """
-    node = OmegaConf.create({"_target_": target})
-    for name in inspect.signature(_located(node)).parameters:
+    node = OmegaConf.create({"_target_": f"{call.__module__}.{call.__qualname__}"})
+    for name in inspect.signature(call).parameters:
         if name in cfg and name not in extra:
             node[name] = f"${{{name}}}"
     node._set_parent(cfg)
-    return instantiate(node, **extra)
+    made: T = instantiate(node, **extra)
+    return made
 
 
 def accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:

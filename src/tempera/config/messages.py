@@ -58,6 +58,8 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             told = (
                 "a group takes the name of one of its choices, as in method=ar; ~GROUP removes it"
             )
+        case RecursionError() if _passes(problem, "defaults_list.py"):
+            told = "a defaults list leads back to itself: take the circle out of your YAML files"
         case MemoryError() | RuntimeError() if _is_out_of_memory(problem, text):
             told = OUT_OF_MEMORY
         case ConfigAttributeError(full_key=str(missing)):
@@ -97,6 +99,12 @@ def _raised_in(problem: BaseException, *places: str) -> bool:
     """Whether an exception comes from one of these files or functions."""
     frames = traceback.extract_tb(problem.__traceback__)[-1:]
     return any(one.name in places or one.filename.endswith(places) for one in frames)
+
+
+def _passes(problem: BaseException, file: str) -> bool:
+    """Whether an exception comes through a file."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    return any(frame.filename.endswith(file) for frame in frames)
 
 
 def _is_out_of_memory(problem: BaseException, text: str) -> bool:

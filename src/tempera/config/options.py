@@ -1,9 +1,13 @@
-"""The types and ranges of each script's own options, the ones at the top of conf/<script>.yaml;
-their defaults stand there alone. Options of a group are checked by the objects that they make.
+"""The options at the top of the configuration: their types and ranges, which are checked before
+torch is imported, and what each is for. Defaults stand in conf/ alone. Other options of a group,
+such as `drafter.path`, are checked by the objects that they make.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
@@ -19,140 +23,271 @@ Prompts = Annotated[int, Field(ge=1, le=10**7)]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class Computed:
-    """Of every script that runs networks."""
+class Role(Flag):
+    """What an option is for. An option without any role may differ between two starts of a run."""
 
-    seed: Seed
-    device: str
-    dtype: DType
-    weights: str = ""  # of most models
-
-
-class Generate(Computed):
-    """conf/generate.yaml."""
-
-    compile: bool
-    batch_size: Positive | Literal["auto"]
-    truncate: bool
-    diagnostics: bool
-
-
-class Eval(Generate):
-    """conf/eval.yaml."""
-
-    prompt: str | None
-    limit: Prompts | None
-    offset: Count
-    replays: Count
-    expected_length: float | None
-    against: str | None
-    matching: dict[str, Any]
-    speed: dict[str, Any]
-    verbose: bool
-    dry_run: bool
+    IDENTITY = auto()
+    """A run's numbers depend on it: its directory is refused to a run with another value."""
+    NAME = auto()
+    """A run that changes it is named by it."""
+    PAIRED = auto()
+    """Runs are compared prompt by prompt only if they share it."""
+    UNTRACKED = auto()
+    """The tracker does not record it."""
+    LITERAL = auto()
+    """Its text is taken as it is typed, commas and quotes included."""
+    OWN = auto()
+    """It is of a script that starts evaluations, and not passed on to them."""
 
 
-class Calibrate(Computed):
-    """conf/calibrate.yaml."""
-
-    batch_size: Positive
-    truncate: bool
-    limit: Prompts | None
-    offset: Count
-    statistics: Path
+FREE = Role(0)
+METHOD = Role.IDENTITY | Role.NAME
+"""The role of what decides how images are decoded, and of options that only a user's own YAML
+has.
+"""
 
 
-class GpuCheck:
-    """conf/gpu_check.yaml."""
+@dataclass(frozen=True)
+class Option:
+    """The type of an option's value, None for a node of the configuration; and what it is for."""
 
-    device: str
-    families: list[str]
-    real: list[str]
-    compile: bool
-    batch_sizes: list[Positive]
-    repeats: Positive
-    minutes: Annotated[float, Field(ge=0)]
+    kind: Any
+    role: Role = FREE
 
 
-class Tune(Computed):
-    """conf/tune.yaml."""
-
-    budget: str
-    batch_size: Positive
-    depths: list[int]
-    trees: list[str]
-    prices: list[float]
-    deltas: list[float]
-    compile: bool
-    truncate: bool
-    limit: Prompts | None
-    offset: Count
-    runs: Positive
-    images: Positive
-    timed: Positive
-
-
-class Train(Computed):
-    """conf/train_draft.yaml; `tempera.training.recipe.Recipe` holds the ranges of the others."""
-
-    mixed_precision: Literal["no", "bf16", "auto"]
-    start: str | None
-    steps: Positive | None
-    epochs: Annotated[float, Field(gt=0)] | None
-    gradient_accumulation: Positive
-    limit: Positive | None
-    truncate: bool
-    dry_run: bool
-
-
-class Prepare(Computed):
-    """conf/prepare.yaml."""
-
-    shard_size: Positive
-    batch_size: Positive
-    limit: Positive | None
-    max_broken: Count
-    dry_run: bool
-    truncate: bool
-
-
-class Report:
-    """conf/report.yaml."""
-
-    runs: str | int | list[str]
-    output: Path
-    baseline: str | None
-    publish: bool
-    project: str
-    entity: str | None
-
-
-KINDS: dict[str, type] = {
-    "generate": Generate,
-    "eval": Eval,
-    "bench": Computed,
-    "calibrate": Calibrate,
-    "gpu_check": GpuCheck,
-    "tune": Tune,
-    "train_draft": Train,
-    "prepare": Prepare,
-    "report": Report,
+NODES = {
+    "model": Option(None, Role.IDENTITY | Role.PAIRED),
+    **dict.fromkeys(("drafter", "tree", "rule", "schedule", "neighbours"), Option(None, METHOD)),
+    "decoding": Option(None, Role.IDENTITY),
+    "tracking": Option(None, Role.UNTRACKED),
+    **dict.fromkeys(
+        ("data", "metrics", "torchmetrics", "speed", "matching", "free_parameter"), Option(None)
+    ),
+    **dict.fromkeys(("family", "pipeline", "paper", "study", "measured_with"), Option(None)),
+    **dict.fromkeys(("draft", "loss", "train_data", "source"), Option(None, Role.IDENTITY)),
+    "encoder": Option(None),
 }
-"""By script, the types of its options."""
+"""Parts of the configuration that are made into objects."""
+MODELS = {
+    "guidance": Option(float, METHOD | Role.PAIRED),
+    "temperature": Option(float, METHOD | Role.PAIRED),
+    "top_k": Option(Count, METHOD | Role.PAIRED),
+    "top_p": Option(Annotated[float, Field(gt=0, le=1)], METHOD | Role.PAIRED),
+    "entropy_temperature": Option(list[float] | None, METHOD | Role.PAIRED),
+    "guidance_schedule": Option(str, METHOD),
+    "denoising_steps": Option(Positive, METHOD),
+    "denoising_start": Option(Count, METHOD),
+    "image_size": Option(Positive, METHOD),
+    "weights": Option(str, Role.NAME),  # its identity is that of the network
+    "revision": Option(str | int | None),
+}
+"""Options that some models have."""
+METHODS = {
+    "alignment": Option(bool, METHOD),
+    "branches": Option(Positive, METHOD),
+    "ceiling": Option(float | None, METHOD),
+    "continuation": Option(bool, METHOD),
+    "coupling": Option(str, METHOD),
+    "decay": Option(float, METHOD),
+    "delta": Option(float | None, METHOD),
+    "depth": Option(int, METHOD),
+    "difference": Option(float, METHOD),
+    "distance": Option(float, METHOD),
+    "ell": Option(int, METHOD),
+    "expected_length": Option(float | None, Role.IDENTITY),
+    "exponent_temperature": Option(float, METHOD),
+    "floor": Option(float, METHOD),
+    "free": Option(Count, METHOD),
+    "gamma": Option(Positive, METHOD),
+    "initialisation": Option(str, METHOD),
+    "k": Option(float, METHOD),
+    "lam": Option(float, METHOD),
+    "last_noise": Option(bool, METHOD),
+    "levels": Option(Positive, METHOD),
+    "measure": Option(str, METHOD),
+    "nodes": Option(Positive, METHOD),
+    "nu": Option(float, METHOD),
+    "prefill": Option(float, METHOD),
+    "price": Option(float | None, METHOD),
+    "proactive": Option(bool, METHOD),
+    "proximity": Option(str, METHOD),
+    "ranks": Option(Count | None, METHOD),
+    "refinement": Option(bool, METHOD),
+    "residual": Option(str, METHOD),
+    "reuse": Option(float | None, METHOD),
+    "reuse_label": Option(str, METHOD),
+    "round_length": Option(float | None, METHOD),
+    "scale": Option(float, METHOD),
+    "shape": Option(str, METHOD),
+    "steps": Option(Positive | None, METHOD),
+    "tokens": Option(Literal["discrete", "continuous", "any"]),
+    "trials": Option(Positive, METHOD),
+    "window": Option(Positive, METHOD),
+}
+"""Options that some methods have."""
+EXPERIMENTS = {
+    **dict.fromkeys(("captions", "masked", "rank", "replace"), Option(Count, METHOD)),
+    "changed": Option(float, METHOD),
+}
+"""Options that some presets have."""
+PLACES = {
+    "path": Option(str | None),
+    "statistics": Option(Path),
+    "outputs": Option(str),
+}
+"""Where something lies."""
+RUN = {
+    "directory": Option(None, Role.UNTRACKED),
+    "choices": Option(None, Role.UNTRACKED),
+    "overrides": Option(None, Role.UNTRACKED),
+}
+"""What Hydra knows about a run."""
+OPTIONAL = NODES | MODELS | METHODS | EXPERIMENTS | PLACES | RUN
+"""Options that a configuration need not have."""
+
+COMPUTED = {
+    "seed": Option(Seed, Role.IDENTITY | Role.PAIRED),
+    "device": Option(str),
+    "dtype": Option(DType, Role.NAME | Role.PAIRED),
+}
+"""Of every script that runs networks."""
+GENERATE = COMPUTED | {
+    "compile": Option(bool, Role.NAME),
+    "batch_size": Option(Positive | Literal["auto"]),
+    "truncate": Option(bool),
+    "diagnostics": Option(bool, Role.IDENTITY),
+}
+EVAL = GENERATE | {
+    "prompt": Option(str | None, Role.LITERAL),
+    "limit": Option(Prompts | None),
+    "offset": Option(Count),
+    "replays": Option(Count),
+    "scores": Option(str | None),
+    "against": Option(str | None),
+    "expected_length": Option(float | None, Role.IDENTITY),
+    "matching": Option(dict[str, Any]),
+    "speed": Option(dict[str, Any]),
+    "speed.prompts": Option(Count),
+    "speed.warmup": Option(Count),
+    "speed.batches": Option(list[Positive]),
+    "matching.prompts": Option(Prompts),
+    "matching.offset": Option(Count),
+    "matching.seed": Option(Seed),
+    "verbose": Option(bool),
+    "dry_run": Option(bool),
+}
+BENCH = COMPUTED | {
+    "batch_sizes": Option(list[Positive]),
+    "compile": Option(bool),
+    "repeats": Option(Positive),
+    "bandwidth": Option(float | None),
+}
+CALIBRATE = COMPUTED | {
+    "batch_size": Option(Positive),
+    "truncate": Option(bool),
+    "limit": Option(Prompts | None),
+    "offset": Option(Count),
+    "statistics": Option(Path),
+}
+TUNE = COMPUTED | {
+    "budget": Option(str, Role.OWN),
+    "batch_size": Option(Positive, Role.OWN),
+    "depths": Option(list[int], Role.OWN),
+    "trees": Option(list[str], Role.OWN),
+    "prices": Option(list[float], Role.OWN),
+    "deltas": Option(list[float], Role.OWN),
+    "limit": Option(Prompts | None, Role.OWN),
+    "offset": Option(Count, Role.OWN),
+    "repeats": Option(Positive, Role.OWN),
+    "runs": Option(Positive, Role.OWN),
+    "images": Option(Positive, Role.OWN),
+    "timed": Option(Positive, Role.OWN),
+    "directory": Option(None, Role.OWN),
+    "overrides": Option(None, Role.OWN),
+    "compile": Option(bool),
+    "truncate": Option(bool),
+}
+TRAIN = COMPUTED | {
+    "seed": Option(Seed),  # this, and what is not here, stands in the record of the recipe
+    "dtype": Option(DType, Role.IDENTITY),
+    "mixed_precision": Option(Literal["no", "bf16", "auto"]),
+    "start": Option(str | None, Role.IDENTITY),
+    "push_to_hub": Option(str | None),
+    "decay": Option(str),
+    "steps": Option(Positive | None),
+    "epochs": Option(Annotated[float, Field(gt=0)] | None, Role.IDENTITY),
+    "gradient_accumulation": Option(Positive),
+    "limit": Option(Positive | None, Role.IDENTITY),
+    "weights": Option(str, Role.IDENTITY),
+    "cross_entropy": Option(float, Role.IDENTITY),
+    "truncate": Option(bool),
+    "dry_run": Option(bool),
+}
+PREPARE = COMPUTED | {
+    "shard_size": Option(Positive),
+    "batch_size": Option(Positive),
+    "limit": Option(Positive | None),
+    "max_broken": Option(Count),
+    "dry_run": Option(bool),
+    "truncate": Option(bool),
+}
+REPORT = {
+    "runs": Option(str | int | list[str]),
+    "output": Option(Path),
+    "baseline": Option(str | None, Role.LITERAL),
+    "publish": Option(bool),
+    "project": Option(str),
+    "entity": Option(str | None),
+}
+GPU_CHECK = {
+    "device": Option(str),
+    "families": Option(list[str]),
+    "real": Option(list[str]),
+    "compile": Option(bool),
+    "batch_sizes": Option(list[Positive]),
+    "repeats": Option(Positive),
+    "minutes": Option(Annotated[float, Field(ge=0)]),
+}
+SCRIPTS: dict[str, Mapping[str, Option]] = {
+    "generate": GENERATE,
+    "eval": EVAL,
+    "bench": BENCH,
+    "calibrate": CALIBRATE,
+    "tune": TUNE,
+    "train_draft": TRAIN,
+    "prepare": PREPARE,
+    "report": REPORT,
+    "gpu_check": GPU_CHECK,
+}
+"""By script, the options that it always has."""
+
+
+def role_of(name: str, config_name: str = "eval") -> Role:
+    """What an option of a script is for."""
+    options = {**OPTIONAL, **SCRIPTS.get(config_name, {})}
+    return options[name].role if name in options else METHOD
+
+
+def names_with(role: Role, config_name: str = "eval") -> list[str]:
+    """The options of a script that have a role."""
+    options = {**OPTIONAL, **SCRIPTS.get(config_name, {})}
+    return [name for name, option in options.items() if role in option.role]
 
 
 def check_options(cfg: DictConfig, config_name: str) -> None:
-    """Check a script's own options, and convert their scalars in place: `"7"` becomes 7.
+    """Check the options, and convert their scalars in place: `"7"` becomes 7.
 
     Raises:
         TemperaError: an option has no value, or one that does not fit its type.
     """
-    kinds: Any = KINDS.get(config_name, object)
-    for name, hint in get_type_hints(kinds, include_extras=True).items():
-        if name not in cfg:
-            if hasattr(kinds, name):
-                continue
+    required = SCRIPTS.get(config_name, {})
+    for name, option in {**OPTIONAL, **required}.items():
+        group, _, key = name.rpartition(".")
+        node = cfg[group] if group else cfg
+        if key not in node and name not in OPTIONAL:
             raise TemperaError(f"`{name}` needs a value: give {name}=VALUE", option=name)
-        fit = fitting(value := cfg[name], hint, name)
+        if key not in node or option.kind is None:
+            continue
+        fit = fitting(value := node[key], option.kind, name)
         if type(fit) is not type(value) and isinstance(fit, bool | int | float | str):
             OmegaConf.update(cfg, name, fit)

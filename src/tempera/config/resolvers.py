@@ -1,5 +1,5 @@
 """The resolvers that conf/ uses: `package`, `started`, `beside`, `at`, `unless_random`,
-`own_or`, `jobs`, `ceil`, `each` and `usage`.
+`own_or`, `jobs`, `ceil` and `each`; `of_family` stands in search.py, `usage` in help.py.
 """
 
 import hashlib
@@ -92,13 +92,6 @@ def each(values: list[object]) -> str:
     return ",".join(map(str, values))
 
 
-def usage(config_name: str) -> str:
-    """`${usage:NAME}`: the text of `--help`."""
-    from tempera.config.help import usage_of  # it needs Hydra's loader, and help alone needs it
-
-    return usage_of(config_name)
-
-
-for _resolver in (package, beside, unless_random, own_or, at, jobs, ceil, each, usage):
+for _resolver in (package, beside, unless_random, own_or, at, jobs, ceil, each):
     OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
 OmegaConf.register_new_resolver("started", started, replace=True, use_cache=True)

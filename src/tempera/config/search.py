@@ -13,11 +13,13 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.default_element import ConfigDefault, GroupDefault
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import setup_globals
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
 
@@ -179,6 +181,35 @@ class Catalogue:
         ]
 
 
+def of_family(family: str, group: str) -> str:
+    """`${of_family:FAMILY,GROUP}`, in a script's defaults list: the choice of a family of models in
+    a group, which stands in conf/family/ or in a directory of the user's own.
+
+    Raises:
+        TemperaError: the family has none.
+    """
+    if choice := _family_options(family).get(group):
+        return str(choice)
+    raise TemperaError(
+        f"family={family} has no {group}: give one in family/{family}.yaml, or {group}=CHOICE",
+        option="family",
+    )
+
+
+def _family_options(name: str) -> Mapping[str, Any]:
+    """What the configuration of a family of models says. In another process of a sweep, Hydra's
+    application has the directories.
+    """
+    loaders: list[Any] = [DIRECTORIES.get().loader()]
+    if GlobalHydra.instance().is_initialized():
+        loaders.append(GlobalHydra.instance().config_loader())
+    for loader in loaders:
+        if found := loader.repository.load_config(f"family/{name}"):
+            options: Any = OmegaConf.to_container(found.config, resolve=False)
+            return dict(options)
+    return {}
+
+
 def option_names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
     """The dotted names of all values and nodes."""
     for key, value in options.items():
@@ -186,3 +217,6 @@ def option_names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
             if isinstance(value, dict):
                 yield from option_names(value, f"{prefix}{key}.")
+
+
+OmegaConf.register_new_resolver("of_family", of_family, replace=True)

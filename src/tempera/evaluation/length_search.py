@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
+import scipy  # its submodules are imported when they are used
 from pydantic import Field
-from scipy.optimize import brentq
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.random_streams import RandomStreams
@@ -104,7 +104,7 @@ def search(
             f"{math.ceil(100 * low) / 100:.2f} to {math.floor(100 * high) / 100:.2f}",
             option="expected_length",
         )
-    brentq(error, least, most, xtol=1e-3)
+    scipy.optimize.brentq(error, least, most, xtol=1e-3)
     value, length = min(found.items(), key=lambda one: abs(one[1] - wanted))
     if abs(length - wanted) > tolerance:
         raise TemperaError(

@@ -3,13 +3,12 @@ evaluation resumes where it stopped.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from accelerate.utils import find_executable_batch_size
 from pydantic import Field
 from tqdm import tqdm
 
@@ -72,12 +71,14 @@ def evaluate(
     protocol: SpeedProtocol,
     processes: Processes,
     given: Scores | None = None,
+    before_timing: Callable[[], object] = lambda: None,
 ) -> dict[str, Any] | None:
     """Run the plan, and write results.parquet and metrics.json, which marks a run as finished. The
     caller has already checked the evaluator, before any weights were read.
 
     Args:
         given: scores that were computed elsewhere (`tempera.metrics.scores`).
+        before_timing: called before the first timing; returns when nothing else uses the machine.
 
     Returns:
         The content of metrics.json; None in processes other than the main one.
@@ -91,6 +92,7 @@ def evaluate(
     if not processes.is_main:
         return None
     pictured = restore_pictures(pipeline, rows, plan.directory, plan.made_by)
+    before_timing()
     timings = _timed(plan, pipeline, prompts[: protocol.prompts], protocol.warmup)
     once = min(protocol.warmup, 1)
     larger: dict[int, list[Row]] = {
@@ -145,7 +147,12 @@ def _generated(
             generate(pipeline, left, plan.directory, store, plan.diagnostics, seen, first)
 
         size = min(plan.batch_size, max(1, len(share)))
-        find_executable_batch_size(decode, size)() if plan.shrinks else decode(plan.batch_size)
+        if plan.shrinks:
+            from accelerate.utils import find_executable_batch_size  # it imports transformers
+
+            find_executable_batch_size(decode, size)()
+        else:
+            decode(plan.batch_size)
         processes.wait()
     if not processes.is_main:
         return []

@@ -13,20 +13,6 @@ from tempera.evaluation.pipeline import Pipeline
 
 PACKAGES = ("tempera-decoding", "torch", "transformers")
 """Distributions whose versions are recorded with a run."""
-FREE = frozenset(
-    {
-        *("data", "path", "limit", "offset", "prompt", "truncate", "paper", "run_name"),
-        *("metrics", "torchmetrics", "against", "scores", "speed", "tracking", "matching"),
-        *("free_parameter", "verbose"),
-        *("device", "dtype", "batch_size", "compile", "dry_run", "replays", "family"),
-        *("directory", "outputs", "choices", "overrides", "tokens", "pipeline"),
-        *("weights", "revision", "statistics"),
-    }
-)
-"""Top-level options that may differ between two starts of the same run. They decide which results
-are computed, where, on what device, and how they are shown, but not their values; `dtype` and
-`weights` affect the identity through the network that they yield.
-"""
 FILES = ("_target_", "path", "directory")
 """Names inside a part that the identities of its weights stand for."""
 
@@ -37,19 +23,18 @@ def run_identity(
     pipeline: Pipeline,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """The run's identity: its composed configuration without what does not change numbers, and the
-    networks. Differences from another identity are reported in its order.
+    """The run's identity: the options that its numbers depend on, and the networks. Differences
+    from another identity are reported in its order.
 
     Args:
-        options: the composed configuration.
+        options: those with `tempera.config.options.Role.IDENTITY`.
         choices: Hydra's choice in each group.
         pipeline: target and method, built.
         dtype: of the target's weights.
     """
     target, method = pipeline.target, pipeline.method.describe()
-    kept = {name: value for name, value in options.items() if name not in FREE}
-    scalars = {name: value for name, value in kept.items() if _is_value(value)}
-    parts = {name: value for name, value in kept.items() if isinstance(value, Mapping)}
+    scalars = {name: value for name, value in options.items() if _is_value(value)}
+    parts = {name: value for name, value in options.items() if isinstance(value, Mapping)}
     inside = {
         f"{part}.{name}": value
         for part, values in parts.items()

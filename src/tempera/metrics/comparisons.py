@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
+import scipy  # its submodules are imported when they are used
 
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import LEVEL, Array, Interval
@@ -122,7 +122,7 @@ def holm(p: Array) -> Array:
 def spearman(left: Array, right: Array) -> Array:
     """Spearman's rank correlation along the last axis; NaN where all values of a side are equal."""
     middle = (1 + left.shape[-1]) / 2
-    left, right = (rankdata(side, axis=-1) - middle for side in (left, right))
+    left, right = (scipy.stats.rankdata(side, axis=-1) - middle for side in (left, right))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((left * right).sum(-1) / np.sqrt((left**2).sum(-1) * (right**2).sum(-1)))
 

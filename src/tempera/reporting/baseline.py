@@ -7,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tempera.config.options import Role, names_with
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.metrics.comparisons import difference
 from tempera.reporting.collect import Run, Values
 
-CONTEXT = (
-    *("model", "guidance", "temperature", "top_k", "top_p", "entropy_temperature"),
-    *("seed", "dtype"),
-)
+CONTEXT = tuple(names_with(Role.PAIRED))
 """Settings that runs must share to be compared prompt by prompt."""
 
 

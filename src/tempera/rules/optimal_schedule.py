@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # its submodules are imported when they are used
 import torch
-from scipy.optimize import brentq, minimize
 from torch import Tensor
 
 from tempera.decoding.probabilities import Tables
@@ -108,13 +108,15 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
         end = np.full(chains.length, most if longer(logs) < 0 else 0.0)
         if longer(end) * longer(logs) >= 0:
             return end if abs(longer(end)) < abs(longer(logs)) else logs
-        share = brentq(lambda share: longer(logs + share * (end - logs)), 0, 1, xtol=1e-13)
+        share = scipy.optimize.brentq(
+            lambda share: longer(logs + share * (end - logs)), 0, 1, xtol=1e-13
+        )
         moved: np.ndarray = logs + float(share) * (end - logs)
         return moved
 
     found = []
     for start in np.vstack([np.zeros(chains.length), most * np.eye(chains.length)]):
-        solved = minimize(
+        solved = scipy.optimize.minimize(
             bound,
             at_length(start),
             method="SLSQP",

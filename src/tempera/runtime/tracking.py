@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec
@@ -178,6 +179,14 @@ def wandb_tracker(
     with side_service("{why}: the run goes on without W&B."):
         return WandbTracker(_start(arguments | {"id": _run_id(directory)}, _mode(mode)))
     return Tracker()
+
+
+def in_background(start: Callable[[], Tracker]) -> Future[Tracker]:
+    """Start a tracker in a thread, while the run begins: W&B takes seconds."""
+    pool = ThreadPoolExecutor(1)
+    starting = pool.submit(start)
+    pool.shutdown(wait=False)
+    return starting
 
 
 def _mode(mode: str) -> str:
