@@ -2,23 +2,35 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 from paths import ROOT
 
 from tempera.config import resolvers
-from tempera.runtime.distributed import first_node, slurm_environment, started_as_main
+from tempera.errors import TemperaError
+from tempera.runtime import waiting
+from tempera.runtime.distributed import Processes, first_node, slurm_environment, started_as_main
 
 STEP = {
     "SLURM_JOB_ID": "41000", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "16",
     "SLURM_NTASKS": "16", "SLURM_PROCID": "9", "SLURM_LOCALID": "1",
     "SLURM_JOB_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """`Processes` writes into it what a launcher said."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 def test_a_task_of_a_slurm_step_is_a_rank() -> None:
@@ -74,6 +86,91 @@ def test_a_requeued_batch_job_has_the_directory_of_its_command(
     assert first.startswith("slurm-7_")
     assert first == begun("run.py method=ar hydra/job_logging=disabled", "7")  # of another rank
     assert first not in (begun("run.py method=ar seed=1", "7"), begun("run.py method=ar", "8"))
+
+
+LEFT: list[tuple[dict[str, str], str]] = [
+    ({"WORLD_SIZE": "2"}, "there is no RANK: launch"),
+    ({"WORLD_SIZE": "2", "RANK": "0"}, "there is no MASTER_ADDR"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "a"}, "there is no MASTER_PORT"),
+    ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two is no number"),
+    ({"WORLD_SIZE": "2", "RANK": "7", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=7, WORLD_"),
+    ({"WORLD_SIZE": "2", "RANK": "-1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=-1 is no"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "70000"}, "=70000"),
+    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "there is no MASTER_ADDR"),
+    ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "there is no MASTER_ADDR"),
+    ({"SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS=many is no number"),
+]
+"""What a launcher may leave in a shell -> what is told."""
+
+
+def test_a_rank_that_was_left_behind_is_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    assert started_as_main()
+    processes = Processes(cpu=True)
+    assert processes.is_main and processes.count == 1 and "LOCAL_RANK" not in os.environ
+
+
+@pytest.mark.parametrize(("environment", "told"), LEFT)
+def test_leftovers_of_a_launcher_are_a_sentence(
+    environment: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TemperaError, match=told) as refused:
+        Processes(cpu=True)
+    assert "unset" in str(refused.value) and "\n" not in str(refused.value)
+
+
+MEET = """
+from datetime import timedelta
+from tempera.errors import TemperaError
+from tempera.runtime.distributed import Processes
+try:
+    processes = Processes(cpu=True, meeting=timedelta(seconds={limit}))
+    print(processes.gather(processes.rank))
+except TemperaError as problem:
+    print(problem)
+"""
+
+
+def started(port: int, rank: int, limit: int) -> "subprocess.Popen[str]":
+    own = {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+    environment = os.environ | own | {"MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", MEET.format(limit=limit)]
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_a_process_that_does_not_come_is_waited_for_aloud_and_not_forever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    out, told = started(port, 0, 5).communicate(timeout=200)
+    assert "waiting for 2 processes to meet at 127.0.0.1" in told
+    assert out.startswith("process 0 of 2 did not meet the others") and "unset WORLD_SIZE" in out
+    assert len(out.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_processes_that_come_meet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    both = [started(port, rank, 200) for rank in range(2)]
+    assert [one.communicate(timeout=250)[0] for one in both] == ["[0, 1]\n"] * 2
+
+
+def test_a_wait_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with waiting.waiting("nothing"):
+        pass
+    monkeypatch.setattr(waiting, "SILENCE", 0.02)
+    with pytest.raises(ValueError, match="late"), waiting.waiting("a lock"):
+        time.sleep(0.3)
+        raise ValueError("late")
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 6 and {*lines} == {"waiting for a lock (0 s)"}  # ever longer pauses
 
 
 @pytest.mark.slow

@@ -75,6 +75,7 @@ def test_a_resumed_run_goes_on_under_its_id(
 
 
 def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     for make in (wandb_tracker, no_tracker):
         tracker = make(directory=tmp_path, job_type="eval", group="g", tags=["a"], config={})

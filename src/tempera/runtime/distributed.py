@@ -4,16 +4,29 @@ or as the tasks of a Slurm step (`srun`, `launcher=slurm`).
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import reason
+from tempera.runtime.waiting import waiting
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=1)
 """Processes may wait for hours where one downloads, or draws the last images."""
+MEETING = timedelta(minutes=10)
+"""How long they wait for each other to start."""
+
+MPI = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+)
+"""Where launchers of MPI say how many processes there are, and which this is; accelerate reads it.
+"""
 
 FIRST_PORT, PORTS = 20000, 40000
 """Where the processes of a Slurm job meet, by its number."""
@@ -25,14 +38,25 @@ class Processes:
     Args:
         cpu: communicate through gloo instead of NCCL.
         patience: how long to wait for another process before failing.
+        meeting: how long to wait for all to start.
+
+    Raises:
+        TemperaError: the environment does not say where they meet, or some do not come.
     """
 
-    def __init__(self, cpu: bool, patience: timedelta = PATIENCE) -> None:
+    def __init__(
+        self, cpu: bool, patience: timedelta = PATIENCE, meeting: timedelta = MEETING
+    ) -> None:
         self._state: Any = None
-        os.environ.update(slurm_environment(os.environ))
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os.environ.update(launched(os.environ))
+        if not started_with_others():
+            os.environ.pop("LOCAL_RANK", None)  # accelerate would wait for others
+        else:
+            check_meeting(os.environ, cpu)
             from accelerate import PartialState
 
+            if not PartialState._shared_state:
+                _meet(cpu, patience, meeting)
             self._state = PartialState(cpu=cpu, timeout=patience)
         self.rank: int = self._state.process_index if self._state else 0
         self.count: int = self._state.num_processes if self._state else 1
@@ -45,7 +69,8 @@ class Processes:
     def wait(self) -> None:
         """Wait until all processes have reached this call."""
         if self._state is not None:
-            self._state.wait_for_everyone()
+            with self._together():
+                self._state.wait_for_everyone()
 
     def from_main(self, value: str) -> str:
         """The main process's value, such as a run directory with a timestamp."""
@@ -54,7 +79,8 @@ class Processes:
         from accelerate.utils import broadcast_object_list
 
         values = [value]
-        broadcast_object_list(values)
+        with self._together():
+            broadcast_object_list(values)
         return values[0]
 
     def gather(self, value: T) -> list[T]:
@@ -63,22 +89,117 @@ class Processes:
             return [value]
         from accelerate.utils import gather_object
 
-        gathered: list[T] = gather_object([value])
+        with self._together():
+            gathered: list[T] = gather_object([value])
         return gathered
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """The main process says that it waits; torch's errors become sentences."""
+        try:
+            with waiting("the other processes of the run") if self.is_main else nullcontext():
+                yield
+        except RuntimeError as problem:
+            raise TemperaError(
+                f"another process of this run ended, or is too late ({reason(problem)}): start all "
+                "of them again with the same options."
+            ) from problem
+
+
+def _meet(cpu: bool, patience: timedelta, meeting: timedelta) -> None:
+    """Join the group that accelerate would join, with a limit for those who do not come.
+
+    Raises:
+        TemperaError: some did not come.
+    """
+    from torch import cuda, distributed
+    from torch.distributed.rendezvous import rendezvous
+
+    environment = os.environ
+    count, rank = environment["WORLD_SIZE"], environment["RANK"]
+    place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    told = f"{count} processes to meet at {place}, as WORLD_SIZE and MASTER_ADDR say"
+    try:
+        with waiting(told):
+            store, number, total = next(iter(rendezvous("env://", timeout=meeting)))
+    except (RuntimeError, ValueError) as problem:
+        raise TemperaError(
+            f"process {rank} of {count} did not meet the others at {place} ({reason(problem)}): "
+            "start them all, with torchrun or srun, or unset WORLD_SIZE and RANK, which a launcher "
+            "may have left behind."
+        ) from problem
+    store.set_timeout(patience)
+    backend = "gloo" if cpu or not cuda.is_available() else "nccl"
+    distributed.init_process_group(
+        backend, store=store, rank=number, world_size=total, timeout=patience
+    )
+
+
+def check_meeting(environment: Mapping[str, str], cpu: bool) -> None:
+    """Raise TemperaError unless the environment says who and where this process is among several.
+
+    Args:
+        environment: of this process.
+        cpu: whether it needs no GPU of its own.
+    """
+    count = environment["WORLD_SIZE"]
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", *(() if cpu else ("LOCAL_RANK",))):
+        if not environment.get(name):
+            raise TemperaError(
+                f"WORLD_SIZE={count} asks for several processes, but there is no {name}: launch "
+                "them with torchrun or srun, or unset WORLD_SIZE, which a launcher may have left "
+                "behind."
+            )
+    rank, port = (_number(environment, name) for name in ("RANK", "MASTER_PORT"))
+    if not rank < int(count) or not port < 2**16:
+        raise TemperaError(
+            f"RANK={rank}, WORLD_SIZE={count} and MASTER_PORT={port} are not possible: launch with "
+            "torchrun or srun, or unset them."
+        )
+
+
+def _number(environment: Mapping[str, str], name: str, usual: str = "0") -> int:
+    """A whole number of the environment.
+
+    Raises:
+        TemperaError: it is something else.
+    """
+    text = environment.get(name) or usual
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise TemperaError(
+            f"{name}={shortened(text)} is no number: launch with torchrun or srun, or unset {name}."
+        )
+    return int(text)
 
 
 def started_as_main() -> bool:
-    """Whether this process was started as the main one of a run, by its environment."""
-    return _launched().get("RANK", "0") == "0"
+    """Whether this process was started as the main one of a run, by its environment. A rank that a
+    launcher left behind, without others, does not count.
+    """
+    environment = _launched()
+    alone = environment.get("WORLD_SIZE", "1") == "1"
+    return alone or environment.get("RANK", "0") == "0"
 
 
 def started_with_others() -> bool:
     """Whether this process was started as one of several of a run, by its environment."""
-    return int(_launched().get("WORLD_SIZE", "1")) > 1
+    return _number(_launched(), "WORLD_SIZE", "1") > 1
 
 
 def _launched() -> Mapping[str, str]:
-    return {**slurm_environment(os.environ), **os.environ}
+    return {**launched(os.environ), **os.environ}
+
+
+def launched(environment: Mapping[str, str]) -> dict[str, str]:
+    """What torch and accelerate want to know of a process that Slurm or MPI started, as `torchrun`
+    would say it; empty where there is nothing to add.
+    """
+    for size, rank, local in MPI:
+        if _number(environment, size, "1") > 1 and "WORLD_SIZE" not in environment:
+            names = {"WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": local}
+            found = {name: environment[mpi] for name, mpi in names.items() if mpi in environment}
+            return {name: value for name, value in found.items() if name not in environment}
+    return slurm_environment(environment)
 
 
 def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -89,16 +210,16 @@ def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
         environment: of this process. A batch script has the number of tasks too, but is one
             process: only a step has SLURM_STEP_NUM_TASKS.
     """
-    tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
-    if int(tasks) < 2 or "RANK" in environment or "SLURM_PROCID" not in environment:
+    count = _number(environment, "SLURM_STEP_NUM_TASKS", "1")
+    if count < 2 or "RANK" in environment or "SLURM_PROCID" not in environment:
         return {}
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     step = environment.get("SLURM_STEP_ID", "0")
-    job = int(environment.get("SLURM_JOB_ID", "0")) + (int(step) if step.isdigit() else 0)
+    job = _number(environment, "SLURM_JOB_ID") + (int(step) if step.isdigit() else 0)
     local = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     found = {
         "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": tasks,
+        "WORLD_SIZE": str(count),
         "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "MASTER_ADDR": first_node(nodes) or "127.0.0.1",
         "MASTER_PORT": str(FIRST_PORT + job % PORTS),

@@ -15,9 +15,12 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from tempera.errors import TemperaError, shortened
+from tempera.runtime.waiting import waiting
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """No space left on the disk, or for one user or one file."""
+MISPLACED = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
+"""A file where a directory should be, or the other way round."""
 
 
 @contextmanager
@@ -53,10 +56,13 @@ def _writer() -> str:
 def unwritable(path: Path, problem: Exception) -> TemperaError:
     """The error for a file that could not be written."""
     told = getattr(problem, "strerror", None) or str(problem)
-    return TemperaError(
-        f"cannot write {path}: {shortened(told)}; free some space, or give a directory that can be "
-        "written."
-    )
+    kind = getattr(problem, "errno", None)
+    advice = "give a directory that can be written"
+    if kind in FULL:
+        advice = "free some space, or give another directory"
+    elif kind in MISPLACED:
+        advice = "a file or a directory is in the way, so move it or give another directory"
+    return TemperaError(f"cannot write {path}: {shortened(told)}; {advice}.")
 
 
 def is_unwritable(problem: BaseException) -> bool:
@@ -138,7 +144,8 @@ def read_text(path: Path) -> str:
         TemperaError: the file cannot be read, or is in another encoding.
     """
     check_readable(path)
-    content = path.read_bytes()
+    with waiting(f"{path} to be read"):
+        content = path.read_bytes()
     try:
         text = content.decode()
     except UnicodeDecodeError as problem:
@@ -219,16 +226,17 @@ def writable_directory(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
             pass
-    except OSError as problem:
+    except (OSError, ValueError) as problem:  # ValueError: a null byte in the path
         raise TemperaError(
-            f"cannot write in {path}: {problem.strerror or problem}; give another output directory."
+            f"cannot write in {shortened(str(path), 200)}: {reason(problem)}; give another output "
+            "directory."
         ) from problem
     return path
 
 
 def sha256_file(path: Path) -> str:
     """Hexadecimal sha256 of a file's bytes."""
-    with path.open("rb") as file:
+    with waiting(f"{path} to be read"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

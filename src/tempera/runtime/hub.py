@@ -15,6 +15,7 @@ from huggingface_hub.utils.tqdm import tqdm
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import is_unwritable, reason, unwritable
+from tempera.runtime.waiting import waiting
 
 
 class CannotReach(TemperaError):
@@ -161,7 +162,8 @@ class Repository:
         from huggingface_hub import constants, errors
 
         try:
-            yield
+            with waiting(f"{self.id} of the hub, or a process that downloads it"):
+                yield
         except Exception as problem:  # the hub's HTTP library has exceptions of its own
             if is_unwritable(problem):
                 raise unwritable(Path(constants.HF_HUB_CACHE), problem) from None

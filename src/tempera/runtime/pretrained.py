@@ -7,6 +7,7 @@ memory-mapped: a network is built on the meta device and takes the mapped tensor
 is loaded only when the network moves to a device, parameter by parameter.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from tempera.runtime.hub import Repository
 from tempera.runtime.network_directory import NetworkType
 from tempera.runtime.tensor_files import fill, read_tensors
 
+log = logging.getLogger("tempera")
 RANDOM = "random"
 """The value of `weights` that asks for an untrained network, to measure speed and memory."""
 
@@ -120,6 +122,7 @@ class PretrainedFiles:
             return dict(defaults)
         place = self._config()
         if place is None or not place.is_file():
+            _tell_taken(self.weights, defaults)
             return dict(defaults)
         content: dict[str, Any] = read_json(place)
 
@@ -181,6 +184,15 @@ class PretrainedFiles:
             for name in self.files
             for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
         ] + ["config.json"]
+
+
+def _tell_taken(weights: str, defaults: Mapping[str, Any]) -> None:
+    """Tell, and write into the run's log, what no file states and no tensor shows."""
+    values = ", ".join(f"{name}={value}" for name, value in defaults.items())
+    told = f"{weights} has no config.json, so these are the preset's: {values}"
+    log.info(told)
+    if started_as_main():
+        print(told)
 
 
 def _unsupported(place: Path, name: str, value: object, only: object) -> TemperaError:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, replacing
+from tempera.runtime.waiting import waiting
 
 Row = dict[str, Any]
 Array = NDArray[Any]
@@ -171,7 +172,8 @@ def read_table(
 def _table(path: Path, columns: list[str] | None = None, identity: str | None = None) -> pa.Table:
     regular_file(path)
     try:
-        table = pq.read_table(path, columns=columns, partitioning=None)
+        with waiting(f"{path} to be read"):
+            table = pq.read_table(path, columns=columns, partitioning=None)
         table.validate(full=True)  # texts in UTF-8, for instance
         made_by = (table.schema.metadata or {}).get(MADE_BY)
         if identity is None or made_by == identity.encode():

@@ -17,6 +17,7 @@ from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import read_text, write_text
 from tempera.runtime.installation import commit
 from tempera.runtime.side_services import side_service
+from tempera.runtime.waiting import waiting
 
 _RUN_ID = "wandb_run_id"
 Given = ParamSpec("Given")
@@ -128,7 +129,8 @@ class WandbTracker(Tracker):
     @_unless_it_failed
     def finish(self) -> None:
         """Close the run."""
-        self.run.finish()
+        with waiting("W&B, which sends what it has"):
+            self.run.finish()
 
 
 def no_tracker(**given: Any) -> Tracker:
@@ -217,7 +219,8 @@ def _start(arguments: dict[str, Any], mode: Any, why: str = "not logged in") -> 
     if mode == "offline":
         arguments = {key: value for key, value in arguments.items() if key != "resume"}
     try:
-        run = wandb.init(mode=mode, settings=settings, **arguments)
+        with waiting("W&B to answer"):
+            run = wandb.init(mode=mode, settings=settings, **arguments)
     except (wandb.Error, ValueError) as problem:
         if mode == "offline" or isinstance(problem, ValueError):
             raise TemperaError(
