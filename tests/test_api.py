@@ -167,3 +167,30 @@ def test_import_is_light() -> None:
     code = f"import sys, tempera; dir(tempera); print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+class Unshowable:
+    """As a broken object of a user's."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, None, "8", Unshowable()], ids=type)
+def test_a_loaded_model_takes_batch_sizes_above_zero(loaded: LoadedModel, size: object) -> None:
+    before = loaded.batch_size
+    with pytest.raises(TemperaError, match="batch_size=.*is not possible"):
+        loaded.batch_size = size  # type: ignore[assignment]
+    assert loaded.batch_size == before
+
+
+def test_objects_that_cannot_be_shown_are_refused_like_others(loaded: LoadedModel) -> None:
+    strange = Unshowable()
+    for call in (
+        lambda: loaded.generate(strange),  # type: ignore[arg-type]
+        lambda: loaded.generate([strange]),  # type: ignore[list-item]
+        lambda: loaded.generate("a ring", seed=strange),  # type: ignore[arg-type]
+        lambda: tempera.load(delta=strange),
+    ):
+        with pytest.raises(TemperaError, match="an object of Unshowable"):
+            call()

@@ -4,6 +4,7 @@ Both take the groups and options of `conf/generate.yaml`, as the command line do
 wrong one in the same sentence.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -19,9 +20,9 @@ from torch import Tensor
 
 from tempera.config import build
 from tempera.config.compose import composed, in_one_sentence, written
-from tempera.data.prompts import Prompt, one_prompt
+from tempera.data.prompts import Prompt, one_prompt, warnings_of
 from tempera.decoding.trace import Trace, joined
-from tempera.errors import TemperaError, shortened
+from tempera.errors import TemperaError, shown
 from tempera.evaluation.pipeline import Pipeline
 
 
@@ -73,10 +74,25 @@ class LoadedModel:
         if cfg.batch_size == "auto":
             raise TemperaError("give batch_size a number here", option="batch_size")
         self._lock = Lock()
+        self._captions = build.build_captions(cfg)
         target = build.build_fast_target(cfg)
         self.pipeline: Pipeline = build.build_pipeline(cfg, target, rule)
-        self.batch_size: int = cfg.batch_size
+        self.batch_size = cfg.batch_size
         self.diagnostics: bool = cfg.diagnostics
+
+    @property
+    def batch_size(self) -> int:
+        """How many prompts are decoded together."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise TemperaError(
+                f"batch_size={shown(size)} is not possible: give a whole number above 0",
+                option="batch_size",
+            )
+        self._batch_size = size
 
     def generate(self, prompts: str | Sequence[str], seed: int = 0) -> Result:
         """One image per prompt; see `tempera.generate`."""
@@ -84,6 +100,8 @@ class LoadedModel:
 
     def _generate(self, prompts: Sequence[Prompt], seed: int) -> Result:
         pipeline, size = replace(self.pipeline, seed=seed), self.batch_size
+        for line in warnings_of(prompts, self._captions):
+            warnings.warn(line, stacklevel=3)
         outputs, seconds = [], 0.0
         with self._lock:
             for batch in (prompts[first : first + size] for first in range(0, len(prompts), size)):
@@ -198,7 +216,7 @@ def _named(prompts: Any) -> list[Prompt]:
 
 def _no_prompt(given: Any) -> TemperaError:
     return TemperaError(
-        f"{shortened(repr(given))} is not a prompt: give a text or a list of texts, as in "
+        f"{shown(given)} is not a prompt: give a text or a list of texts, as in "
         'generate("a large green star"), or the number of a class'
     )
 
@@ -207,4 +225,4 @@ def _whole(seed: Any) -> int:
     """The seed as an int."""
     if not isinstance(seed, bool) and isinstance(seed, Integral) and abs(int(seed)) < 2**63:
         return int(seed)
-    raise TemperaError(f"seed={shortened(repr(seed))} is not possible: give a whole number")
+    raise TemperaError(f"seed={shown(seed)} is not possible: give a whole number")

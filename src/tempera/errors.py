@@ -44,6 +44,14 @@ def misfit(problem: BaseException) -> str:
     return "a value is of another kind"
 
 
+def shown(value: object) -> str:
+    """Any object on one line, for a sentence about it; its kind if it cannot be shown."""
+    try:
+        return shortened(repr(value))
+    except Exception:
+        return f"an object of {type(value).__name__}"
+
+
 def shortened(text: str, most: int = 80) -> str:
     """Any text on one printable line of at most `most` characters, for a sentence about it."""
     line = " ".join(text.split())

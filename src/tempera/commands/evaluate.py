@@ -16,7 +16,7 @@ from tempera.config import build
 from tempera.config.changes import changes
 from tempera.config.instantiate import from_options, instantiate, parsed
 from tempera.config.options import Role, role_of
-from tempera.data.prompts import Prompt, check_prompts, described, one_prompt
+from tempera.data.prompts import Prompt, check_prompts, described, one_prompt, warnings_of
 from tempera.errors import TemperaError
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
@@ -130,7 +130,9 @@ def _build(cfg: DictConfig, checked: Checked) -> Built:
     rule = None if searches else build.build_rule(cfg)
     directory = shared_directory(processes, Path(str(cfg.directory)))
     checked.evaluator.check(cfg.model.name)
-    _check_prompts(cfg, prompts)
+    unread = _check_prompts(cfg, prompts)
+    for warning in unread if processes.is_main else ():
+        print(f"warning: {warning}.")
     if isinstance(checked.evaluator, TorchMetrics):
         checked.evaluator.check_prompts(prompts)
     scores = read_scores(cfg.scores, [prompt.id for prompt in prompts])
@@ -148,7 +150,7 @@ def _build(cfg: DictConfig, checked: Checked) -> Built:
     identity = run_identity(options, facts.choices, pipeline, build.parse_dtype(cfg.dtype, device))
     notes = about(device, facts.overrides) | matched
     notes |= {"changes": changes(cfg, facts.choices), "paper": facts.paper}
-    notes["data"] = facts.data | described(prompts)
+    notes["data"] = facts.data | described(prompts) | {"warnings": unread}
     name = run_name(
         identity["method"],
         notes["changes"],
@@ -213,8 +215,10 @@ def _networks(cfg: DictConfig) -> tuple[Any, Any]:
     return build.build_drafter(cfg, build.build_target(cfg)), build.build_image_decoder(cfg)
 
 
-def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
-    """Raise TemperaError for prompts that the model cannot draw, or that calibrate it."""
+def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> list[str]:
+    """Raise TemperaError for prompts that the model cannot draw, or that calibrate it; return what
+    it does not understand of the others.
+    """
     if cfg.expected_length is not None:
         expected_length.check_prompts(cfg, prompts)
     captions = build.build_captions(cfg)
@@ -227,6 +231,7 @@ def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
         )
     if captions is not None:
         check_prompts(prompts, captions)
+    return warnings_of(prompts, captions)
 
 
 def _takes_classes(captions: Any) -> bool:

@@ -14,7 +14,7 @@ from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
 from tempera.config.options import METHODS, check_options
 from tempera.config.search import DIRECTORIES
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shown
 
 WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
 """Words that Hydra does not read as text unless they are quoted."""
@@ -122,7 +122,7 @@ def _written(value: Any) -> str:
     if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
         return _written(str(value).removeprefix("torch."))
     raise TemperaError(
-        f"{value!r} cannot be an option: give a number, a text, true or false, None, or a list"
+        f"{shown(value)} cannot be an option: give a number, a text, true or false, None, or a list"
     )
 
 

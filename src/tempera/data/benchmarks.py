@@ -4,11 +4,11 @@ classes. Each is read from the hub, at a fixed commit if one is known, or from a
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow.parquet as pq
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tempera.data.entries import Entry, Listed
 from tempera.data.prompts import Prompt, chosen, file_prompts, text_of
@@ -221,10 +221,14 @@ def printed_prompts(
     return chosen(named, limit, offset, "the paper's prompts")
 
 
+PerClass = Annotated[int, Field(ge=1, le=10**4)]
+"""How often a class comes."""
+
+
 def imagenet_prompts(
     limit: PositiveInt | None = 64,
     offset: NonNegativeInt = 0,
-    per_class: PositiveInt = 50,
+    per_class: PerClass = 50,
     seed: NonNegativeInt = 0,
 ) -> list[Prompt]:
     """ImageNet's 1,000 class numbers, each `per_class` times, in a seeded order; ids are
@@ -238,7 +242,7 @@ def imagenet_prompts(
     return chosen(prompts, limit, offset, "ImageNet")
 
 
-def imagenet_classes(per_class: PositiveInt = 50, seed: NonNegativeInt = 1) -> Listed:
+def imagenet_classes(per_class: PerClass = 50, seed: NonNegativeInt = 1) -> Listed:
     """`source=imagenet`: class numbers, from which the target generates its own images."""
     prompts = imagenet_prompts(None, 0, per_class, seed)
     return _listed(prompts, "imagenet", None, per_class=per_class, seed=seed)

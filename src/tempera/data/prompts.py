@@ -9,9 +9,9 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_text
@@ -163,6 +163,25 @@ def check_prompts(prompts: Sequence[Prompt], captions: CaptionCheck) -> None:
     """Raise TemperaError for the first prompt that the model cannot use, or if two have one id."""
     check_unique(prompts)
     captions.check([prompt.text for prompt in prompts])
+
+
+Count = Annotated[int, Field(ge=1, le=10**7)]
+"""A number of prompts that are made here; more would fill the memory before a run begins."""
+
+
+@runtime_checkable
+class Warns(Protocol):
+    """A `CaptionCheck` that also tells what the model does not understand."""
+
+    def warnings(self, prompts: Sequence[str]) -> list[str]:
+        """Sentences about words that the model does not read; such prompts are drawn all the
+        same.
+        """
+
+
+def warnings_of(prompts: Sequence[Prompt], captions: object) -> list[str]:
+    """What a model with these `captions` does not understand of the prompts, in sentences."""
+    return captions.warnings([one.text for one in prompts]) if isinstance(captions, Warns) else []
 
 
 def described(prompts: Sequence[Prompt]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The classes of the shipped MAR: a shape in a colour."""
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt
 from typing_extensions import override
 
-from tempera.data.prompts import Prompt
+from tempera.data.prompts import Count, Prompt
 from tempera.errors import TemperaError
 from tempera.shapes.world import COLOURS, SHAPES, Thing, parse_caption
 from tempera.targets.conditioners import ClassLabels
@@ -39,7 +39,7 @@ class ShapeLabels(ClassLabels):
         )
 
 
-def shape_prompts(limit: PositiveInt | None = 64, offset: NonNegativeInt = 0) -> list[Prompt]:
+def shape_prompts(limit: Count | None = 64, offset: NonNegativeInt = 0) -> list[Prompt]:
     """Prompt `offset` + i is class i mod 48; ids are shape-07-000 (class, repetition)."""
     count = len(CLASSES)
     numbers = range(offset, offset + (count if limit is None else limit))

@@ -2,6 +2,7 @@
 package.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from tempera.drafters.independent import SmallerModel
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
 from tempera.image_tokenizers.vq import VQModel, read_vq
-from tempera.runtime.network_directory import parse_sizes, read_network
-from tempera.shapes.world import WORDS
+from tempera.runtime.files import read_json
+from tempera.runtime.network_directory import CONFIG, parse_sizes, read_network
+from tempera.shapes.world import WORDS, parse_caption
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_meta
+from tempera.targets.shared_vocabulary import numbered, too_long
 
 SHIPPED = Path(__file__).resolve().with_name("weights")
 """Where the package keeps the trained weights."""
 
 VOCABULARY = ("<pad>", "<unknown>", *WORDS)
+UNKNOWN = VOCABULARY.index("<unknown>")
+
+
+def words_of(prompt: str) -> list[str]:
+    """The words of a prompt, in lower case and without punctuation."""
+    return [word.strip(".,;:!?\"'()") for word in prompt.lower().split()]
 
 
 def tokenize(prompts: list[str], length: int) -> Tensor:
@@ -27,16 +36,68 @@ def tokenize(prompts: list[str], length: int) -> Tensor:
     """
     known = {word: i for i, word in enumerate(VOCABULARY)}
     ids = torch.zeros(len(prompts), length, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        words = [known.get(word.strip(".,;:!?\"'()"), 1) for word in prompt.lower().split()][
-            :length
-        ]
+    for row, (prompt, where) in enumerate(numbered(prompts)):
+        words = [known.get(word, UNKNOWN) for word in words_of(prompt)][:length]
         if not words:
-            raise TemperaError(
-                f"prompt {row + 1} of {len(prompts)} is empty: give it at least one word."
-            )
+            raise TemperaError(f"{where} is empty: give it at least one word.")
         ids[row, -len(words) :] = torch.tensor(words)
     return ids
+
+
+class WorldCaptions:
+    """Tells which prompts the shipped model can read, without its weights.
+
+    Args:
+        directory: of its text encoder.
+        truncate: whether words that are too many are dropped, instead of refused.
+    """
+
+    def __init__(self, directory: str | Path = SHIPPED / "text_encoder", truncate: bool = False):
+        self.length = parse_length(read_json(Path(directory) / CONFIG))
+        self.truncate = truncate
+
+    def check(self, prompts: list[str]) -> None:
+        """Raise TemperaError for a prompt without words, or with too many."""
+        for prompt, where in numbered(prompts):
+            count = len(words_of(prompt))
+            if not count:
+                raise TemperaError(f"{where} is empty: give it at least one word.")
+            if count > self.length and not self.truncate:
+                raise too_long(where, count, self.length)
+
+    def warnings(self, prompts: Sequence[str]) -> list[str]:
+        """What the model does not understand, in sentences."""
+        found = {word for prompt in prompts for word in words_of(prompt)} - {*WORDS}
+        strange = [
+            prompt
+            for prompt in prompts
+            if parse_caption(prompt) is None and not found & {*words_of(prompt)}
+        ]
+        told = []
+        if found:
+            few = ", ".join(shortened(word, 20) for word in sorted(found)[:5])
+            told.append(
+                f"the shapes world has no words such as {few} ({len(found)} of these prompts'): "
+                "each is <unknown> to the model, which draws something else"
+            )
+        if strange:
+            told.append(
+                f"{len(strange)} of {len(prompts)} prompts are no captions of the shapes world, "
+                f"such as '{shortened(strange[0], 40)}': the model draws what it takes them for"
+            )
+        return told
+
+
+def parse_length(config: Mapping[str, Any]) -> int:
+    """The number of words that a text encoder's `config.json` states.
+
+    Raises:
+        TemperaError: it states none.
+    """
+    length = config.get("length")
+    if type(length) is not int or length < 1:
+        raise TemperaError(f"a text encoder's {CONFIG} states length={length}: give its directory.")
+    return length
 
 
 class TextEncoder(nn.Module):
@@ -47,6 +108,7 @@ class TextEncoder(nn.Module):
     def __init__(self, length: int, width: int, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
         self.config = {"length": length, "width": width, "layers": layers, "heads": heads}
+        self.truncate = True
         self.words = nn.Embedding(len(VOCABULARY), width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
         layer = nn.TransformerEncoderLayer(
@@ -75,14 +137,29 @@ class TextEncoder(nn.Module):
         return features * keep[..., None], keep
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        """Prompts → features [B, T, D] and mask [B, T] on the encoder's device."""
+        """Prompts → features [B, T, D] and mask [B, T] on the encoder's device.
+
+        Raises:
+            TemperaError: a prompt is empty, or too long and `truncate` is False.
+        """
+        for prompt, where in numbered(prompts):
+            if not self.truncate and (count := len(words_of(prompt))) > self.length:
+                raise too_long(where, count, self.length)
         out: tuple[Tensor, Tensor] = self(tokenize(prompts, self.length).to(self.positions.device))
         return out
 
 
-def load_text_encoder(directory: str | Path = SHIPPED / "text_encoder") -> TextEncoder:
-    """The shipped text encoder, frozen."""
+def load_text_encoder(
+    directory: str | Path = SHIPPED / "text_encoder", truncate: bool = False
+) -> TextEncoder:
+    """The shipped text encoder, frozen.
+
+    Args:
+        directory: of its files.
+        truncate: drop words that are too many, instead of refusing them.
+    """
     encoder = read_network(directory, lambda config: TextEncoder(**config))
+    encoder.truncate = truncate
     return encoder.eval().requires_grad_(False)
 
 
@@ -110,5 +187,5 @@ def load_smaller(directory: str | Path = SHIPPED / "independent") -> SmallerMode
     """
     directory = Path(directory)
     return SmallerModel(
-        load_target_network(directory), load_text_encoder(directory / "text_encoder")
+        load_target_network(directory), load_text_encoder(directory / "text_encoder", truncate=True)
     )

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tempera.data.encoders import VQEncoder
 from tempera.data.entries import Broken, Entry, Item, Source, Tally, tallied
-from tempera.data.prompts import Prompt
+from tempera.data.prompts import Count, Prompt
 from tempera.data.shards import CodedImages
 from tempera.image_tokenizers.vq import VQModel
 from tempera.shapes.world import World
@@ -85,7 +85,7 @@ class WorldScenes(Source):
 
 
 def world_prompts(
-    limit: PositiveInt = 64, offset: NonNegativeInt = 0, seed: NonNegativeInt = 1
+    limit: Count = 64, offset: NonNegativeInt = 0, seed: NonNegativeInt = 1
 ) -> list[Prompt]:
     """Captions `offset` … `offset + limit − 1` of the shapes world with that seed; ids are
     world-000123.

@@ -14,7 +14,7 @@ from urllib.parse import unquote_plus
 import torch
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shortened
 from tempera.runtime.huggingface import T5Config, T5EncoderModel
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.shared_vocabulary import Tokenize, load_tokenize, numbered, too_long
@@ -30,6 +30,7 @@ class CaptionTokens:
     """
 
     END = 1
+    UNKNOWN = 2
 
     def __init__(self, tokenize: Tokenize, length: int = 120, truncate: bool = False) -> None:
         self.tokenize, self.length, self.truncate = tokenize, length, truncate
@@ -41,6 +42,20 @@ class CaptionTokens:
             TemperaError: a caption is empty, also after cleaning, or too long.
         """
         return [self._ids(prompt, where) for prompt, where in numbered(prompts)]
+
+    def warnings(self, prompts: Sequence[str]) -> list[str]:
+        """Which words the model does not read, in a sentence."""
+        words = {word for prompt in prompts for word in prompt.split()}
+        lost = sorted(word for word in words if self._is_lost(word))
+        if not lost:
+            return []
+        few = ", ".join(shortened(word, 20) for word in lost[:5])
+        return [f"the model does not read {len(lost)} of these prompts' words, such as {few}"]
+
+    def _is_lost(self, word: str) -> bool:
+        """Whether nothing is left of a word, or what its vocabulary lacks."""
+        ids = self.tokenize(clean_caption(clean_caption(word)))
+        return self.UNKNOWN in ids or (not ids and not word.isascii())
 
     def _ids(self, prompt: str, where: str) -> list[int]:
         ids = self.tokenize(clean_caption(clean_caption(prompt)))
