@@ -70,6 +70,22 @@ def test_clip_score_of_prefixed_prompts(
         torch.testing.assert_close(found, expected(state, pictures(40), "A photo of "))
 
 
+def test_the_activation_of_weights_in_a_file_must_be_given(
+    state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """No tensor shows it, and the scores differ."""
+    file = tmp_path / "open_clip_model.safetensors"
+    save_file(state, file)
+    for ask in (lambda one: one.files, lambda one: one.load(CPU)):
+        with pytest.raises(TemperaError, match="which activation .* quick_gelu=true"):
+            ask(ClipScore(NAME, str(file)))
+    scores = []
+    for quick in (False, True):
+        scores.append(scored(ClipScore(NAME, str(file), quick_gelu=quick), pictures(40)))
+        torch.testing.assert_close(scores[-1], expected(state, pictures(40), quick=quick))
+    assert not torch.allclose(*scores)
+
+
 def test_hps_shrinks_the_longer_side(state: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save({"epoch": 1, "state_dict": state}, tmp_path / "HPS_v2.1_compressed.pt")
     hps = HPS(str(tmp_path), NAME)
@@ -98,11 +114,11 @@ def test_weights_of_another_model_are_refused(
     ):
         save_file(changed, path)
         with pytest.raises(TemperaError, match=words):
-            ClipScore(NAME, str(path)).load(CPU)
+            ClipScore(NAME, str(path), quick_gelu=False).load(CPU)
     monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("run"))
     torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "clip.pt"))
     with pytest.raises(TemperaError, match="TorchScript"):
-        ClipScore(NAME, str(tmp_path / "clip.pt")).load(CPU)
+        ClipScore(NAME, str(tmp_path / "clip.pt"), quick_gelu=False).load(CPU)
     torch.save({"state_dict": {"other": torch.ones(2)}}, tmp_path / "HPS_v2.1_compressed.pt")
     with pytest.raises(TemperaError, match="does not hold the weights of HPSv2"):
         HPS(str(tmp_path), NAME).load(CPU)

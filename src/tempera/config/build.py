@@ -95,6 +95,7 @@ def build_target(cfg: DictConfig) -> Target:
     Its identity is that of the weights before they are rounded to `dtype`.
     """
     check_tokens(cfg)
+    _check_image_size(cfg)
     sampling = build_sampling(cfg)
     device = parse_device(cfg.device)
     dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
@@ -106,6 +107,19 @@ def build_target(cfg: DictConfig) -> Target:
     parts = {"network": network, "conditioner": conditioner, "sampling": sampling}
     target: Target = instantiate(cfg.model.target, **parts, **identity)
     return target
+
+
+def _check_image_size(cfg: DictConfig) -> None:
+    """Raise TemperaError for a size of images for which no weights are published, unless they are
+    one's own.
+    """
+    sizes = cfg.model.get("image_sizes")
+    if sizes and cfg.weights == cfg.model.hub and cfg.image_size not in sizes:
+        raise TemperaError(
+            f"model={cfg.model.name} is published for images of {', '.join(map(str, sizes))} "
+            f"pixels, not {cfg.image_size}: choose one of these, or give weights=DIR of your own",
+            option="image_size",
+        )
 
 
 def build_encoder(cfg: DictConfig) -> Any:
@@ -335,7 +349,18 @@ def build_method(cfg: DictConfig, target: Any, rule: Any) -> Any:
 
 
 def build_pipeline(cfg: DictConfig, target: Target, rule: Any) -> Any:
-    """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed."""
+    """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed.
+
+    Raises:
+        TemperaError: the method drafts more tokens than an image has.
+    """
+    depth = draft_depth(cfg) if is_discrete(cfg) and "window" not in cfg.drafter else 0
+    if depth > target.length:
+        raise TemperaError(
+            f"depth={depth} drafts more tokens than an image of this model has ({target.length}): "
+            "give a smaller depth",
+            option="depth",
+        )
     return instantiate(
         cfg.pipeline,
         target=target,

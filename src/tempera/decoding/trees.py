@@ -9,7 +9,7 @@ root and entry 1 + n is node n, as in `tempera.decoding.interfaces.Scores`.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -341,7 +341,7 @@ def tree_names() -> list[str]:
     return sorted(_named_paths())
 
 
-@cache
+@lru_cache(maxsize=8)
 def _moved(tree: Tree, device: torch.device) -> Tree:
     """`Tree.to` another device."""
     moved = Tree(tree.parents.to(device), tree.max_depth, tree.max_children)
@@ -357,7 +357,7 @@ def _table_on(device: torch.device, table: Any) -> Any:
     return replace(table, **{k: part.to(device) for k, part in parts if isinstance(part, Tensor)})
 
 
-@cache
+@lru_cache(maxsize=64)
 def _chain(length: int) -> Tree:
     return Tree(torch.arange(length) - 1, length, min(length, 1))
 

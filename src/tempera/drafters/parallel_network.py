@@ -26,6 +26,8 @@ from tempera.targets.decoder_layer import start_small
 
 RANK = 64
 LENGTH = 5
+SLOTS = 32
+"""Most tokens that one pass drafts."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,11 @@ class SlotConfig(DraftConfig):
         length: L, tokens that one pass drafts.
 
     Raises:
-        TemperaError: a number is too small.
+        TemperaError: a number is too small or too large.
     """
 
     least: ClassVar[dict[str, int]] = {"length": 2}
+    most: ClassVar[dict[str, int]] = {"length": SLOTS}
     length: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -48,6 +51,12 @@ class SlotConfig(DraftConfig):
             if getattr(self, name) < least:
                 raise TemperaError(
                     f"{name}={getattr(self, name)} is not possible: give {least} or more."
+                )
+        for name, most in self.most.items():
+            if getattr(self, name) > most:
+                raise TemperaError(
+                    f"{name}={getattr(self, name)} is too large: give {most} or fewer, because a "
+                    "step of training attends to as many copies of every image."
                 )
 
 

@@ -35,6 +35,8 @@ COLUMNS = {
 }
 """Columns of a timing, besides the parts of a round."""
 AtLeast0 = Annotated[int, Field(ge=0)]
+MOST = 10**6
+"""Prompts that can be timed."""
 CLOCKED = 2
 """Prompts whose parts of a round are measured. Their shares vary little between prompts."""
 
@@ -51,7 +53,7 @@ class SpeedProtocol:
             prompts, rounded up to whole batches.
     """
 
-    prompts: AtLeast0 = 8
+    prompts: Annotated[int, Field(ge=0, le=MOST)] = 8
     warmup: AtLeast0 = 3
     batches: list[Literal[8, 32, 128, 256]] = field(default_factory=list)
 

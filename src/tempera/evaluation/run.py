@@ -103,6 +103,7 @@ def evaluate(
     for name, values in (given or {}).items():
         for prompt, value in values.items():
             scores.setdefault(prompt, {})[name] = value
+    table.forget()
     table.include(given or {})
     metrics = acceptance(rows) | metrics | intervals_of(given or {})
     if timings:

@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from typing_extensions import override
 
 from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Networks, Score
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, check_weights, not_of
@@ -45,11 +46,14 @@ class ClipScore(Adapter):
             the last two include weights. LANTERN, LlamaGen and Cool-SD use OpenAI's ViT-B-32.
         weights: one of open_clip's tags for the architecture (`openai`), or a file.
         prefix: put before every prompt; LANTERN and LlamaGen use "A photo depicts ".
+        quick_gelu: the activation of weights in a file, which does not tell it: true for those of
+            OpenAI, MetaCLIP and DFN, false for LAION's. open_clip's tags say it themselves.
     """
 
     model: str = "ViT-B-32"
     weights: str | None = "openai"
     prefix: str = ""
+    quick_gelu: bool | None = None
 
     metrics = ("clip_score",)
     name = "open_clip_model.safetensors"
@@ -60,6 +64,7 @@ class ClipScore(Adapter):
         """The weights of an architecture; open_clip finds those of other places."""
         if ":" in self.model:
             return ()
+        check_activation(self.model, self.weights, self.quick_gelu)
         tag = import_open_clip().get_pretrained_cfg(self.model, self.weights or "")
         repository, _, name = tag.get("hf_hub", "").rpartition("/")
         return (WeightsFile(repository or str(self.weights), name or self.name),)
@@ -73,7 +78,9 @@ class ClipScore(Adapter):
 
     @override
     def load(self, device: torch.device) -> Networks:
-        network, preprocess, tokenizer = load_open_clip(self.model, self.weights)
+        network, preprocess, tokenizer = load_open_clip(
+            self.model, self.weights, quick_gelu=self.quick_gelu
+        )
         return Networks(scores=[clip_scorer(network, tokenizer, preprocess, device, self.prefix)])
 
 
@@ -97,7 +104,9 @@ class HPS(Adapter):
 
     @override
     def load(self, device: torch.device) -> Networks:
-        network, _, tokenizer = load_open_clip(self.model, str(self.files[0].path()), "HPSv2")
+        network, _, tokenizer = load_open_clip(
+            self.model, str(self.files[0].path()), "HPSv2", False
+        )
         preprocess = import_open_clip().image_transform(
             network.visual.image_size, is_train=False, resize_mode="longest"
         )
@@ -109,13 +118,16 @@ class HPS(Adapter):
         return Networks(scores=[score])
 
 
-def load_open_clip(model: str, weights: str | None, what: str | None = None) -> OpenClip:
+def load_open_clip(
+    model: str, weights: str | None, what: str | None = None, quick_gelu: bool | None = None
+) -> OpenClip:
     """A frozen network on the CPU, loaded by open_clip itself, which downloads what is missing.
 
     Args:
         model: see `ClipScore`, as the next.
         weights: a tag or a file. Of a pickle only tensors are read, and no program is run.
         what: what the weights should be, for errors; the model by default.
+        quick_gelu: see `ClipScore`.
 
     Raises:
         TemperaError: they are unavailable or those of another model.
@@ -123,13 +135,14 @@ def load_open_clip(model: str, weights: str | None, what: str | None = None) -> 
     open_clip = import_open_clip()
     tag = open_clip.get_pretrained_cfg(model, weights or "")
     if weights and Path(weights).is_file():
+        check_activation(model, weights, quick_gelu)
         check_weights(Path(weights))
     try:
         network, _, preprocess = open_clip.create_model_and_transforms(
             model,
             weights,
             # open_clip itself goes by the model's name, and computes OpenAI's weights otherwise
-            force_quick_gelu=tag.get("quick_gelu", False),
+            force_quick_gelu=tag.get("quick_gelu", bool(quick_gelu)),
             pretrained_text=False,
             require_pretrained=True,
         )
@@ -138,6 +151,18 @@ def load_open_clip(model: str, weights: str | None, what: str | None = None) -> 
         raise not_of(weights or model, what or model, reason(problem)) from None
     check_values(dict(network.named_parameters()), weights or model)
     return OpenClip(network.eval().requires_grad_(False), preprocess, tokenizer)
+
+
+def check_activation(model: str, weights: str | None, quick_gelu: bool | None) -> None:
+    """Raise TemperaError for weights in a file without their activation, which no tensor shows."""
+    known = quick_gelu is not None or model.endswith("-quickgelu")
+    tag = import_open_clip().get_pretrained_cfg(model, weights or "")
+    if not known and "quick_gelu" not in tag and weights and Path(weights).is_file():
+        raise TemperaError(
+            f"{weights} does not say which activation it was trained with: give quick_gelu=true "
+            "(OpenAI, MetaCLIP, DFN) or quick_gelu=false (LAION) beside its path",
+            option="quick_gelu",
+        )
 
 
 def preprocessed(pictures: Tensor, preprocess: Preprocess) -> Tensor:

@@ -76,7 +76,9 @@ def _read(path: Path) -> tuple[Metric, ...]:
     return tuple(Metric(**{**row, "scores": tuple(row.get("scores", ()))}) for row in rows)
 
 
-METRICS: tuple[Metric, ...] = _read(Path(__file__).with_name("metrics.yaml"))
+SHIPPED = _read(Path(__file__).with_name("metrics.yaml"))
+"""The metrics that are computed here."""
+METRICS: tuple[Metric, ...] = SHIPPED
 """All metrics, in the order of the console and of results.csv."""
 
 
@@ -87,6 +89,12 @@ def include(keys: Iterable[str]) -> None:
     new = [Metric(key, key, format=".4g", in_report=True, paired=True, imported=True)
            for key in keys if key not in known]  # fmt: skip
     METRICS = (*METRICS, *new)
+
+
+def forget() -> None:
+    """Drop the entries that `include` added, before other runs are made or read."""
+    global METRICS
+    METRICS = SHIPPED
 
 
 def find(key: str) -> Metric:

@@ -155,6 +155,7 @@ def collect(directories: Sequence[Path]) -> tuple[list[Run], list[str]]:
     Raises:
         TemperaError: all runs are damaged.
     """
+    table.forget()
     runs, damaged = [], []
     for directory in directories:
         try:

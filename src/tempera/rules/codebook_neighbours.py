@@ -18,7 +18,9 @@ from tempera.errors import TemperaError
 
 Proximity = Literal["l2", "cosine", "random"]
 _BUILT: dict[tuple[str, int, str], "Neighbours"] = {}
-"""Tables of this process, which searches and sweeps need again."""
+"""The last tables of this process, which searches and sweeps need again."""
+MOST = 4
+"""Tables that are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,8 @@ class Neighbours:
             )
         key = codebook_hash(codebook), k, proximity
         if key not in _BUILT:
+            while len(_BUILT) >= MOST:
+                del _BUILT[next(iter(_BUILT))]
             _BUILT[key] = cls(_nearest(codebook, k, proximity), proximity, key[0])
         return _BUILT[key]
 

@@ -8,7 +8,7 @@ decoding.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ def check_reachable(expected_length: float, reach: tuple[float, float], drafted:
         )
 
 
-@cache
+@lru_cache(maxsize=8)
 def on_device(schedule: tuple[float, ...], device: torch.device) -> Tensor:
     """A schedule as float32 [L]; copied to the device once."""
     return torch.tensor(schedule, dtype=torch.float32, device=device)

@@ -1,0 +1,80 @@
+"""What a process keeps does not grow with what it decodes and reads."""
+
+import gc
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from report_runs import RUNS, made_up_runs
+from tiny_evaluation import tiny_pipeline
+
+import tempera
+from tempera.data.prompts import Prompt
+from tempera.decoding.trees import Tree
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.evaluation.pipeline import Method
+from tempera.exactness.tables import TableDraft, TableTarget
+from tempera.metrics import table
+from tempera.reporting.collect import collect
+from tempera.rules import codebook_neighbours
+from tempera.rules.codebook_neighbours import Neighbours
+from tempera.rules.neighbourhood import Lantern
+from tempera.rules.standard import Relaxed
+from tempera.runtime.files import sha256_file, write_json
+
+CONSTANT = {"_named", "_named_paths", "_adapter", "results"}
+"""Caches of what the package ships: trees, types of options, the papers' results."""
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(type(one) is torch.Tensor for one in gc.get_objects())
+
+
+def test_thirty_settings_and_thousands_of_prompts_leave_nothing_behind() -> None:
+    torch.manual_seed(0)
+    target, counts = TableTarget(vocab_size=4, length=6), list[int]()
+    draft = TableDraft(target)
+    for setting in range(30):
+        neighbours = Neighbours.build(torch.randn(4, 3), 2, "l2")
+        for rule in (Relaxed((1 + setting / 30, 1.0)), Lantern(neighbours, 0.1 + setting / 60)):
+            method = Method(StaticTreeDrafter(draft, Tree.from_paths([[0], [0, 0], [1]])), rule)
+            pipeline = tiny_pipeline()
+            prompts = [Prompt(f"{setting}-{place}", "a ring") for place in range(100)]
+            pipeline.tokens(prompts, method, diagnostics=isinstance(rule, Relaxed))
+        counts.append(live_tensors())
+    assert max(counts[20:]) <= max(counts[10:20]), counts
+    assert len(codebook_neighbours._BUILT) <= codebook_neighbours.MOST
+
+
+def test_the_table_of_metrics_holds_those_of_the_runs_that_are_read(tmp_path: Path) -> None:
+    for number in range(5):
+        made_up_runs(tmp_path / str(number), RUNS[:1], prompts=2)
+        (run,) = (tmp_path / str(number)).iterdir()
+        content: dict[str, Any] = {
+            **json.loads((run / "metrics.json").read_text()),
+            "results": sha256_file(run / "results.parquet"),
+        }
+        content["metrics"][f"mine_{number}"] = {"value": 1.0, "low": 0.0, "high": 2.0, "n": 2}
+        write_json(run / "metrics.json", content)
+        collect([run])
+        imported = [metric.key for metric in table.METRICS if metric.imported]
+        assert imported == [f"mine_{number}"]
+
+
+def caches() -> Iterator[tuple[str, Any]]:
+    """Every cached function of the package."""
+    for module in pkgutil.walk_packages(tempera.__path__, "tempera."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if hasattr(value, "cache_parameters"):
+                yield name, value.cache_parameters()["maxsize"]
+
+
+def test_every_cache_has_a_bound() -> None:
+    found = dict(caches())
+    assert {"_moved", "_chain", "on_device"} <= found.keys()
+    assert {name for name, most in found.items() if most is None} <= CONSTANT
