@@ -169,3 +169,22 @@ def test_when_the_support_is_exhausted_the_last_token_repeats_with_all_mass():
 def test_impossible_sampling_is_refused(options, name):
     with pytest.raises(TemperaError, match=name):
         Sampling(**options)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"guidance": 3.0}, {"temperature": 0.5}, {"temperature": 0.0}, {"top_k": 2},
+    {"top_p": 0.5}, {"guidance": 2.0, "temperature": 2.0, "top_k": 3, "top_p": 0.9},
+], ids=str)  # fmt: skip
+def test_the_callers_logits_stay_as_they_are(options: dict[str, float]) -> None:
+    """float32 logits are not copied on the way; drafts and targets read theirs again."""
+    sampling = Sampling(**{"guidance": 1.0, **options})
+    logits = torch.randn(2 * sampling.rows, 3, 7)
+    forced = torch.tensor([[-1, 2, -1]]).expand(2, 3)
+    for given in (logits, logits.half()):
+        before = given.clone()
+        for read in (sampling, sampling.ranking, sampling.drafting, sampling.untempered):
+            first = read.distribution(given, forced)
+            assert torch.equal(given, before)
+            assert torch.equal(read.distribution(given, forced), first)
+            read.guide(given)
+        assert torch.equal(given, before)

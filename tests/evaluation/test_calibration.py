@@ -71,6 +71,25 @@ def test_recorded_statistics_agree_with_theory() -> None:
     assert nats == pytest.approx(kl_bound(p, q, Priced(prices), LENGTH), abs=0.01)
 
 
+def test_the_drafts_that_end_within_their_image_are_recorded() -> None:
+    """Those that end with it too, and none of rounds that an image no longer takes part in."""
+    target = TableTarget(3, 7)
+    recorder = Recorder(StaticTreeDrafter(TableDraft(target), Tree.chain(LENGTH)))
+    emit(target, recorder, Exact(), rows=60)
+    noted = [(ratios, emitted.tolist()) for ratios, _, emitted in recorder.noted]
+    expected, ends = list[list[float]](), set[int]()
+    begins = [0] * 60
+    for ratios, emitted in noted:
+        for row, count in enumerate(emitted):
+            if count and begins[row] + LENGTH <= 7:
+                expected.append(ratios[row].tolist())
+                ends.add(begins[row] + LENGTH)
+            begins[row] += count
+    assert begins == [7] * 60 and ends >= {3, 4, 7}
+    found = recorder.statistics(7).ratios
+    assert found is not None and found.tolist() == expected
+
+
 @pytest.mark.slow
 def test_rounds_of_whole_images_and_none_past_their_end() -> None:
     target, prompts = TableTarget(3, 7), world_prompts(100)

@@ -242,6 +242,32 @@ def test_weights_of_unrolled_steps_decay(tmp_path: Path) -> None:
     torch.testing.assert_close(third, AcceptanceLoss()(after, true, run.head)["loss"])
 
 
+def test_slots_of_medusa_learn_the_places_that_they_draft(tmp_path: Path) -> None:
+    """Head k reads the state before the root and predicts the place k + 1 behind it."""
+    run = run_of(tmp_path, AcceptanceLoss(), MedusaModel, hidden_noise=0.0, cfg_dropout=0.0)
+    draft: Any = run.draft
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.normal_(0, 0.3)
+    images = tiny_codes().train([0, 1, 2, 3])
+    lost = torch.arange(8) >= 4
+    lesson = teach(run.target, images.captions * 2, images.tokens.repeat(2, 1), lost)
+    losses = []
+    for slot in range(draft.slots):
+        predicted = torch.zeros_like(lesson.hidden)
+        for place in range(slot + 1, lesson.hidden.shape[1]):
+            before = lesson.hidden[:, place - slot - 1]
+            if place - slot - 1 < lesson.keep.shape[1]:  # padding before the caption has no state
+                before = before * lesson.keep[:, place - slot - 1, None]
+            predicted[:, place] = draft.heads(before[:, None])[:, 0, slot]
+        start = lesson.start
+        part = AcceptanceLoss()(predicted[:, start:], lesson.hidden[:, start:], run.head)
+        losses.append(part["loss"])
+    weights = torch.tensor(run.recipe.step_weights(draft.slots))
+    expected = (weights * torch.stack(losses)).sum()
+    torch.testing.assert_close(run.losses([0, 1, 2, 3])["loss"], expected)
+
+
 def test_a_worse_draft_does_not_replace_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
