@@ -127,8 +127,8 @@ class PretrainedFiles:
         content: dict[str, Any] = read_json(place)
 
         def part(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-            found: dict[str, Any] = next((values[name] for name in names if values.get(name)), {})
-            return found
+            found = (values[name] for name in names if isinstance(values.get(name), dict))
+            return next(filter(None, found), {})
 
         text = part(content, "text_config") or content
         rope = part(text, "rope_parameters", "rope_scaling")
