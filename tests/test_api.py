@@ -194,3 +194,23 @@ def test_objects_that_cannot_be_shown_are_refused_like_others(loaded: LoadedMode
     ):
         with pytest.raises(TemperaError, match="an object of Unshowable"):
             call()
+
+
+def test_several_images_another_guidance_a_generator_and_progress(loaded: LoadedModel) -> None:
+    seen: list[int] = []
+    two = loaded.generate(CAPTIONS[0], seed=3, num_images=2, progress=seen.append)
+    assert torch.equal(two.tokens, loaded.generate([CAPTIONS[0]] * 2, seed=3).tokens)
+    assert sum(seen) == 2 * 144
+    free = loaded.generate(CAPTIONS[0], seed=3, guidance=1.0)
+    assert not torch.equal(free.tokens, two.tokens[:1])
+    again = loaded.generate(CAPTIONS[0], seed=3)
+    assert torch.equal(again.tokens, two.tokens[:1])
+    drawn = [
+        loaded.generate(CAPTIONS[0], torch.Generator().manual_seed(seed)).tokens
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert repr(loaded) == "LoadedModel(model='shapes', method='coolsd', cpu)"
+    with pytest.raises(TemperaError, match="num_images=0"):
+        loaded.generate("a", num_images=0)

@@ -6,7 +6,8 @@ wrong one in the same sentence.
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -69,7 +70,7 @@ class LoadedModel:
     turns: a batch uses the model's caches alone.
     """
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: DictConfig, method: str) -> None:
         rule = build.build_rule(cfg)
         if cfg.batch_size == "auto":
             raise TemperaError("give batch_size a number here", option="batch_size")
@@ -77,6 +78,8 @@ class LoadedModel:
         self._captions = build.build_captions(cfg)
         target = build.build_fast_target(cfg)
         self.pipeline: Pipeline = build.build_pipeline(cfg, target, rule)
+        self.model: str = cfg.model.name
+        self.method: str = method
         self.batch_size = cfg.batch_size
         self.diagnostics: bool = cfg.diagnostics
 
@@ -94,22 +97,75 @@ class LoadedModel:
             )
         self._batch_size = size
 
-    def generate(self, prompts: str | Sequence[str], seed: int = 0) -> Result:
-        """One image per prompt; see `tempera.generate`."""
-        return self._generate(_named(prompts), _whole(seed))
+    def __repr__(self) -> str:
+        """What it is made of."""
+        return f"LoadedModel(model={self.model!r}, method={self.method!r}, {self.pipeline.device})"
 
-    def _generate(self, prompts: Sequence[Prompt], seed: int) -> Result:
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        seed: int | torch.Generator = 0,
+        *,
+        num_images: int = 1,
+        guidance: float | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Result:
+        """Images of prompts; see `tempera.generate`.
+
+        Args:
+            prompts: a text or several.
+            seed: of the random draws, or a generator that it is drawn from.
+            num_images: images of every prompt, which follow each other.
+            guidance: in place of the model's.
+            progress: called after every round with the number of its tokens, over all images.
+
+        Raises:
+            TemperaError: an argument is not possible.
+        """
+        named = named_prompts(prompts, num_images)
+        if isinstance(seed, torch.Generator):
+            seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
+        with self._lock, self._guided(guidance):
+            return self._generate(named, whole_seed(seed), progress)
+
+    @contextmanager
+    def _guided(self, guidance: float | None) -> Iterator[None]:
+        """Another guidance inside the `with` block."""
+        if guidance is None:
+            yield
+            return
+        target: Any = self.pipeline.target
+        usual = getattr(target, "sampling", None)
+        if usual is None:
+            raise TemperaError(
+                f"model={self.model} takes no other guidance in memory: load it with "
+                f"guidance={guidance}",
+                option="guidance",
+            )
+        target.sampling = replace(usual, guidance=float(guidance))
+        try:
+            yield
+        finally:
+            target.sampling = usual
+
+    def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        progress: Callable[[int], object] | None = None,
+    ) -> Result:
         pipeline, size = replace(self.pipeline, seed=seed), self.batch_size
         for line in warnings_of(prompts, self._captions):
             warnings.warn(line, stacklevel=3)
         outputs, seconds = [], 0.0
-        with self._lock:
-            for batch in (prompts[first : first + size] for first in range(0, len(prompts), size)):
-                with pipeline.text_encoded(batch):
-                    start = pipeline.now()
-                    outputs.append(pipeline.tokens(batch, diagnostics=self.diagnostics))
-                    seconds += pipeline.now() - start
-            pictures = [torch.from_numpy(pipeline.pictures(output.tokens)) for output in outputs]
+        for batch in (prompts[first : first + size] for first in range(0, len(prompts), size)):
+            with pipeline.text_encoded(batch):
+                start = pipeline.now()
+                outputs.append(
+                    pipeline.tokens(batch, diagnostics=self.diagnostics, progress=progress)
+                )
+                seconds += pipeline.now() - start
+        pictures = [torch.from_numpy(pipeline.pictures(output.tokens)) for output in outputs]
         return Result(
             prompts=tuple(prompt.text for prompt in prompts),
             tokens=torch.cat([output.tokens.cpu() for output in outputs]),
@@ -153,7 +209,7 @@ def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> Loade
     arguments = [written(*option) for option in given.items()]
     cfg = composed("generate", arguments)
     with in_one_sentence("generate", arguments):
-        return LoadedModel(cfg)
+        return LoadedModel(cfg, method)
 
 
 def generate(
@@ -187,17 +243,19 @@ def generate(
     Traceback (most recent call last):
     tempera.errors.TemperaError: there is no option `delta` with method=eagle: it belongs to ...
     """
-    named, seed = _named(prompts), _whole(seed)  # refused before weights are read
+    named, seed = named_prompts(prompts), whole_seed(seed)  # refused before weights are read
     return load(model, method, **options)._generate(named, seed)
 
 
-def _named(prompts: Any) -> list[Prompt]:
-    """The prompts under the ids that the command line gives them; repeated texts are numbered. The
-    numbers of classes may be given as numbers.
+def named_prompts(prompts: Any, images: Any = 1) -> list[Prompt]:
+    """The prompts under the ids that the command line gives them, each as often as it has images;
+    repeated texts are numbered. The numbers of classes may be given as numbers.
 
     Raises:
         TemperaError: something is neither a text nor a number, or there is nothing.
     """
+    if isinstance(images, bool) or not isinstance(images, Integral) or images < 1:
+        raise TemperaError(f"num_images={images} is not possible: give 1 or more")
     single = isinstance(prompts, str | Integral)
     if isinstance(prompts, Mapping | Set | bytes) or not (single or isinstance(prompts, Iterable)):
         raise _no_prompt(prompts)
@@ -206,9 +264,10 @@ def _named(prompts: Any) -> list[Prompt]:
         if isinstance(text, bool) or not isinstance(text, str | Integral):
             raise _no_prompt(text)
         (prompt,) = one_prompt(str(text))
-        again = seen[prompt.id]
-        seen[prompt.id] += 1
-        named.append(Prompt(f"{prompt.id}-{again}", prompt.text) if again else prompt)
+        for _ in range(images):
+            again = seen[prompt.id]
+            seen[prompt.id] += 1
+            named.append(Prompt(f"{prompt.id}-{again}", prompt.text) if again else prompt)
     if not named:
         raise TemperaError("there are no prompts: give at least one text")
     return named
@@ -221,7 +280,7 @@ def _no_prompt(given: Any) -> TemperaError:
     )
 
 
-def _whole(seed: Any) -> int:
+def whole_seed(seed: Any) -> int:
     """The seed as an int."""
     if not isinstance(seed, bool) and isinstance(seed, Integral) and abs(int(seed)) < 2**63:
         return int(seed)
