@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from tempera.decoding.trees import Tree as Tree
     from tempera.drafters.none import NoDraft as NoDraft
     from tempera.errors import TemperaError as TemperaError
+    from tempera.held.accelerated import accelerate as accelerate
     from tempera.rules import schedules as schedules
     from tempera.rules.standard import Exact as Exact
     from tempera.rules.standard import Relaxed as Relaxed
@@ -67,6 +68,7 @@ _HOME = {
     "Sampling": "tempera.decoding.probabilities",
     "Target": "tempera.decoding.interfaces",
     "TemperaError": "tempera.errors",
+    "accelerate": "tempera.held.accelerated",
     "Trace": "tempera.decoding.trace",
     "Tree": "tempera.decoding.trees",
     "decode": "tempera.decoding.loop",

@@ -127,7 +127,9 @@ class ImageModel(Protocol):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the token grid; rows × columns = T."""
+        """Rows and columns of the token grid, which are the last rows × columns of the T tokens:
+        a model may draw a preview first (GLM-Image).
+        """
 
     @property
     def identity(self) -> str:

@@ -147,11 +147,12 @@ class Pipeline:
 
     @torch.inference_mode()
     def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
-        """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W]. The decoder's
+        """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W], made of the
+        last grid of tokens: a preview before it (`ModelSpec.preview`) is dropped. The decoder's
         activations take gigabytes for a large image, so it takes few of these at a time. Where
         memory runs out it takes fewer, and if one is too many it moves to the CPU.
         """
-        codes = tokens.unflatten(1, self.target.grid)
+        codes = tokens[:, -math.prod(self.target.grid) :].unflatten(1, self.target.grid)
         chunks = codes.split(max(1, DECODED_CODES // self.target.length))
         return np.concatenate([self._decoded(chunk) for chunk in chunks])
 

@@ -230,7 +230,7 @@ def load_caption_tokens(
     weights: str, hub: str, length: int = 120, truncate: bool = False
 ) -> CaptionTokens:
     """What `load_flan_t5` makes of captions before its encoder reads them."""
-    tokenize = load_tokenize(PretrainedFiles(weights, ("tokenizer.json",), hub))
+    tokenize, _ = load_tokenize(PretrainedFiles(weights, ("tokenizer.json",), hub))
     return CaptionTokens(tokenize, length, truncate)
 
 

@@ -4,8 +4,11 @@ are permuted when weights are loaded (`llamagen.permute_pairs`).
 Shapes: R rows, S tokens, N heads, D head size.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 
 class Rotary:
@@ -34,10 +37,59 @@ class Rotary:
             prefix: number of condition tokens.
             device: device of the table.
         """
-        pair = torch.arange(self.head_dim // 2, device=device)
-        speeds = self.theta ** (-pair.float() / self.pairs) * (pair < self.pairs)
-        angles = torch.arange(count, device=device)[:, None] * speeds
+        angles = torch.arange(count, device=device)[:, None] * self.speeds(device)
         return turns(angles.cos(), angles.sin())
+
+    def speeds(self, device: torch.device) -> Tensor:
+        """By how much one position turns each pair, float32 [D / 2]."""
+        pair = torch.arange(self.head_dim // 2, device=device)
+        return self.theta ** (-pair.float() / self.pairs) * (pair < self.pairs)
+
+
+class MultimodalRotary(Rotary):
+    """The embedding of Qwen2-VL and GLM-Image (M-RoPE): a token has three positions, and every
+    pair turns by one of them. Those of a condition token are all its number. The images follow: if
+    one begins at position D, its token in row y and column x has D, D + y and D + x, and the next
+    begins at D + max(rows, columns).
+
+    Args:
+        head_dim, theta, turned: see `Rotary`.
+        sections: numbers of pairs that turn by the first, second, third, first, … position.
+        grids: rows and columns of each image.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        theta: float,
+        sections: Sequence[int],
+        grids: Sequence[tuple[int, int]],
+        turned: int | None = None,
+    ) -> None:
+        super().__init__(head_dim, theta, turned)
+        axes = [axis % 3 for axis, pairs in enumerate(sections) for _ in range(pairs)]
+        self.axes = axes + [0] * (head_dim // 2 - len(axes))
+        self.grids = tuple(grids)
+
+    @override
+    def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
+        """See `Rotary.table`."""
+        axes = torch.tensor(self.axes, device=device)
+        positions = self.positions(count, prefix, device)[axes].transpose(0, 1)
+        angles = positions * self.speeds(device)
+        return turns(angles.cos(), angles.sin())
+
+    def positions(self, count: int, prefix: int, device: torch.device) -> Tensor:
+        """The three positions of every slot, int64 [3, count]."""
+        start, parts = prefix, [torch.arange(prefix, device=device).expand(3, -1)]
+        for rows, columns in self.grids:
+            place = torch.arange(rows * columns, device=device)
+            three = torch.zeros_like(place), place // columns, place % columns
+            parts.append(start + torch.stack(three))
+            start += max(rows, columns)
+        placed = sum(part.shape[1] for part in parts)
+        rest = start + torch.arange(max(0, count - placed), device=device)
+        return torch.cat([*parts, rest.expand(3, -1)], 1)[:, :count]
 
 
 def turns(cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Networks that read prompts as tokens (Chameleon, Emu3, Janus-Pro), for `TransformerTarget`: their
-loader, prompts and sizes.
+"""Networks that read prompts as tokens (Chameleon, Emu3, Janus-Pro, SimpleAR), for
+`TransformerTarget`: their loader, prompts and sizes.
 
 Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidden size.
 """
@@ -40,22 +40,23 @@ def numbered(prompts: Sequence[str]) -> list[tuple[str, str]]:
     return [(prompt, f"prompt {number} of {count}") for number, prompt in enumerate(prompts, 1)]
 
 
-class SharedVocabularyLM(nn.Module):
+class PromptedLM(nn.Module):
     """A decoder with its head and the format of its sequences. Implements `network.TargetNetwork`.
 
     Args:
         config: a Hugging Face configuration.
-        sizes: of its decoder layers.
+        model: the decoder.
+        lm_head: from hidden states to logits.
         spec: format of its sequences.
         family: see `network.TargetNetwork`.
     """
 
-    def __init__(self, config: Any, sizes: LayerSizes, spec: ModelSpec, family: str) -> None:
+    def __init__(
+        self, config: Any, model: Decoder, lm_head: nn.Module, spec: ModelSpec, family: str
+    ) -> None:
         super().__init__()
         self.config, self.spec, self.family = config, spec, family
-        rotary = Rotary(sizes.head_dim, config.rope_parameters["rope_theta"])
-        self.model = Decoder(sizes, config.num_hidden_layers, config.vocab_size, rotary)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.model, self.lm_head = model, lm_head
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Embed ids of the network's vocabulary, int64 [...] → [..., H]."""
@@ -75,6 +76,22 @@ class SharedVocabularyLM(nn.Module):
         """
         ids = torch.where(drop[:, None], condition[:, 1], condition[:, 0])
         return self.model.embed_tokens(ids.clamp(min=0)), ids != PADDING
+
+
+class SharedVocabularyLM(PromptedLM):
+    """The network of a configuration, whose head gives the logits of all ids.
+
+    Args:
+        config: a Hugging Face configuration.
+        sizes: of its decoder layers.
+        spec, family: see `PromptedLM`.
+    """
+
+    def __init__(self, config: Any, sizes: LayerSizes, spec: ModelSpec, family: str) -> None:
+        rotary = Rotary(sizes.head_dim, config.rope_parameters["rope_theta"])
+        model = Decoder(sizes, config.num_hidden_layers, config.vocab_size, rotary)
+        head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        super().__init__(config, model, head, spec, family)
 
 
 class PromptEncoder(nn.Module):
@@ -155,11 +172,19 @@ def load_prompts(
     Raises:
         TemperaError: the file is missing, is not a tokenizer, or is another model's.
     """
-    tokenize, filling = load_tokenize(PretrainedFiles(weights, files, hub)), spec.null_filling
-    if filling and tokenize is not about_as_many and len(tokenize(filling)) != 1:
+    tokenize, size = load_tokenize(PretrainedFiles(weights, files, hub))
+    special = spec.special if spec.null_filling is None else (*spec.special, spec.null_filling)
+    for name in special:
+        if size is not None and len(tokenize(name)) != 1:
+            raise TemperaError(
+                f"the text tokenizer of {weights} has no token {name}: give the tokenizer.json of "
+                "the model."
+            )
+    if spec.text_tokens is not None and size not in (None, spec.text_tokens):
         raise TemperaError(
-            f"the text tokenizer of {weights} has no token {filling}: give the tokenizer.json of "
-            "the model."
+            f"the text tokenizer of {weights} has {size:,} tokens, and the codes begin behind "
+            f"{spec.text_tokens:,}: give the tokenizer.json of the model.",
+            option="model.spec.text_tokens",
         )
     return PromptEncoder(spec, tokenize, truncate)
 
@@ -171,15 +196,15 @@ def about_as_many(text: str) -> list[int]:
     return [10 + byte for byte in text.encode()[::4]]
 
 
-def load_tokenize(files: PretrainedFiles) -> Tokenize:
-    """Load the tokenizer of a `tokenizer.json`; of `random` weights and for sizes alone it is
-    `about_as_many`.
+def load_tokenize(files: PretrainedFiles) -> tuple[Tokenize, int | None]:
+    """Load the tokenizer of a `tokenizer.json` and the number of its tokens; of `random` weights
+    and for sizes alone it is `about_as_many`, of no number.
 
     Raises:
         TemperaError: the file is missing, or cannot be read as a tokenizer.
     """
     if files.random or is_noted(files):
-        return about_as_many
+        return about_as_many, None
     file = files.find()[0]
     try:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
@@ -191,7 +216,7 @@ def load_tokenize(files: PretrainedFiles) -> Tokenize:
     def tokenize(text: str) -> list[int]:
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
-    return tokenize
+    return tokenize, len(tokenizer)
 
 
 def load_network(
@@ -207,7 +232,7 @@ def load_network(
     """Load a network with published weights.
 
     Args:
-        family: `chameleon`, `emu3` or `janus`: the module of `tempera.targets` with its
+        family: `chameleon`, `emu3`, `janus` or `qwen2`: the module of `tempera.targets` with its
             `build`, `translate`, and `UNUSED` names in its files.
         spec: format of its sequences.
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.

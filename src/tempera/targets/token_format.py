@@ -5,6 +5,7 @@ A target does not emit the network's ids but *target tokens*: 0 … codes − 1 
 image tokenizer, and `codes` is the end-of-line token if the format has one.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,10 @@ class ModelSpec:
         line_end: id that ends every line of codes; None if lines have no end token.
         null_filling: if given, the unconditional row is not `null` but the prompt with this special
             token in place of all tokens but the first and the last.
+        preview: rows and columns of a small image that the model draws first (GLM-Image).
+        special: texts that must each be one token of the text tokenizer.
+        text_tokens: number of tokens that the text tokenizer must have, if the codes are behind
+            them.
     """
 
     lines: int
@@ -38,16 +43,19 @@ class ModelSpec:
     context: int
     line_end: int | None = None
     null_filling: str | None = None
+    preview: tuple[int, int] | None = None
+    special: tuple[str, ...] = ()
+    text_tokens: int | None = None
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of tokens, including end-of-line tokens."""
+        """Rows and columns of tokens, including end-of-line tokens, without the preview."""
         return self.lines, self.columns + (self.line_end is not None)
 
     @property
     def length(self) -> int:
-        """Tokens of an image, including end-of-line tokens."""
-        return self.grid[0] * self.grid[1]
+        """Tokens of an image, including end-of-line tokens and those of the preview."""
+        return math.prod(self.preview or (0,)) + math.prod(self.grid)
 
     @property
     def token_ids(self) -> Tensor:
@@ -64,7 +72,8 @@ class ModelSpec:
             return None
         forced = torch.full(self.grid, -1)
         forced[:, -1] = self.codes
-        return forced.flatten()
+        before = torch.full((self.length - forced.numel(),), -1)
+        return torch.cat([before, forced.flatten()])
 
     @property
     def room(self) -> int:

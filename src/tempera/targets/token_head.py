@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tempera.decoding.probabilities import Sampling
 from tempera.targets.compiled import StepFunction
@@ -30,7 +30,8 @@ class TokenHead:
         length: tokens of an image.
 
     Attributes:
-        linear: the head over the V tokens.
+        linear: the head over the codes, without a copy of the network's weights. A line end has no
+            row: it is forced or forbidden, whatever its logit.
         forced: the forced token of each position, such as the end of a line, int64 [length], −1
             where the position is free; None if none is forced. A token that is forced somewhere is
             drawn nowhere else.
@@ -40,19 +41,18 @@ class TokenHead:
         weight, bias, spec = network.lm_head.weight, network.lm_head.bias, network.spec
         ids, forced = (None, None) if spec is None else (spec.token_ids, spec.forced)
         self._ids = None if ids is None else ids.to(weight.device)
-        if self._ids is not None:
-            weight, bias = weight[self._ids], None if bias is None else bias[self._ids]
-        if forced is not None:
-            listed = torch.zeros(1 + len(weight)).index_fill_(0, forced.cpu() + 1, FORBIDDEN)
-            forbidden = listed[1:].to(weight)
-            bias = forbidden if bias is None else bias + forbidden
+        if spec is not None:  # the codes follow each other, so their rows are a view
+            codes = slice(spec.first_code, spec.first_code + spec.codes)
+            weight, bias = weight[codes], None if bias is None else bias[codes]
         self.linear = PackedLinear(weight, bias, pack=False)
         self._linears = {weight.dtype: self.linear}
         self._embed, self._network = network.embed_tokens, network
         self.forced = None if forced is None else forced.to(weight.device)
         self._logits: StepFunction = _logits
         self._sampled: StepFunction = Sampling.distribution
-        self.vocab_size, self.hidden_size = weight.shape
+        self.hidden_size: int = weight.shape[1]
+        self._line_ends = 0 if ids is None else len(ids) - len(weight)
+        self.vocab_size: int = len(weight) + self._line_ends
         self.length, self.sampling = length, sampling
 
     def pack(self) -> None:
@@ -82,14 +82,17 @@ class TokenHead:
         """Logits over the V tokens, [..., H] -> [..., V]. Features behind the H numbers of a hidden
         state (`forward.Session.capture_hidden_states`) are not read.
         """
-        return _logits(self._linear_of(hidden), hidden[..., : self.hidden_size], 1.0)
+        linear = self._linear_of(hidden)
+        return _logits(linear, hidden[..., : self.hidden_size], 1.0, self._line_ends)
 
     def directions(self, vectors: Tensor) -> Tensor:
         """What adding vectors to hidden states adds to the logits, [..., H] -> [..., V]: the head
         without its bias.
         """
-        logits = self.lm_logits(vectors)
-        return logits if self.linear.bias is None else logits - self.linear.bias
+        logits: Tensor = self._linear_of(vectors)(vectors)
+        if self.linear.bias is not None:
+            logits = logits - self.linear.bias
+        return nn.functional.pad(logits, (0, self._line_ends))
 
     def guided_logits(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states after guidance, [R, M, H] -> [B, M, V].
@@ -97,8 +100,8 @@ class TokenHead:
         Guidance l = u + s(c − u) and the head are both linear. Guidance is therefore applied to the
         hidden states, and the head runs on half the rows.
         """
-        guidance = self.sampling.guidance
-        return self._logits(self._linear_of(hidden), hidden[..., : self.hidden_size], guidance)
+        linear, guidance = self._linear_of(hidden), self.sampling.guidance
+        return self._logits(linear, hidden[..., : self.hidden_size], guidance, self._line_ends)
 
     def distribution(
         self, hidden: Tensor, lengths: Tensor, ahead: Tensor | int, sampling: Sampling | None = None
@@ -128,10 +131,10 @@ class TokenHead:
         return self._linears.get(hidden.dtype, self.linear)
 
 
-def _logits(linear: PackedLinear, hidden: Tensor, guidance: float) -> Tensor:
+def _logits(linear: PackedLinear, hidden: Tensor, guidance: float, line_ends: int) -> Tensor:
     """The part of `guided_logits` that can be compiled; guidance 1 is none."""
     if guidance != 1:
         conditional, unconditional = hidden.chunk(2)
         hidden = torch.lerp(unconditional, conditional, guidance)
-    out: Tensor = linear(hidden)
-    return out
+    logits: Tensor = linear(hidden)
+    return nn.functional.pad(logits, (0, line_ends), value=FORBIDDEN) if line_ends else logits

@@ -8,6 +8,7 @@ Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T p
 drafted nodes, V vocabulary, H hidden size.
 """
 
+import math
 from contextlib import AbstractContextManager
 from functools import cached_property
 
@@ -52,7 +53,7 @@ class TransformerTarget:
     ) -> None:
         self.network = network
         self.grid: tuple[int, int] = tuple((network.spec or network.config).grid)
-        self.length = self.grid[0] * self.grid[1]
+        self.length = math.prod(self.grid) if network.spec is None else network.spec.length
         self.conditioner = PromptConditioner(conditioner)
         self.session = Session(network, granularity)
         self.head = TokenHead(network, sampling, self.length)

@@ -1,0 +1,359 @@
+"""tempera.accelerate: models of transformers in memory, with tiny random weights, against their own
+`generate`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tempera
+from tempera import Sampling, TemperaError
+from tempera.runtime import huggingface as hf
+from tempera.targets.cache import KVCache
+from tempera.targets.token_format import ModelSpec
+
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+IDS = torch.tensor([[1, 1, 5, 6, 9], [5, 7, 8, 6, 9]])
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+
+
+def scaled(model: Any) -> Any:
+    """Weights large enough for greedy tokens to differ."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(2.5)
+    return model.eval()
+
+
+@dataclass
+class Held:
+    """A model, the arguments of a call of its `generate`, options of `accelerate`, and the ids that
+    greedy decoding must give.
+    """
+
+    model: Any
+    inputs: dict[str, Any]
+    options: dict[str, Any]
+    greedy: Callable[[], Tensor]
+
+
+def emu3() -> Held:
+    torch.manual_seed(0)
+    names = {f"<|visual token {code:06d}|>": 24 + code for code in range(12)}
+    special = {"<|extra_200|>": 20, "<|extra_201|>": 21, "<|image end|>": 22, "<|image token|>": 9}
+    special |= {"<image>": 19, "<|image start|>": 8}
+    vq: dict[str, Any] = {
+        "codebook_size": 12,
+        "base_channels": 32,
+        "hidden_size": 32,
+        "num_res_blocks": 1,
+    }
+    vq["channel_multiplier"] = [1, 1]
+    text = {**TEXT, "vocab_size": 40, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 1}
+    config = hf.Emu3Config(text_config=text, vq_config=vq, vocabulary_map=names | special)
+    model = scaled(hf.Emu3ForConditionalGeneration(config))
+    lines, columns = 3, 4
+    inputs = {
+        "input_ids": IDS,
+        "attention_mask": MASK,
+        "image_sizes": torch.tensor([[lines, columns]] * 2),
+        "negative_prompt_ids": torch.tensor([[5, 9]] * 2),
+        "negative_prompt_attention_mask": torch.ones(2, 2, dtype=torch.int64),
+        "guidance_scale": 3.0,
+    }
+
+    def allowed(_: int, ids: Tensor) -> list[int]:
+        place = len(ids) - IDS.shape[1]
+        if place >= lines * (columns + 1):
+            return [(21, 22, 3, 1)[min(3, place - lines * (columns + 1))]]
+        return [20] if place % (columns + 1) == columns else list(names.values())
+
+    inputs["prefix_allowed_tokens_fn"] = allowed
+    given = {name: value for name, value in inputs.items() if name != "image_sizes"}
+    return Held(model, inputs, {}, lambda: model.generate(**given, max_new_tokens=18))
+
+
+def janus() -> Held:
+    torch.manual_seed(1)
+    vision = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 48,
+        "patch_size": 16,
+        "num_image_tokens": 9,
+        "projection_dim": 32,
+        "intermediate_size": 32,
+    }
+    vq = {
+        "embed_dim": 8,
+        "num_embeddings": 14,
+        "latent_channels": 8,
+        "base_channels": 32,
+        "channel_multiplier": [1, 1],
+        "num_res_blocks": 1,
+        "num_patches": 3,
+        "projection_dim": 32,
+        "image_token_embed_dim": 32,
+    }
+    text = {**TEXT, "vocab_size": 30, "pad_token_id": 1, "bos_token_id": 5, "eos_token_id": 3}
+    config = hf.JanusConfig(
+        text_config=hf.LlamaConfig(**text), vision_config=vision, vq_config=vq, image_token_id=11
+    )
+    model = scaled(hf.JanusForConditionalGeneration(config))
+    settings = model.generation_config
+    settings.bos_token_id, settings.pad_token_id, settings.guidance_scale = 5, 1, 5.0
+    settings.generation_kwargs = {"boi_token_id": 9}
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "generation_mode": "image"}
+    return Held(model, inputs, {}, lambda: model.generate(**inputs))
+
+
+def chameleon() -> Held:
+    torch.manual_seed(2)
+    names = {f"IMGIMG{chr(65 + code)}Z": 12 + code for code in range(10)}
+    vq = {
+        "embed_dim": 4,
+        "num_embeddings": 10,
+        "latent_channels": 4,
+        "base_channels": 32,
+        "channel_multiplier": [1],
+        "num_res_blocks": 1,
+        "resolution": 32,
+    }
+    special = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    config = hf.ChameleonConfig(
+        **TEXT, **special, vocab_size=30, vq_config=vq, vocabulary_map=names | {"<image>": 11}
+    )
+    model = scaled(hf.ChameleonForConditionalGeneration(config))
+    layout = ModelSpec(3, 4, 10, 12, ("{text}", 9), (0, 9), 128, line_end=10)
+
+    def greedy() -> Tensor:
+        rows = []
+        for ids, mask in zip(IDS, MASK, strict=True):
+            row = ids[mask == 1]
+            pair, image = [row, torch.tensor([0, 9])], list[int]()
+            for place in range(15):
+                tokens = torch.tensor(image, dtype=torch.int64)
+                with torch.no_grad():
+                    states = [
+                        model.model(torch.cat([prompt, tokens])[None]).last_hidden_state[0, -1]
+                        for prompt in pair
+                    ]
+                    logits = [model.lm_head(state)[12:22] for state in states]
+                best = 12 + int((logits[1] + 3 * (logits[0] - logits[1])).argmax())
+                image.append(10 if place % 5 == 4 else best)
+            rows.append(torch.cat([ids, torch.tensor(image)]))
+        return torch.stack(rows)
+
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "guidance_scale": 3.0}
+    return Held(model, inputs, {"layout": layout}, greedy)
+
+
+def glm_image() -> Held:
+    torch.manual_seed(3)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    text = {
+        **TEXT,
+        "hidden_size": 64,
+        "vocab_size": 200,
+        "vision_vocab_size": 32,
+        "pad_token_id": 190,
+        "rope_parameters": {**rope, "mrope_section": [1, 1, 2]},
+    }
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
+    config = hf.GlmImageConfig(
+        text_config=text,
+        vision_config={**vision, "image_size": 64},
+        vq_config={"embed_dim": 16, "num_embeddings": 24, "latent_channels": 32},
+        image_token_id=195,
+        image_start_token_id=24,
+        image_end_token_id=25,
+    )
+    model = scaled(hf.GlmImageForConditionalGeneration(config))
+    inputs = {
+        "input_ids": torch.tensor([[190, 190, 40, 41, 24], [50, 51, 52, 53, 24]]),
+        "attention_mask": MASK,
+        "image_grid_thw": torch.tensor([[1, 4, 6], [1, 2, 2]] * 2),
+        "images_per_sample": torch.tensor([2, 2]),
+        "max_new_tokens": 28,
+        "suppress_tokens": list(range(24, 32)),
+    }
+    return Held(model, inputs, {}, lambda: model.generate(**inputs, min_new_tokens=28))
+
+
+FAMILIES = {"emu3": emu3, "janus": janus, "chameleon": chameleon, "glm_image": glm_image}
+
+
+@pytest.fixture(params=list(FAMILIES))
+def held(request: pytest.FixtureRequest) -> Held:
+    return FAMILIES[request.param]()
+
+
+@pytest.mark.parametrize("method", ["scd", "sjd_pac"])
+def test_greedy_images_are_those_of_generate(held: Held, method: str) -> None:
+    window = {"window": 6} if method == "scd" else {"window": 8, "branches": 2, "levels": 2}
+    fast = tempera.accelerate(held.model, None, method, **window, **held.options)
+    expected = held.greedy()
+    assert len(expected[:, -9:].unique()) > 1
+    assert torch.equal(fast.generate_ids(**held.inputs), expected)
+
+
+def test_no_weight_is_copied_and_the_model_is_as_before(held: Held) -> None:
+    model = held.model
+    before = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    attention, attributes = model.config._attn_implementation, set(vars(model))
+    fast = tempera.accelerate(model, None, "sjd", window=4, **held.options)
+    fast.generate_ids(**held.inputs)
+    assert fast._target is not None
+    network, head = fast._target.network, fast._target.head.linear
+    pointers = set(before.values())
+    assert {weight.data_ptr() for weight in network.parameters()} <= pointers
+    storages = {value.untyped_storage().data_ptr() for value in model.state_dict().values()}
+    assert head.weight.untyped_storage().data_ptr() in storages
+    assert {name: value.data_ptr() for name, value in model.state_dict().items()} == before
+    assert model.config._attn_implementation == attention
+    assert set(vars(model)) == attributes
+    assert not any(isinstance(part, KVCache) for part in vars(model).values())
+
+
+def test_generate_is_replaced_inside_the_block_alone(held: Held) -> None:
+    fast = tempera.accelerate(held.model, None, "scd", window=4, **held.options)
+    expected = held.greedy()
+    own = held.model.generate
+    with fast.installed():
+        assert torch.equal(held.model.generate(**held.inputs), expected)
+    with pytest.raises(KeyError), fast.installed():
+        raise KeyError
+    assert held.model.generate == own
+
+
+def test_what_is_drawn_follows_pytorchs_seed_or_ones_own() -> None:
+    held = janus()
+    inputs = {**held.inputs, "do_sample": True}
+    fast = tempera.accelerate(held.model, None, "scd", window=4)
+    torch.manual_seed(0)
+    first, second = fast.generate_ids(**inputs), fast.generate_ids(**inputs)
+    torch.manual_seed(0)
+    assert torch.equal(fast.generate_ids(**inputs), first)
+    assert not torch.equal(first, second)
+    a, b = (fast.generate_ids(**inputs, seed=5) for _ in range(2))
+    assert torch.equal(a, b)
+
+
+def test_sampled_images_have_the_law_of_generate() -> None:
+    """The first two tokens of many images, drawn by transformers and by an accelerated model."""
+    held, rows = janus(), 3000
+    ids, mask = held.inputs["input_ids"][1:], held.inputs["attention_mask"][1:]
+    inputs = {"input_ids": ids.expand(rows, -1), "attention_mask": mask.expand(rows, -1)}
+    inputs |= {"generation_mode": "image", "do_sample": True, "top_k": 5, "temperature": 1.3}
+    torch.manual_seed(7)
+    theirs = held.model.generate(**inputs)
+    fast = tempera.accelerate(held.model, None, "scd", window=4)
+    ours = fast.generate_ids(**inputs, seed=11)
+
+    def law(tokens: Tensor) -> Tensor:
+        return torch.bincount(tokens[:, 0] * 14 + tokens[:, 1], minlength=196) / rows
+
+    a, b = law(theirs), law(ours)
+    chance = 0.5 * (2 * a * (1 - a) / rows).sqrt().sum() * 0.8
+    assert 0.5 * (a - b).abs().sum() < 1.5 * chance
+
+
+def test_pictures_and_the_trace() -> None:
+    """The processor is replaced: it would need a tokenizer's file."""
+    held = emu3()
+    fast = tempera.accelerate(held.model, None, "scd", window=4)
+    fast.family.arguments = (
+        lambda prompts, options: {  # type: ignore[method-assign]
+            name: value[: len(prompts)] if isinstance(value, Tensor) else value
+            for name, value in held.inputs.items()
+            if name != "prefix_allowed_tokens_fn"
+        }
+    )
+    seen: list[int] = []
+    result = fast.generate(["a", "b"], seed=3, batch_size=2, progress=seen.append)
+    assert result.tokens.shape == (2, 15)
+    assert sum(seen) == 30
+    assert [image.size for image in result.images] == [(8, 6)] * 2
+    assert result.accepted_length >= 1
+    assert not fast.generate("a", images=False).images
+    ids = fast.generate_ids(**held.inputs)
+    pictures = held.model.decode_image_tokens(image_tokens=ids[:, 5:], height=3, width=4)
+    theirs = ((pictures.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    assert torch.equal(result.pixels, theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_beams": 2}, "num_beams=2 is not possible"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 is not possible"),
+        ({"streamer": object()}, "`streamer` is not possible"),
+        ({"max_new_tokens": 3}, "max_new_tokens=3 ends before the image, which has 28 tokens"),
+        ({"suppress_tokens": [3]}, "names codes of the image"),
+        ({"pixel_values": torch.zeros(1)}, "images as prompts"),
+        ({"attention_mask": MASK.flip(1)}, "padded on the right"),
+        ({"guidance_scale": 2.0}, "not guided"),
+        ({"image_grid_thw": torch.ones(3, 3)}, "two grids"),
+    ],
+)
+def test_impossible_calls(change: dict[str, Any], sentence: str) -> None:
+    held = glm_image()
+    fast = tempera.accelerate(held.model, None, "scd", window=4)
+    with pytest.raises(TemperaError, match=sentence):
+        fast.generate_ids(**{**held.inputs, **change})
+
+
+def test_impossible_models_methods_and_options() -> None:
+    model = janus().model
+
+    def refused(sentence: str, *given: Any, **options: Any) -> None:
+        with pytest.raises(TemperaError, match=sentence):
+            tempera.accelerate(*given, **options)
+
+    refused("Linear is not supported", torch.nn.Linear(2, 2))
+    refused("needs files beside the model", model, method="eagle")
+    refused("needs files beside the model", model, method="gsd")
+    refused("`guidance` is not an option here", model, guidance=3.0)
+    refused("windw", model, windw=3)
+    refused("layout= is for Chameleon", model, layout="anole")
+    refused("give layout='anole'", chameleon().model)
+    refused("training mode", model.train())
+    text = model.eval().model.language_model.config
+    text._attn_implementation = "flash_attention_2"
+    refused("attention is flash_attention_2", model)
+    text._attn_implementation = "sdpa"
+    with pytest.raises(TemperaError, match="needs? the model's processor"):
+        tempera.accelerate(model).generate("a cat")
+    with pytest.raises(TemperaError, match="no image decoder"):
+        tempera.accelerate(glm_image().model).generate("a cat")
+
+
+def test_text_is_still_the_models_own() -> None:
+    held = janus()
+    fast = tempera.accelerate(held.model, None, "scd", window=4)
+    asked = {"input_ids": IDS, "attention_mask": MASK, "max_new_tokens": 4}
+    expected = held.model.generate(**asked)
+    with fast.installed():
+        assert torch.equal(held.model.generate(**asked), expected)
+
+
+def test_another_rule_and_sampling() -> None:
+    held = janus()
+    rule = tempera.Relaxed(tempera.schedules.uniform(3.0, 4))
+    sampling = Sampling(guidance=2.0, top_k=5)
+    fast = tempera.accelerate(held.model, None, "sjd", rule=rule, sampling=sampling, window=4)
+    assert fast.generate_ids(**held.inputs).shape == (2, 9)
+    assert "Relaxed" in repr(fast)
