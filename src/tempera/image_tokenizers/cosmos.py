@@ -1,0 +1,130 @@
+"""NVIDIA's Cosmos tokenizer of discrete codes (DV8x16x16), for single images: TorchScript, as
+published.
+
+Its codebook is a grid of numbers (FSQ, Mentzer et al. 2023) without a table, so methods that
+compare codes (LANTERN, GSD) have nothing to compare.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
+
+FACTOR = 16
+
+
+@dataclass(frozen=True)
+class CosmosConfig:
+    """Number of codes."""
+
+    codebook_size: int = 64000
+
+
+class CosmosTokenizer(nn.Module):
+    """Images ↔ codes, each of 16×16 pixels.
+
+    Args:
+        encoder: images [B, 3, 1, H, W] in [−1, 1] → a tuple that begins with codes [B, 1, h, w].
+        decoder: codes [B, 1, h, w] → images [B, 3, 1, H, W] in [−1, 1].
+        config: number of codes.
+    """
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, config: CosmosConfig) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.config = encoder, decoder, config
+        self.vocab_size = config.codebook_size
+
+    @property
+    def codebook(self) -> Tensor:
+        """There is none.
+
+        Raises:
+            TemperaError: always.
+        """
+        raise TemperaError(
+            "Cosmos's tokenizer has no codebook whose codes could be compared: choose a rule "
+            "without neighbours, such as exact or relaxed.",
+            option="rule",
+        )
+
+    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Height and width in pixels of an image of these lines and columns of codes."""
+        return grid[0] * FACTOR, grid[1] * FACTOR
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [−1, 1] → codes int64 [B, h, w]."""
+        codes: Tensor = self.encoder(images.unsqueeze(2).to(_dtype(self.encoder)))[0]
+        return codes[:, 0].long()
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, h, w] → images [B, 3, H, W] in [−1, 1]."""
+        out: Tensor = self.decoder(codes.unsqueeze(1))[:, :, 0].clamp(-1, 1)
+        return out
+
+
+class UntrainedDecoder(nn.Module):
+    """What stands in for the published decoder with `weights=random`, since its architecture is not
+    published as code: a colour of 16×16 pixels for every code.
+    """
+
+    def __init__(self, codes: int) -> None:
+        super().__init__()
+        self.colours = nn.Embedding(codes, 3)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Codes [B, 1, h, w] -> images [B, 3, 1, H, W]."""
+        colours: Tensor = self.colours(codes).permute(0, 4, 1, 2, 3)
+        return colours.repeat_interleave(FACTOR, -1).repeat_interleave(FACTOR, -2)
+
+
+class UntrainedEncoder(nn.Module):
+    """The counterpart of `UntrainedDecoder`: the mean colour of every 16×16 pixels decides."""
+
+    def __init__(self, codes: int) -> None:
+        super().__init__()
+        self.codes = codes
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """Images [B, 3, 1, H, W] -> codes [B, 1, h, w]."""
+        mean = nn.functional.avg_pool2d(images.flatten(1, 2), FACTOR).mean(1, keepdim=True)
+        return (((mean + 1) / 2 * self.codes).long().clamp(0, self.codes - 1),)
+
+
+def load_cosmos(weights: str, files: list[str], hub: str, codes: int = 64000) -> CosmosTokenizer:
+    """Load the published encoder and decoder.
+
+    Args:
+        weights, files, hub: see `PretrainedFiles`; the first file is the decoder's, the second the
+            encoder's. `weights="random"` gives `UntrainedDecoder`.
+        codes: number of codes.
+
+    Raises:
+        TemperaError: a file is missing or is not TorchScript.
+    """
+    config = CosmosConfig(codes)
+    decoder, encoder = (PretrainedFiles(weights, [file], hub) for file in files)
+    if decoder.random or is_noted(decoder):
+        is_noted(encoder)
+        files_of_none = PretrainedFiles("random", files, hub)
+        return load_pretrained(
+            lambda: CosmosTokenizer(UntrainedEncoder(codes), UntrainedDecoder(codes), config),
+            files_of_none,
+        )
+    return CosmosTokenizer(_script(encoder), _script(decoder), config)
+
+
+def _script(files: PretrainedFiles) -> Any:
+    place: Path = files.find()[0]
+    try:
+        return torch.jit.load(place, map_location="cpu").eval()
+    except RuntimeError as problem:
+        raise TemperaError(f"{place} is not TorchScript: download it again.") from problem
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next((weight.dtype for weight in module.parameters()), torch.float32)
