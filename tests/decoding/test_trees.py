@@ -30,6 +30,8 @@ def test_a_chain_is_one_branch():
 
 
 def test_the_empty_tree_has_nothing():
+    for tree in (Tree.from_paths([]), Tree.from_parents(torch.zeros(0, dtype=torch.int64))):
+        assert tree.nodes == tree.max_depth == tree.max_children == 0
     tree = Tree.empty()
     assert (tree.nodes, tree.max_depth, tree.max_children) == (0, 0, 0)
     assert tree.children.shape == (1, 0)

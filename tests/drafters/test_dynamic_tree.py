@@ -8,7 +8,8 @@ from random_drafts import new_images
 
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.errors import TemperaError
-from tempera.exactness.tables import TableDraft, TableTarget
+from tempera.exactness.tables import TableDraft, TableTarget, check
+from tempera.rules.standard import Exact
 
 
 def drafter_of(branches, depth, nodes):
@@ -37,6 +38,14 @@ def test_nan_of_a_row_is_no_other_rows():
 def test_bad_input_is_reported_in_one_sentence(size, message):
     with pytest.raises(TemperaError, match=message):
         drafter_of(*size)(TableDraft(TableTarget(4, 3)))
+
+
+@pytest.mark.parametrize("size", [(1, 5, 3), (2, 5, 1), (2, 5, 3)])
+def test_a_tree_is_not_deeper_than_it_has_nodes(size):
+    """Those of fewer nodes than levels decode losslessly, too."""
+    report = check(Exact(), drafter_of(*size), length=5, rows=20_000)
+    assert report.agrees, report
+    assert drafter_of(*size)(TableDraft(TableTarget(4, 6))).depth == min(size[1:])
 
 
 @pytest.mark.parametrize(("size", "room"), [((2, 3, 6), 6), ((3, 4, 4), 9), ((1, 1, 1), 1)])

@@ -155,3 +155,9 @@ def test_schedules_of_the_other_kind():
         Priced(uniform(2.0, 3))
     with pytest.raises(TemperaError, match="Relaxed takes a schedule of relaxations"):
         floored(Prices((0.5, 0.5)), 0.0)
+
+
+def test_a_rule_is_written_as_it_is_made():
+    """Its repr names a run's verification."""
+    for rule in (Priced(0.8), Priced(Prices((0.5, 0.25)))):
+        assert eval(repr(rule), {"Priced": Priced, "Prices": Prices}) == rule

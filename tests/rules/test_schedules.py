@@ -70,6 +70,7 @@ def test_an_impossible_budget_names_delta(make, delta):
         (lambda: floored((1.0,), -1), "floor=-1"),
         (lambda: uniform(1.1, 0), "at least 1 token"),
         (lambda: exponential(1.1, 5, nu=1e4), "nu=10000"),
+        (lambda: exponential(2.0, 8, nu=100), "nu=100 .* at most 87.5"),
     ],
 )
 def test_impossible_parameters_are_named(make, name):

@@ -1,9 +1,8 @@
 """The resolvers that conf/ uses: `package`, `started`, `beside`, `at`, `unless_random`,
-`own_or`, `jobs`, `ceil` and `each`; `of_family` stands in search.py, `usage` in help.py.
+`own_or`, `jobs` and `each`; `of_family` stands in search.py, `usage` in help.py.
 """
 
 import hashlib
-import math
 import os
 import secrets
 import sys
@@ -80,18 +79,11 @@ def jobs(device: str) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ceil(value: object) -> object:
-    """`${ceil:NUMBER}`: the number rounded up; anything else as it is."""
-    if isinstance(value, int | float) and math.isfinite(value):
-        return math.ceil(value)
-    return value
-
-
 def each(values: list[object]) -> str:
     """`${each:LIST}`: the values of a list as a sweep takes them, `3.5,4.0`."""
     return ",".join(map(str, values))
 
 
-for _resolver in (package, beside, unless_random, own_or, at, jobs, ceil, each):
+for _resolver in (package, beside, unless_random, own_or, at, jobs, each):
     OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
 OmegaConf.register_new_resolver("started", started, replace=True, use_cache=True)

@@ -7,11 +7,11 @@ root and entry 1 + n is node n, as in `tempera.decoding.interfaces.Scores`.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -100,6 +100,26 @@ class SiblingTest:
     earlier: Tensor
 
 
+T = TypeVar("T")
+
+
+class _Once(Generic[T]):
+    """A property of a tree that is computed once. It takes no lock, unlike
+    `functools.cached_property`, which `torch.compile` cannot trace.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, tree: "Tree", _: type["Tree"]) -> T:
+        name = self.compute.__name__
+        if name not in tree._tables:
+            tree._tables[name] = self.compute(tree)
+        value: T = tree._tables[name]
+        return value
+
+
 @dataclass(frozen=True, eq=False)
 class Tree:
     """A draft tree of N nodes. Build it with `chain`, `named`, `from_paths`, `from_parents` or
@@ -114,6 +134,8 @@ class Tree:
     parents: Tensor
     max_depth: int
     max_children: int
+    _tables: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _moved: dict[torch.device, "Tree"] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def empty(cls) -> "Tree":
@@ -186,7 +208,7 @@ class Tree:
         """Whether every row has its own topology."""
         return self.parents.dim() == 2
 
-    @cached_property
+    @property
     def is_chain(self) -> bool:
         """Whether this is one branch."""
         return self.max_children <= 1
@@ -196,14 +218,23 @@ class Tree:
         second call.
         """
         device = torch.device(device)
-        return self if self.parents.device == device else _moved(self, device)
+        if self.parents.device == device:
+            return self
+        if device not in self._moved:
+            moved = Tree(self.parents.to(device), self.max_depth, self.max_children)
+            if not self.per_row:  # tables whose sizes depend on the topology are made on the host
+                for name in ("sibling_tests", "levels"):
+                    tables = (_table_on(device, table) for table in getattr(self, name))
+                    moved._tables[name] = tuple(tables)
+            self._moved[device] = moved
+        return self._moved[device]
 
-    @cached_property
+    @_Once
     def depths(self) -> Tensor:
         """1-based depth of every node, int64 [N] or [B, N]."""
         return self.ancestors.sum(-1)
 
-    @cached_property
+    @_Once
     def ancestors(self) -> Tensor:
         """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an ancestor of i, or i
         itself.
@@ -217,12 +248,12 @@ class Tree:
             lineage = lineage | (self.ids == step.unsqueeze(-1))
         return lineage
 
-    @cached_property
+    @_Once
     def ids(self) -> Tensor:
         """0..N-1, int64 [N]."""
         return torch.arange(self.nodes, device=self.parents.device)
 
-    @cached_property
+    @_Once
     def children(self) -> Tensor:
         """Children of the root and of every node in test order, int64 [1 + N, K] or [B, 1 + N, K],
         padded with -1.
@@ -234,7 +265,7 @@ class Tree:
         table.scatter_(-1, (1 + self.parents) * width + ranks, self.ids.expand_as(self.parents))
         return table.view(*lead, 1 + self.nodes, width)
 
-    @cached_property
+    @_Once
     def path_score(self) -> Tensor:
         """Scores that decide whether the walk reaches a node, float32 [N, N] or [B, N, N].
 
@@ -275,12 +306,12 @@ class Tree:
         """
         return take_one(table, stop) if self.per_row else table.index_select(0, stop)
 
-    @cached_property
+    @_Once
     def earlier_siblings(self) -> Tensor:
         """Mask, bool [N, N] or [B, N, N]: entry (i, j) says that j is an earlier sibling of i."""
         return (self.parents.unsqueeze(-1) == self.parents.unsqueeze(-2)).tril(-1)
 
-    @cached_property
+    @_Once
     def post_order(self) -> Tensor:
         """When each node's turn comes if a node follows all its descendants and those of its
         earlier siblings, counted 0..N-1, int64 [N] or [B, N].
@@ -289,31 +320,31 @@ class Tree:
         earlier = (self.ancestors.float() @ self.earlier_siblings.float()) @ below
         return (below + earlier).sum(-1).long() - 1
 
-    @cached_property
+    @_Once
     def last_children(self) -> Tensor:
         """The child tested last at the root and at every node, int64 [1 + N] or [B, 1 + N]; -1 at a
         leaf.
         """
         return torch.nn.functional.pad(self.children, (1, 0), value=-1).amax(-1)
 
-    @cached_property
+    @_Once
     def sibling_tests(self) -> tuple[SiblingTest, ...]:
         """The tests of verification, one per sibling rank; K of them. For a static tree, on the
         host: `to` moves them.
         """
         counts = (self.children >= 0).sum(-1)
-        by_count, tests = counts.argsort(dim=-1, descending=True, stable=True), []
+        by_count = counts.argsort(dim=-1, descending=True, stable=True)
+        tests = []
         for rank in range(self.max_children):
             # where the topology is per row: at most N ÷ k nodes have k children
             most = self.nodes // (rank + 1) if self.per_row else int((counts > rank).sum())
             parents = by_count[..., :most]
-            nodes, earlier = (
-                self.children[..., which].gather(-1, parents) for which in (rank, max(0, rank - 1))
-            )
+            nodes = self.children[..., rank].gather(-1, parents)
+            earlier = self.children[..., max(0, rank - 1)].gather(-1, parents)
             tests.append(SiblingTest(parents, nodes, earlier))
         return tuple(tests)
 
-    @cached_property
+    @_Once
     def levels(self) -> tuple[TreeLevel, ...]:
         """The tree by depth, for a drafter that grows it from the root. Static trees only."""
         if self.per_row:
@@ -321,7 +352,9 @@ class Tree:
                 "a per-row draft tree has no shared levels; only a static tree can be grown "
                 "level by level"
             )
-        above, seen, levels = torch.tensor([-1]), self.ids[:0], []  # inner nodes, -1 the root
+        levels = []
+        above = torch.tensor([-1])  # inner nodes, -1 the root
+        seen = self.ids[:0]
         for depth in range(1, 1 + self.max_depth):
             slots = self.children[1 + above]
             slots = slots[:, : (slots >= 0).sum(-1).amax()]
@@ -341,20 +374,10 @@ def tree_names() -> list[str]:
     return sorted(_named_paths())
 
 
-@lru_cache(maxsize=8)
-def _moved(tree: Tree, device: torch.device) -> Tree:
-    """`Tree.to` another device."""
-    moved = Tree(tree.parents.to(device), tree.max_depth, tree.max_children)
-    if not tree.per_row:  # tables whose sizes depend on the topology are made on the host
-        for name in ("sibling_tests", "levels"):
-            moved.__dict__[name] = tuple(_table_on(device, table) for table in getattr(tree, name))
-    return moved
-
-
 def _table_on(device: torch.device, table: Any) -> Any:
     """A table of a static tree with its tensors on a device."""
-    parts = vars(table).items()
-    return replace(table, **{k: part.to(device) for k, part in parts if isinstance(part, Tensor)})
+    tensors = {name: part for name, part in vars(table).items() if isinstance(part, Tensor)}
+    return replace(table, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 @lru_cache(maxsize=64)
@@ -376,7 +399,7 @@ def _named_paths() -> dict[str, list[list[int]]]:
 def _measure(parents: Tensor) -> tuple[int, int]:
     """Depth and branching of a tree on the host, and a check that its nodes are sorted by depth."""
     deepest, widest = 0, 0
-    for row in parents.reshape(-1, parents.shape[-1]).tolist():
+    for row in [parents.tolist()] if parents.dim() == 1 else parents.tolist():
         depths: list[int] = []
         for node, parent in enumerate(row):
             if not -1 <= parent < node:

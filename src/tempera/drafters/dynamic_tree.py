@@ -62,7 +62,9 @@ class DynamicTreeDrafter(Drafter):
                 f"{most}; give 1 to {most}"
             )
         self.model, self.identity, self.vocab_size = model, model.identity, vocab_size
-        self.branches, self.depth, self.nodes = branches, depth, nodes
+        self.branches = branches
+        self.nodes = nodes
+        self.depth = min(depth, nodes)  # every node of a path counts
 
     def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch."""

@@ -7,6 +7,7 @@ code itself out of its k neighbours; here it is the first of them, as in the pap
 """
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -61,6 +62,11 @@ class Neighbours:
                 del _BUILT[next(iter(_BUILT))]
             _BUILT[key] = cls(_nearest(codebook, k, proximity), proximity, key[0])
         return _BUILT[key]
+
+    @classmethod
+    def covering(cls, codebook: Tensor, k: float, proximity: Proximity = "l2") -> "Neighbours":
+        """Those that `GSD` needs for k codes, which may be a fraction: the next whole number."""
+        return cls.build(codebook, math.ceil(k), proximity)
 
     @property
     def k(self) -> int:

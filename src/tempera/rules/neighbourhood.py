@@ -224,6 +224,11 @@ class GSD(Rule):
                 f"ranks={self.ranks} is not a distance; give 0 (every code alone) or more, or "
                 "none (null) for static groups"
             )
+        if not self.neighbours.k - 1 < self.k:
+            raise TemperaError(
+                f"k={self.k:g} codes cannot be grouped from a table of {self.neighbours.k}: build "
+                f"the neighbours with k={max(1, math.ceil(self.k))}"
+            )
 
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of `token`."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import excess, normalise, ratio
 from tempera.errors import TemperaError
-from tempera.rules.schedules import Prices, on_device
+from tempera.rules.schedules import Prices, by_depth
 
 HALVINGS = 20
 """Bisection steps for log c: they find it to a millionth of its interval."""
@@ -24,7 +24,7 @@ HIGHEST = 20.0
 """The highest price, in nats: it keeps a draft unless the target finds it e²⁰ times less likely."""
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Priced(Rule):
     """f = min(1, ω·p/q) with residual Norm[c·p - q]+, where ω = c·exp(price) and c makes the
     emitted distribution sum to 1. No rule that keeps as many drafts has less KL at a position.
@@ -40,23 +40,28 @@ class Priced(Rule):
         TemperaError: a price is negative or above 20, or the schedule holds values of ω.
     """
 
-    prices: tuple[float, ...]
+    schedule: Prices | float
 
-    def __init__(self, schedule: Prices | float) -> None:
-        if not isinstance(schedule, Prices | float | int):
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Prices | float | int):
             raise TemperaError(
                 f"{type(self).__name__} takes a schedule of prices, not of relaxations ω: "
                 "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd "
                 "with the others",
                 option="schedule",
             )
-        prices = schedule.prices if isinstance(schedule, Prices) else (float(schedule),)
-        if not all(0 <= price <= HIGHEST for price in prices):
+        wrong = [f"{price:g}" for price in self.prices if not 0 <= price <= HIGHEST]
+        if wrong:
             raise TemperaError(
-                f"a kept draft cannot cost {', '.join(dict.fromkeys(map('{:g}'.format, prices)))} "
-                f"nats; give prices from 0 (exact decoding) to {HIGHEST:g}"
+                f"a kept draft cannot cost {', '.join(dict.fromkeys(wrong))} nats; give prices "
+                f"from 0 (exact decoding) to {HIGHEST:g}"
             )
-        object.__setattr__(self, "prices", prices)
+
+    @property
+    def prices(self) -> tuple[float, ...]:
+        """The prices by depth."""
+        schedule = self.schedule
+        return schedule.prices if isinstance(schedule, Prices) else (float(schedule),)
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω·p/q) everywhere."""
@@ -70,8 +75,7 @@ class Priced(Rule):
 
     def _solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """c and the price of these depths, [..., 1]."""
-        prices = on_device(self.prices, depth.device)
-        price = prices[(depth - 1).clamp(max=len(self.prices) - 1)].unsqueeze(-1).to(p.dtype)
+        price = by_depth(self.prices, depth).unsqueeze(-1).to(p.dtype)
         return scale(p, q, price), price
 
 

@@ -42,10 +42,12 @@ def uniform(delta: float, length: int) -> Omegas:
 
 def exponential(delta: float, length: int, nu: float = 0.7) -> Omegas:
     """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L."""
-    if not 0 < nu <= 100:
+    most = min(100, 700 / max(1, length))  # a double holds exp(-700)
+    if not 0 < nu <= most:
         raise TemperaError(
-            f"nu={nu} is not a usable decay; give a number above 0, at most 100 (Cool-SD uses "
-            "0.7), or take the uniform schedule"
+            f"nu={nu} is not a usable decay for {length} drafted tokens; give a number above 0, at "
+            f"most {most:g} (Cool-SD uses 0.7), or take the uniform schedule",
+            option="nu",
         )
     return _spend(delta, [math.exp(-nu * i) for i in range(1, length + 1)])
 
@@ -106,6 +108,14 @@ def check_reachable(expected_length: float, reach: tuple[float, float], drafted:
             f"{math.floor(1000 * high) / 1000:g}",
             option="expected_length",
         )
+
+
+def by_depth(schedule: tuple[float, ...], depth: Tensor) -> Tensor:
+    """The values of a schedule at 1-based depths, int64 [...] -> float32 [...]; deeper ones have
+    the last value.
+    """
+    place = (depth - 1).clamp(max=len(schedule) - 1)
+    return on_device(schedule, depth.device)[place]
 
 
 @lru_cache(maxsize=8)

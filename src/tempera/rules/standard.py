@@ -17,7 +17,7 @@ from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio
 from tempera.decoding.trees import take_one
 from tempera.errors import TemperaError
 from tempera.rules.optimal import RESIDUALS
-from tempera.rules.schedules import LARGEST, on_device
+from tempera.rules.schedules import LARGEST, by_depth
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ class Relaxed(Rule):
 
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""
-        omegas = on_device((self.schedule[0], *self.schedule), depth.device)  # from depth 0 on
-        place = depth.clamp(max=len(self.schedule))
-        return omegas.index_select(0, place.flatten()).view(depth.shape)
+        return by_depth(self.schedule, depth)
 
 
 @dataclass(frozen=True)
