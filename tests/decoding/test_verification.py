@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from random_drafts import ROWS, SMALL, random_draft
@@ -5,7 +7,7 @@ from random_drafts import ROWS, SMALL, random_draft
 from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import verify
+from tempera.decoding.verification import drafted_keep_probs, verify
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
 from tempera.rules.traversal import Traversal
 
@@ -136,3 +138,39 @@ def test_a_joint_rule_verifies_the_whole_draft():
     assert verdict.path.tolist() == [[0, 1, -1]] * 4
     assert verdict.tokens[:, :2].equal(draft.tokens[:, :2])
     assert verdict.next_token.tolist() == [5] * 4
+
+
+CERTAIN = {
+    "exact": Exact(),
+    "relaxed": Relaxed((2.0, 1.3)),
+    "vanilla": Relaxed((0.5, 1.3), "vanilla"),
+    "relaxed below 1, by distributions": Relaxed((0.5, 1.3)),
+}
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+@pytest.mark.parametrize(
+    "tree", [SMALL, Tree.from_parents(torch.tensor(ROWS))], ids=["one", "rows"]
+)
+def test_tokens_that_were_not_drawn_are_tested_as_with_a_one_hot_q(name, tree):
+    rows = 5 if tree.per_row else 400
+    draft, p, uniforms = random_draft(rows, tree, vocab_size=7)
+    ranks = tree.earlier_siblings.sum(-1).expand_as(draft.tokens)
+    certain = replace(draft, tokens=(draft.tokens[:, :1] + ranks) % 7, q=None)
+    dense = replace(certain, q=one_hot(certain.tokens, 7))
+    rule = CERTAIN[name]
+    torch.testing.assert_close(
+        drafted_keep_probs(certain, p, rule), drafted_keep_probs(dense, p, rule)
+    )
+    found, expected = (verify(one, Scores(p, p), rule, uniforms) for one in (certain, dense))
+    assert found.tokens[:, 0].equal(expected.tokens[:, 0])
+    assert found.stop.equal(expected.stop) and found.next_token.equal(expected.next_token)
+
+
+def test_a_rule_with_another_residual_does_not_take_the_short_way():
+    class Other(Exact):
+        def residual(self, p, q, token, depth):
+            return p
+
+    assert Other().accept_certain(torch.ones(1), torch.ones(1)) is None
+    assert Exact().accept_certain(torch.ones(1), torch.ones(1)) is not None

@@ -54,7 +54,6 @@ def test_greedy_siblings_are_the_most_probable_tokens_in_turn():
             rank = SMALL.earlier_siblings[node].sum()
             token = draft.tokens[row, node]
             assert law[token] == law.sort(descending=True).values[rank]
-            assert draft.q[row, node, token] == draft.q[row, node].sum() == 1
 
 
 MODELS = {

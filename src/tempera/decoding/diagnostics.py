@@ -117,7 +117,8 @@ def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
     if not draft.tree.nodes:
         return truth.new_full(visited.shape, torch.nan)
     first = take(draft.tree.children.expand(len(truth), -1, -1), visited)[..., 0]
-    return torch.where(first >= 0, total_variation(truth, take(draft.q, first)), torch.nan)
+    q, _, _ = draft.at(first, truth.shape[-1])
+    return torch.where(first >= 0, total_variation(truth, q), torch.nan)
 
 
 def _terms(
@@ -140,7 +141,7 @@ def _terms(
             if rank + 1 < draft.tree.max_children
             else torch.ones_like(visited, dtype=torch.bool)
         )
-        q, token, depth = draft.at(node)
+        q, token, depth = draft.at(node, truth.shape[-1])
         f = rule.accept(target, q, depth)
         # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
         kept, rejected, there = q * f, q * (1 - f), node >= 0

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.images import Images
-from tempera.decoding.probabilities import at
+from tempera.decoding.probabilities import at, one_hot
 from tempera.decoding.trees import Frontier, Tree, take
 
 
@@ -33,7 +33,8 @@ class Draft:
         tokens: drafted token of every node, int64 [B, N].
         q: the distribution each node was *really drawn from*, float32 [B, N, V]. For siblings drawn
             without replacement this is the parent's draft distribution with the earlier siblings
-            removed, renormalised.
+            removed, renormalised. None if nothing was drawn: each token is then *certain*, its q is
+            one-hot, and siblings differ (but in greedy decoding).
         tree: topology, shared by all rows (`Tree.parents` [N]) or one per row ([B, N]). N = 0 is
             plain autoregression.
         draws: uniform draws of the positions after the root and after every node, float32
@@ -43,26 +44,37 @@ class Draft:
             a token must not depend on later tokens.
         shared: whether the candidates of a depth are the same under different parents (windows of
             several levels), so that they are not drawn independently.
+        broken: whether the draft model gave NaN for a row, bool [B]; by default read from q.
     """
 
     tokens: Tensor
-    q: Tensor
+    q: Tensor | None
     tree: Tree
     draws: Tensor | None = None
     fresh: bool = True
     shared: bool = False
+    broken: Tensor | None = None
 
-    def at(self, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def drawn_from(self, vocab_size: int) -> Tensor:
+        """q, also of certain tokens, float32 [B, N, V]."""
+        return one_hot(self.tokens, vocab_size) if self.q is None else self.q
+
+    def at(self, nodes: Tensor, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, M, V], token and depth [B, M] of some nodes, int64 [M] for all rows or [B, M] for
         each; of an arbitrary node for -1.
         """
-        depths = self.tree.depths.expand_as(self.tokens)
-        return take(self.q, nodes), take(self.tokens, nodes), take(depths, nodes)
+        token = take(self.tokens, nodes)
+        q = one_hot(token, vocab_size) if self.q is None else take(self.q, nodes)
+        return q, token, take(self.tree.depths.expand_as(self.tokens), nodes)
 
     @property
     def has_nan(self) -> Tensor:
         """Whether the draft model gave NaN for a row, which makes a whole q NaN, bool [B]."""
-        return self.q[..., :1].isnan().flatten(1).any(-1)
+        if self.broken is not None:
+            return self.broken
+        if self.q is None:
+            return torch.zeros(len(self.tokens), dtype=torch.bool, device=self.tokens.device)
+        return self.q[..., 0].isnan().any(-1)
 
 
 @dataclass(frozen=True)
@@ -293,6 +305,20 @@ class Rule(ABC):
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """f at one token, [...]; override it where that is cheaper than f at all."""
         return at(self.accept(p, q, depth), token)
+
+    def accept_certain(self, mass: Tensor, depth: Tensor) -> Tensor | None:
+        """f of a token x that was not drawn (its q is one-hot) and has p(x) = `mass`, [...] ->
+        [...], if the residual is then p without x, renormalised: no distribution but the last is
+        then computed. None if it is another one, or in doubt.
+        """
+        return None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A rule that changes another one's f or residual does not inherit its `accept_certain`."""
+        super().__init_subclass__(**options)
+        changed = {"accept", "accept_at", "residual"} & cls.__dict__.keys()
+        if changed and "accept_certain" not in cls.__dict__:
+            cls.accept_certain = Rule.accept_certain  # type: ignore[method-assign]
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """The mean residual over rejected x ~ q: Σ_x q(x)·(1 - f(x))·residual(x), normalised; any

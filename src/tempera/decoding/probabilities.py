@@ -147,7 +147,8 @@ class Sampling:
         """Forbid all but the k largest logits."""
         if not 0 < self.top_k < logits.shape[-1]:
             return logits
-        least = logits.topk(self.top_k).values[..., -1:]
+        # not sorted, which would take longer than the search
+        least = logits.topk(self.top_k, sorted=False).values.amin(-1, keepdim=True)
         return logits.masked_fill(logits < least, -torch.inf)
 
 
@@ -208,24 +209,16 @@ def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
             p = normalise(p.scatter(-1, tokens[-1].unsqueeze(-1), 0.0), otherwise=p)
         q.append(p)
         tokens.append(sample(p, draw))
-    return torch.stack(tokens, -1), torch.stack(q, -2)
+    return torch.stack(tokens, -1), p.unsqueeze(-2) if len(q) == 1 else torch.stack(q, -2)
 
 
-def most_probable(p: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def most_probable(p: Tensor, count: int) -> Tensor:
     """The k most probable tokens, the most probable one first: what greedy decoding drafts. If
-    there are fewer than k, the last one is repeated.
-
-    Args:
-        p: [..., V].
-        count: k.
-
-    Returns:
-        tokens int64 [..., k], and a one-hot distribution for each, [..., k, V]; NaN where p is.
+    there are fewer than k, the last one is repeated. [..., V] -> int64 [..., k].
     """
-    top = p.topk(min(count, p.shape[-1]), -1)
-    missing = count - top.indices.shape[-1]
-    tokens = torch.cat([top.indices, *[top.indices[..., -1:]] * missing], -1)
-    return tokens, one_hot(tokens, p.shape[-1]) + (top.values[..., :1] * 0).unsqueeze(-1)
+    top = p.topk(min(count, p.shape[-1]), -1).indices
+    missing = count - top.shape[-1]
+    return torch.cat([top, *[top[..., -1:]] * missing], -1)
 
 
 def at(p: Tensor, token: Tensor) -> Tensor:

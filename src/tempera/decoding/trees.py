@@ -51,11 +51,13 @@ class TreeLevel(Frontier):
             K]; -1 in an unused slot.
         picks: position of each node in the flattened `slots`, int64 [M].
         inner: places among the M nodes of those that have children, int64 [P].
+        in_order: whether `picks` is 0 … M - 1, and there is no unused slot.
     """
 
     slots: Tensor
     picks: Tensor
     inner: Tensor
+    in_order: bool
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -365,7 +367,8 @@ class Tree:
             above = nodes[inner]
             seen = torch.cat([seen, above])
             ancestors = self.ancestors[above][:, seen]
-            levels.append(TreeLevel(depth, inner_parents, ancestors, slots, picks, inner))
+            in_order = picks.tolist() == list(range(slots.numel()))
+            levels.append(TreeLevel(depth, inner_parents, ancestors, slots, picks, inner, in_order))
         return tuple(levels)
 
 

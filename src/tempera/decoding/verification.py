@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
 from tempera.decoding.probabilities import at, sample
-from tempera.decoding.trees import put, take, take_one
+from tempera.decoding.trees import take, take_one
 
 
 def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tensor) -> Verdict:
@@ -37,9 +37,9 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
         stop = tree.walk(rule.keeps(soft, draft.tokens))
         probs = take_one(p, stop)
     else:
-        f, tested = _test_siblings(draft, p, rule)  # all nodes in parallel
+        f = drafted_keep_probs(draft, p, rule)  # of all nodes in parallel
         stop = tree.walk(uniforms[:, : tree.nodes] < f)  # the first child that passes, down
-        probs = _residual_at(draft, tested, rule, stop)  # p itself at a leaf
+        probs = _residual_at(draft, p, rule, stop)  # p itself at a leaf
     next_token = sample(probs, uniforms[:, -1])
     route = tree.route_to(stop)
     tokens = torch.cat([next_token.unsqueeze(1), draft.tokens], 1).gather(1, route[:, 1:])
@@ -50,36 +50,56 @@ def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
     """The probability that each drafted token passes its test, provided that the walk comes to it:
     what `verify` decides by, [B, N].
     """
-    return _test_siblings(draft, p, rule)[0]
+    if draft.q is None:
+        f = _certain_keep_probs(draft, p, rule)
+        if f is not None:
+            return f
+    tree = draft.tree
+    if tree.is_chain:
+        q, depths = draft.drawn_from(p.shape[-1]), tree.depths.expand_as(draft.tokens)
+        return _keep_probs(rule, p[:, :-1], q, draft.tokens, depths)
+    passing = torch.zeros_like(p[..., 0])  # the last column takes absent children
+    target = p
+    for rank, test in enumerate(tree.sibling_tests):
+        if rank == 0:
+            target = take(p, test.parents)
+        else:  # the parents that have so many children are the first of those before
+            earlier = draft.at(test.earlier, p.shape[-1])
+            target = rule.residual(target[:, : test.parents.shape[-1]], *earlier)
+        f = _keep_probs(rule, target, *draft.at(test.nodes, p.shape[-1]))
+        passing.scatter_(1, test.nodes.remainder(1 + tree.nodes).expand_as(f), f)
+    return passing[:, :-1]
 
 
-def _test_siblings(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """The probability that each node passes its test, provided that the walk comes to it, [B, N];
-    and the distribution that the last child of the root and of every node was tested against,
-    [B, 1 + N, V].
+def _keep_probs(rule: Rule, target: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+    """The probability that tokens pass their tests against `target`, [B, M, V] -> [B, M]."""
+    return torch.where(at(target, token) >= 1, 1.0, rule.accept_at(target, q, token, depth))
+
+
+def _certain_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor | None:
+    """`drafted_keep_probs` of tokens that were not drawn, if the rule takes them from p alone: the
+    k-th sibling is tested against p without the first k - 1 of them.
     """
     tree = draft.tree
-    tested = p if tree.max_children <= 1 else p.clone()
-    passing = torch.zeros_like(p[..., 0])  # the last column takes absent children
-    for rank, test in enumerate(tree.sibling_tests):
-        target = take(tested, test.parents)
-        if rank > 0:
-            q, token, depth = draft.at(test.earlier)
-            residual = rule.residual(target, q, token, depth)
-            target = torch.where((test.nodes < 0).unsqueeze(-1), target, residual)
-            put(tested, test.parents, target)
-        q, token, depth = draft.at(test.nodes)
-        f = torch.where(at(target, token) >= 1, 1.0, rule.accept_at(target, q, token, depth))
-        passing.scatter_(1, test.nodes.remainder(1 + tree.nodes).expand_as(f), f)
-    return passing[:, :-1], tested
+    parents = (1 + tree.parents).expand_as(draft.tokens)
+    own = p.flatten(1).gather(1, parents * p.shape[-1] + draft.tokens).double()
+    gone = (tree.earlier_siblings.double() @ own.unsqueeze(-1)).squeeze(-1)
+    return rule.accept_certain((own / (1 - gone)).float(), tree.depths.expand_as(draft.tokens))
 
 
-def _residual_at(draft: Draft, tested: Tensor, rule: Rule, stop: Tensor) -> Tensor:
+def _residual_at(draft: Draft, p: Tensor, rule: Rule, stop: Tensor) -> Tensor:
     """The distribution of the drawn token, [B, V], where the walk stops, counted 0..N with the root
-    first, int64 [B]: at a leaf what was tested there, else the residual of the last child's test.
+    first, int64 [B]: at a leaf p, else the residual of the last child's test.
     """
-    tree, probs = draft.tree, take_one(tested, stop)
-    child = tree.at_stop(tree.last_children, stop)
-    q, token = take_one(draft.q, child), take_one(draft.tokens, child)
-    residual = rule.residual(probs, q, token, tree.depth_at(stop) + 1)
-    return torch.where((child < 0).unsqueeze(-1), probs, residual)
+    probs = take_one(p, stop)
+    children = draft.tree.at_stop(draft.tree.children, stop)  # [B, K], -1 where there is none
+    if draft.q is None and rule.accept_certain(probs[:, 0], torch.ones_like(stop)) is not None:
+        tokens = take(draft.tokens, children)
+        left = probs.gather(1, tokens).masked_fill(children >= 0, 0.0)
+        without = probs.scatter_reduce(1, tokens, left, "amin")
+        return torch.where((without > 0).any(-1, keepdim=True), without, probs)
+    for child in children.unbind(1):
+        q, token, depth = (x.squeeze(1) for x in draft.at(child.unsqueeze(1), p.shape[-1]))
+        residual = rule.residual(probs, q, token, depth)
+        probs = torch.where((child < 0).unsqueeze(-1), probs, residual)
+    return probs

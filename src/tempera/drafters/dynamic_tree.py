@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
-from tempera.decoding.probabilities import one_hot
 from tempera.decoding.trees import Frontier, Tree, take
 from tempera.errors import TemperaError
 
@@ -61,7 +60,8 @@ class DynamicTreeDrafter(Drafter):
                 f"nodes={nodes} is not possible: branches={branches} and depth={depth} expand to "
                 f"{most}; give 1 to {most}"
             )
-        self.model, self.identity, self.vocab_size = model, model.identity, vocab_size
+        self.model = model
+        self.identity = model.identity
         self.branches = branches
         self.nodes = nodes
         self.depth = min(depth, nodes)  # every node of a path counts
@@ -71,16 +71,15 @@ class DynamicTreeDrafter(Drafter):
         self.model.begin(prompts, max(self.nodes, self.branches * (self.depth - 1)), images)
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
-        """Grow the trees: tokens int64 [B, N], one-hot q [B, N, V] and parents [B, N]. `uniforms`
-        is not used.
+        """Grow the trees: tokens int64 [B, N] and parents [B, N]. Nothing is drawn, so
+        `uniforms` are not used.
         """
         tokens, scores, parents, has_nan = self._expand(images)
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
         chosen, above = take(tokens, best), take(parents, best)
         places = torch.where(above < 0, -1, torch.searchsorted(best, above))
         tree = Tree(places, self.depth, min(self.branches, self.nodes))
-        q = one_hot(chosen, self.vocab_size)
-        return Draft(chosen, q.masked_fill_(has_nan[:, None, None], torch.nan), tree)
+        return Draft(chosen, None, tree, broken=has_nan)
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Pass the verdict to the draft model."""
@@ -111,7 +110,9 @@ class DynamicTreeDrafter(Drafter):
             tokens, scores = self._children(probs, take(scores, best))
             found.append((tokens, scores, parents))
             has_nan = has_nan | probs[..., 0].isnan().any(-1)
-        tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        tokens = torch.cat([level_tokens for level_tokens, _, _ in found], 1)
+        scores = torch.cat([level_scores for _, level_scores, _ in found], 1)
+        parents = torch.cat([level_parents for _, _, level_parents in found], 1)
         return tokens, scores, parents, has_nan
 
     def _children(self, probs: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -344,19 +344,22 @@ class Jacobi(Drafter):
         initialisation: Initialisation = "random",
         refinement: bool = True,
     ) -> None:
-        self.nodes, self.depth = window.tree.nodes, window.length
+        self.nodes = window.tree.nodes
+        self.depth = window.length
         if self.nodes > target.length:
             raise TemperaError(
                 f"window={self.nodes} is longer than the image of {target.length} tokens; give "
                 f"{target.length} or less"
             )
-        self.target, self.window, self.redraft = target, window, redraft
+        self.target = target
+        self.window = window
+        self.redraft = redraft
         self.init = WindowInit(initialisation, target.grid, window.length, refinement)
         self._further = window.levels * (window.branches - 1)
         self._first_draws, self._later_draws = redraft.uniforms(window.length, target.length)
         self.uniforms = self._further + self._first_draws
-        # of the last round: the spine's tokens and q, and the target's distributions of places
-        # -lookback … S, [B, lookback + S + 1, V]
+        # of the last round: the spine's tokens and q; and the target's distributions of places
+        # -lookback … S, and a uniform one, [B, lookback + S + 2, V]
         self._guesses = Guesses(torch.empty(0, dtype=torch.int64), torch.empty(0))
         self._stale = torch.empty(0)
         self._emitted = torch.empty(0)  # tokens of the round before, [B, 1]
@@ -366,7 +369,7 @@ class Jacobi(Drafter):
         self.uniforms = self._further + self._first_draws
         self.window = self.window.to(images.device)
         batch, length, vocab_size = len(prompts), self.window.length, self.target.vocab_size
-        stale = batch, self.init.lookback + length + 1, vocab_size
+        stale = batch, self.init.lookback + length + 2, vocab_size
         self._stale = torch.full(stale, 1 / vocab_size, device=images.device)
         self._guesses = Guesses(images.tokens[:, :length].clone(), self._stale[:, :length].clone())
         self._emitted = torch.empty(batch, 1, dtype=torch.int64, device=images.device)
@@ -400,11 +403,14 @@ class Jacobi(Drafter):
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Store the target's distributions."""
         self.uniforms = self._further + self._later_draws
-        stale = take(scores.p, self.window.reading[verdict.stop])
-        if self.init.lookback:
-            before = torch.arange(self.init.lookback, device=images.device)
-            stale = torch.cat([take(self._stale, self._emitted + before), stale], 1)
-        self._stale.copy_(stale)
+        lookback, window = self.init.lookback, self.window
+        if lookback:
+            before = self._emitted + torch.arange(lookback, device=images.device)
+            self._stale[:, :lookback] = take(self._stale, before)
+        p = scores.p
+        if not window.tree.is_chain:
+            p = take(p, window.reading[verdict.stop])
+        self._stale[:, lookback:-1] = p
 
     def _distributions(self, places: Tensor, new: Tensor, sources: Tensor, found: Tensor) -> Tensor:
         """The distribution of every position of the window, [B, S, V]: the stale one, or for a new
@@ -414,8 +420,8 @@ class Jacobi(Drafter):
         if self.init.samples:
             places, new = torch.where(found, sources, places), new & ~found
         lookback = self.init.lookback
-        q = take(self._stale, (places + lookback).clamp(0, lookback + self.window.length))
-        return q.masked_fill(new.unsqueeze(-1), 1 / self.target.vocab_size)
+        last = lookback + self.window.length  # behind it stands the uniform distribution
+        return take(self._stale, torch.where(new, last + 1, (places + lookback).clamp(0, last)))
 
     def _draft(self, guesses: Guesses, further: Tensor, start: Tensor) -> Draft:
         """The window as a draft; further candidates of its first places are drawn without

@@ -1,6 +1,5 @@
 """Plain autoregression: nothing is drafted, so every round draws one token from the target."""
 
-import torch
 from torch import Tensor
 
 from tempera.decoding.images import Images
@@ -15,7 +14,5 @@ class NoDraft(Drafter):
     depth = 0
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
-        """The empty draft: tokens [B, 0], q [B, 0, 0]."""
-        tokens = images.tokens[:, :0]
-        q = torch.empty(*tokens.shape, 0, device=images.device)
-        return Draft(tokens, q, Tree.empty().to(images.device))
+        """The empty draft: tokens [B, 0]."""
+        return Draft(images.tokens[:, :0], None, Tree.empty().to(images.device))

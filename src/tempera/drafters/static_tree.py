@@ -8,7 +8,7 @@ from torch import Tensor
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import most_probable, sample_without_replacement
-from tempera.decoding.trees import Tree, TreeLevel, take
+from tempera.decoding.trees import Tree, take
 from tempera.errors import TemperaError
 
 
@@ -41,32 +41,31 @@ class StaticTreeDrafter(Drafter):
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """Draw a tree from uniforms [B, N]: tokens int64 [B, N] and q float32 [B, N, V]. Earlier
         siblings are removed from the q of later ones. In greedy decoding nothing is drawn: siblings
-        are the most probable tokens in turn, and q is one-hot.
+        are the most probable tokens in turn, and there is no q.
         """
         tree = self.tree.to(images.device)
         probs, above = self.model.roots(images)
         probs = probs.unsqueeze(1)
-        tokens, drawn_from = [], []
+        tokens: list[Tensor] = []
+        drawn_from: list[Tensor] = []
+        has_nan = []
         for level in tree.levels:
-            drawn, q = self._children(probs, level, uniforms)
-            drawn = take(drawn.flatten(1, 2), level.picks)
+            if self.model.greedy:
+                drawn = most_probable(probs, level.slots.shape[1]).flatten(1, 2)
+                has_nan.append(probs[..., 0].isnan().any(-1))
+            else:
+                draws = uniforms[:, level.slots]
+                siblings, their_q = sample_without_replacement(probs, draws)
+                drawn, q = siblings.flatten(1, 2), their_q.flatten(1, 2)
+                drawn_from.append(q if level.in_order else take(q, level.picks))
+            drawn = drawn if level.in_order else take(drawn, level.picks)
             tokens.append(drawn)
-            drawn_from.append(take(q.flatten(1, 2), level.picks))
             if len(level.inner):
                 probs, above = self.model.expand(above, take(drawn, level.inner), level)
-        return Draft(torch.cat(tokens, 1), torch.cat(drawn_from, 1), tree)
-
-    def _children(self, probs: Tensor, level: TreeLevel, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """The children of a level's parents, int64 [B, P, K], and their q [B, P, K, V].
-
-        Args:
-            probs: distributions after the parents, [B, P, V].
-            level: of the children.
-            uniforms: of the whole tree, [B, N].
-        """
         if self.model.greedy:
-            return most_probable(probs, level.slots.shape[1])
-        return sample_without_replacement(probs, uniforms[:, level.slots])
+            broken = torch.stack(has_nan).any(0)
+            return Draft(torch.cat(tokens, 1), None, tree, broken=broken)
+        return Draft(torch.cat(tokens, 1), torch.cat(drawn_from, 1), tree)
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Pass the verdict to the draft model."""

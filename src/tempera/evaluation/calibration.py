@@ -119,7 +119,9 @@ class Recorder(Drafter):
     def note(self, draft: Draft, p: Tensor, emitted: Tensor) -> Any:
         """What is recorded of a round; node n is tested against p at its parent."""
         token, parents = draft.tokens.unsqueeze(-1), 1 + draft.tree.parents
-        ratios = take(p, parents).gather(-1, token) / draft.q.gather(-1, token)
+        ratios = take(p, parents).gather(-1, token) / draft.drawn_from(p.shape[-1]).gather(
+            -1, token
+        )
         return ratios.squeeze(-1), PricedRounds.measured(draft, p), emitted
 
     def statistics(self, length: int) -> Statistics:

@@ -65,7 +65,11 @@ class TestedRule:
         """
         if self.depth is not None and self.depth < draft.tree.nodes:
             tree = Tree.chain(self.depth).to(p.device)
-            draft = Draft(draft.tokens[:, : self.depth], draft.q[:, : self.depth], tree)
+            draft = Draft(
+                draft.tokens[:, : self.depth],
+                None if draft.q is None else draft.q[:, : self.depth],
+                tree,
+            )
             p = p[:, : 1 + self.depth]
         found = p.new_zeros(len(p), 3, 1 + draft.tree.nodes)
         kept = found[:, 0]

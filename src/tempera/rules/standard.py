@@ -30,6 +30,14 @@ class Exact(Rule):
         """min(1, p/q) everywhere."""
         return ratio(p, q)
 
+    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """min(1, p/q) at `token`."""
+        return ratio(at(p, token), at(q, token))
+
+    def accept_certain(self, mass: Tensor, depth: Tensor) -> Tensor:
+        """p(x)."""
+        return mass
+
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+."""
         return excess(p, q)
@@ -70,6 +78,18 @@ class Relaxed(Rule):
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω_i·p/q) everywhere."""
         return ratio(self.omega(depth).unsqueeze(-1) * p, q)
+
+    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """min(1, ω_i·p/q) at `token`."""
+        return ratio(self.omega(depth) * at(p, token), at(q, token))
+
+    def accept_certain(self, mass: Tensor, depth: Tensor) -> Tensor | None:
+        """min(1, ω_i·p(x)), if nothing of p(x) is left after a rejection."""
+        if self.residual_kind == "vanilla":
+            return (self.omega(depth) * mass).clamp(max=1)
+        if self.residual_kind == "optimal" and min(self.schedule) >= 1:
+            return (self.omega(depth) * mass).clamp(max=1)
+        return None
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q·f]+, where q·f = min(q, ω_i·p); Norm[p - q]+; or Norm[c·p - q·f]+."""
@@ -163,13 +183,14 @@ class BlockVerification:
                 "round: draw new ones in every round (drafter=sjd), or take rule=exact",
                 option="rule",
             )
-        above, below = at(p[:, :-1], draft.tokens).double(), at(draft.q, draft.tokens).double()
+        q = draft.drawn_from(p.shape[-1])
+        above, below = at(p[:, :-1], draft.tokens).double(), at(q, draft.tokens).double()
         steps = torch.nn.functional.pad(
             (above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0)
         )
         # of the prefixes of 0..N tokens: the product since its last cut to 1
         weights = (steps - steps.cummax(-1).values).exp()
-        lacking = (weights[:, :-1, None].to(p.dtype) * p[:, :-1] - draft.q).clamp(min=0)
+        lacking = (weights[:, :-1, None].to(p.dtype) * p[:, :-1] - q).clamp(min=0)
         wanting = lacking.sum(-1)[:, 1:].double()
         passing = [ratio(wanting, wanting + 1 - weights[:, 1:-1]), weights[:, -1:]]
         return torch.cat(passing, -1), lacking

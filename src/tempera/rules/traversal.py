@@ -63,7 +63,7 @@ class Traversal:
             weight, target = take(weights, parents), take(rest, parents).double()
             for children in level.slots.unbind(1):  # -1 where a parent has no further child
                 present = children >= 0
-                q, token, _ = draft.at(children)
+                q, token, _ = draft.at(children, p.shape[-1])
                 child = torch.where(
                     present, ratio(weight * at(target, token), at(q, token).double()), 1.0
                 )
