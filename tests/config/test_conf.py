@@ -28,6 +28,7 @@ from tempera.config.build import (
     parse_device,
 )
 from tempera.config.instantiate import instantiate, parsed
+from tempera.decoding.interfaces import Drafter, drafts
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
@@ -300,3 +301,27 @@ def test_a_cuda_device_is_counted_and_not_touched(monkeypatch: pytest.MonkeyPatc
     assert parse_device("cuda").type == "cuda"
     with pytest.raises(TemperaError, match="device=cuda"):
         parse_device("cuda:1")
+
+
+@drafts(lambda copied, **_: copied)
+def copies(target: Any, copied: int) -> Drafter:
+    raise NotImplementedError
+
+
+def undeclared(target: Any) -> Drafter:
+    raise NotImplementedError
+
+
+def test_a_drafter_says_what_it_is_wherever_it_stands() -> None:
+    cfg = composed("method=uniform_rsd", "delta=2")
+    cfg.drafter = {"_target_": f"{__name__}.copies", "copied": 4}
+    assert draft_depth(cfg) == 4 and len(build_rule(cfg).schedule) == 4
+    cfg.drafter = {"_target_": f"{__name__}.undeclared"}
+    with pytest.raises(TemperaError, match="undeclared does not say how deep it drafts"):
+        draft_depth(cfg)
+    continuous = composed("model=shapes_mar", "method=cspd")
+    continuous.drafter = {"_target_": f"{__name__}.copies", "copied": 4}
+    with pytest.raises(
+        TemperaError, match="has continuous tokens, but the drafter is for discrete"
+    ):
+        build_rule(continuous)

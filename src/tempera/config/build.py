@@ -14,17 +14,20 @@ from torch import nn
 
 from tempera.config.instantiate import (
     accepted,
+    declared,
     fitting,
     from_options,
     instantiate,
     needs,
     parsed,
+    product,
+    takes,
 )
 from tempera.config.options import Role, role_of
 from tempera.decoding.interfaces import Drafter, JointRule, Rule, Target
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
-from tempera.drafters.jacobi_window import Window
+from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError, shortened
 from tempera.rules.schedules import floored
 from tempera.rules.standard import BlockVerification
@@ -46,7 +49,6 @@ METHODS_FOR = {
     "continuous": "method=ar, cspd, cspd_published or cspd_exact",
 }
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
-NO_DRAFT = "tempera.drafters.none.NoDraft"
 
 
 def build_text_encoder(cfg: DictConfig) -> nn.Module:
@@ -252,16 +254,24 @@ def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
 
 
 def draft_depth(cfg: DictConfig) -> int:
-    """Most tokens in a row that the method drafts: the option `depth` of its drafter, the spine of
-    its window, or the depth of its tree; 0 without a draft.
+    """Most tokens in a row that the method drafts, as its drafter declares it (`interfaces.drafts`)
+    or its tree has it; 0 without a draft.
+
+    Raises:
+        TemperaError: the drafter takes no tree and declares nothing.
     """
-    if cfg.drafter._target_ == NO_DRAFT:
-        return 0
-    options = parsed(cfg.drafter)
-    if "window" in options:
-        names = ("branches", "levels", "shape") if options.get("proactive") else ()
-        return Window(options["window"], *(options[name] for name in names)).length
-    return int(options["depth"]) if "depth" in options else build_tree(cfg).max_depth
+    depth = declared(cfg.drafter, "depth")
+    if isinstance(depth, int):
+        return depth
+    if depth is not None:
+        return int(depth(**parsed(cfg.drafter)))
+    if takes(cfg.drafter, "tree"):
+        return build_tree(cfg).max_depth
+    raise TemperaError(
+        f"{cfg.drafter._target_} does not say how deep it drafts, which the rule's schedule needs: "
+        "decorate it with `@drafts` of tempera.decoding.interfaces, or take rule=exact",
+        option="drafter",
+    )
 
 
 def build_rule(cfg: DictConfig) -> Any:
@@ -309,14 +319,14 @@ def _check_drafter(cfg: DictConfig) -> None:
     """Raise TemperaError for a drafter of the other kind of tokens, and for one that lacks a tree
     with nodes.
     """
-    kind, made = _tokens(cfg), str(cfg.drafter._target_)
-    suited = {"tempera.drafters.": "discrete", "tempera.continuous.": "continuous"}
-    other = [of for place, of in suited.items() if made.startswith(place) and of != kind]
-    if other and made != NO_DRAFT:
-        raise TemperaError(
-            f"model={cfg.model.name} has {kind} tokens, but the drafter is for {other[0]} ones: "
-            f"choose another drafter, such as {DRAFTERS_FOR[kind]}."
-        )
+    kind, made = _tokens(cfg), product(cfg.drafter)
+    if made not in (None, NoDraft):
+        suited = "discrete" if issubclass(made, Drafter) else "continuous"
+        if suited != kind:
+            raise TemperaError(
+                f"model={cfg.model.name} has {kind} tokens, but the drafter is for {suited} ones: "
+                f"choose another drafter, such as {DRAFTERS_FOR[kind]}."
+            )
     if needs(cfg.drafter, "tree") and not build_tree(cfg).nodes:
         raise TemperaError(
             "the drafter drafts along a tree, and this one has no nodes: give depth=1 or more, add "

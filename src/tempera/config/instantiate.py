@@ -182,6 +182,18 @@ def takes(node: DictConfig, name: str) -> bool:
     return name in inspect.signature(_located(node)).parameters
 
 
+def declared(node: DictConfig, name: str) -> Any:
+    """An attribute of the node's target, which says something of what it makes; None without."""
+    return getattr(_located(node), name, None)
+
+
+def product(node: DictConfig) -> type | None:
+    """The class of what the node's target makes, as it is annotated; None if it is not."""
+    call = _located(node)
+    made = call if isinstance(call, type) else _hints(call).get("return")
+    return made if isinstance(made, type) else None
+
+
 def option_of(node: Any, key: str) -> str:
     """The user's name for a value: the option that it interpolates, or its own path in the
     configuration.

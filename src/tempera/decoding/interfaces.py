@@ -13,9 +13,10 @@ draft tree. The first dimension of every tensor is B.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from torch import Tensor
 from tempera.decoding.images import Images
 from tempera.decoding.probabilities import at, one_hot
 from tempera.decoding.trees import Frontier, Tree, take
+
+Build = TypeVar("Build", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,19 @@ class Drafter(ABC):
         self, images: Images, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """Learn from a round, whose tokens `images` have and the target has committed."""
+
+
+def drafts(depth: Callable[..., int]) -> Callable[[Build], Build]:
+    """Declares the `Drafter.depth` of what a function builds: `depth` gets the function's options.
+    A rule's schedule is made for so many depths, before there are weights. A function that takes a
+    `tree` and declares nothing drafts to the depth of the tree.
+    """
+
+    def declare(build: Build) -> Build:
+        build.depth = depth  # type: ignore[attr-defined]
+        return build
+
+    return declare
 
 
 class DraftModel(ABC):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
@@ -90,6 +90,7 @@ def build_eagle(
     return StaticTreeDrafter(model, tree)
 
 
+@drafts(lambda depth, nodes, **_: min(depth, nodes))
 def build_eagle2(
     path: str,
     target: TransformerTarget,

@@ -71,13 +71,13 @@ two is not exact: docs/methods.md says in what.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict, drafts
 from tempera.decoding.probabilities import (
     at,
     excess,
@@ -89,7 +89,7 @@ from tempera.decoding.probabilities import (
 )
 from tempera.decoding.random_streams import uniforms as hashed
 from tempera.decoding.trees import take
-from tempera.drafters.jacobi_window import Initialisation, Shape, Window, WindowInit
+from tempera.drafters.jacobi_window import Initialisation, Shape, Window, WindowInit, spine
 from tempera.errors import TemperaError
 
 
@@ -445,6 +445,7 @@ class Jacobi(Drafter):
         return Draft(tokens, q, window.tree, draws_of, self.redraft.fresh, shared)
 
 
+@drafts(lambda window, **_: window)
 def jacobi(target: Target, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
     """The drafter of Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427), whose rule is
     `rules.standard.Match`. For `initialisation` see `jacobi_window.WindowInit`.
@@ -455,6 +456,7 @@ def jacobi(target: Target, window: int = 32, initialisation: Initialisation = "r
     return Jacobi(target, Window(window), FixedDraw(), initialisation)
 
 
+@drafts(lambda window, **_: window)
 def sjd(
     target: Target,
     window: int = 32,
@@ -482,6 +484,7 @@ def sjd(
     return Jacobi(target, Window(window), Reuse(reuse, reuse_label == "published"), initialisation)
 
 
+@drafts(lambda window, **_: window)
 def scd(
     target: Target,
     window: int = 32,
@@ -498,6 +501,14 @@ def scd(
     return Jacobi(target, Window(window), redraft, initialisation)
 
 
+def _spine(
+    window: int, branches: int, levels: int, shape: Shape, proactive: bool, **_: Any
+) -> int:
+    """The places of SJD-PAC's window."""
+    return spine(window, branches, levels, shape) if proactive else window
+
+
+@drafts(_spine)
 def sjd_pac(
     target: Target,
     window: int = 64,

@@ -68,7 +68,7 @@ class Window:
             )
         self.branches, self.levels = (branches, levels) if branches > 1 and levels else (1, 0)
         paths = _tree(nodes, self.branches, self.levels, shape)
-        self.length = self.levels + nodes - len(paths)
+        self.length = spine(nodes, self.branches, self.levels, shape)
         self.tree = Tree.chain(self.length)
         self.ahead = self.columns = torch.arange(self.length)
         self.reading = torch.arange(self.length + 1).expand(self.length + 1, -1)
@@ -86,6 +86,13 @@ class Window:
         for name in ("tree", "ahead", "columns", "reading", "depths"):
             setattr(moved, name, getattr(self, name).to(device))
         return moved
+
+
+def spine(nodes: int, branches: int, levels: int, shape: Shape) -> int:
+    """`Window.length`: the levels of its tree, and the chain that shares the window with it."""
+    if branches <= 1 or levels <= 0:
+        return nodes
+    return levels + nodes - len(_tree(nodes, branches, levels, shape))
 
 
 def _tree(nodes: int, branches: int, levels: int, shape: Shape) -> list[tuple[int, ...]]:
