@@ -336,19 +336,17 @@ def test_nan_ends_a_round_names_the_network_and_leaves_nothing(rule: DensityRule
 
 
 def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> None:
-    images = loop.Images(target(), Noise(RandomStreams(0, ["a", "b"])), 2)
-    images.context = replace(images.context, known=torch.tensor([12, 3]))
+    sequences = loop.Sequences(target(), Noise(RandomStreams(0, ["a", "b"])), 2)
+    sequences.images.lengths.copy_(torch.tensor([12, 3]))
     drafted, none = torch.zeros(2, 2, 4), torch.zeros(2, 3, dtype=torch.int64)
     drafted[0, 1] = torch.nan
     ones = torch.ones(2, dtype=torch.int64)
     padded = nn.functional.pad(drafted, (0, 0, 0, 1))
     verdict = ContinuousVerdict(padded, none, ones, none, none)
-    images.append(verdict, 3, drafted)
-    images.read()
-    assert images.least == 4
-    images.append(verdict, 3, drafted.flip(0))
+    sequences.append(verdict, 3, drafted)
+    assert sequences.images.counts == [12, 4]
     with pytest.raises(TemperaError, match="the draft gave NaN .* prompt 'b'"):
-        images.read()
+        sequences.append(verdict, 3, drafted.flip(0))
 
 
 @pytest.mark.parametrize("who", ["target", "draft"])

@@ -236,8 +236,3 @@ def kernels_along(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> Ker
     conditions = conditions.unsqueeze(-2).expand(*stage.shape, -1)
     flat = denoiser.kernel(conditions.flatten(0, -2), given.flatten(0, -2), stage.flatten())
     return flat.map(lambda leaf: leaf.view_as(given))
-
-
-def pick(values: Tensor, index: Tensor) -> Tensor:
-    """Select one entry per row: values [B, N, …], index int64 [B] -> [B, …]."""
-    return values[torch.arange(len(values), device=values.device), index]

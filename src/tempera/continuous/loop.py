@@ -18,6 +18,7 @@ from typing_extensions import override
 from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise
 from tempera.continuous.noise import Noise
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import ImageModel
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
@@ -92,7 +93,7 @@ class ContinuousTrace(Trace):
     @property
     def depth(self) -> Tensor:
         """For each token of the image its place in the accepted draft, 0 for a token that the
-        target drew, int16 [B, T].
+        target drew, int32 [B, T].
         """
         return torch.zeros_like(self.place).scatter(1, self.order, super().depth)
 
@@ -112,8 +113,18 @@ class ContinuousTrace(Trace):
         return {name: getattr(self, name) for name in ("place", "origin", "order", "proposed")}
 
 
-class Images:
-    """The images of a batch as far as they are decoded, in buffers that rounds write in place.
+COLUMNS = {
+    "place": torch.int32,
+    "origin": torch.int8,
+    "trials": torch.int64,
+    "failures": torch.int64,
+    "proposed": torch.int64,
+}
+"""What is recorded of every token: columns of `ContinuousTrace`, with their dtypes."""
+
+
+class Sequences:
+    """The images of a batch, each in a random order of its own.
 
     Args:
         model: the target, for its sizes.
@@ -122,101 +133,65 @@ class Images:
         who: draws the tokens that no draft is verified for, the target or the draft.
 
     Attributes:
-        context: the decoded tokens, one sequence per image, R = B.
+        images: the decoded tokens, in the order of decoding.
+        order: position in the image of each place of the order, int64 [B, T].
         passes: see `ContinuousTrace`.
-        rounds: number of rounds so far, prefill included.
-        least: tokens of the slowest row, on the host.
     """
 
     def __init__(self, model: Model, noise: Noise, depth: int = 0, who: str = "target") -> None:
-        self.ids, self.length, self.depth, self.who = noise.ids, model.length, depth, who
-        order = noise.uniform(model.length).argsort(stable=True)
-        rows = torch.arange(noise.batch, device=order.device)
-        self._shape = noise.batch, model.length + 1 + depth  # the last columns: past the image
-        tokens = torch.zeros(*self._shape, model.channels, device=order.device)
-        self.context = Context(rows, tokens, order, torch.zeros_like(rows), 0)
-        self.rounds = self.least = 0
-        self.passes = torch.zeros_like(rows)
-        self._columns: dict[str, Tensor] = {}
-        self._has_nan = torch.zeros(2, noise.batch, dtype=torch.bool, device=order.device)
+        self.who = who
+        self.order = noise.uniform(model.length).argsort(stable=True)
+        device, channels = self.order.device, model.channels
+        self.images = Images(noise.ids, model.length, depth, device, COLUMNS, channels)
+        self.passes = torch.zeros_like(self.images.lengths)
 
     @property
-    def complete(self) -> bool:
-        """Whether all images are."""
-        return self.least >= self.length
-
-    @property
-    def written(self) -> int:
-        """Tokens so far over all rows, as if all were as slow as the slowest."""
-        return self.least * len(self.ids)
+    def context(self) -> Context:
+        """All that is decoded, one sequence per image: R = B."""
+        images, rows = self.images, torch.arange(len(self.order), device=self.order.device)
+        return Context(rows, images.tokens, self.order, images.lengths, images.longest)
 
     def append(
         self, verdict: ContinuousVerdict, passes: int, drafted: Tensor | None = None
     ) -> None:
-        """Append each row's emitted tokens, up to the end of the image.
+        """Append each row's emitted tokens, up to the end of the image, and read how far they are.
 
         Args:
             verdict: of the round.
             passes: sequences that the target ran on, per row.
             drafted: the drafted tokens, [B, M, D], if a draft was verified.
+
+        Raises:
+            TemperaError: target or draft gave NaN or infinity.
         """
-        context, count = self.context, verdict.tokens.shape[1]
-        emitted = torch.minimum(verdict.emitted, self.length - context.known)
-        ahead = torch.arange(1, 1 + count, device=emitted.device)
-        slots = context.known.unsqueeze(1) + ahead - 1
-        # later rounds overwrite what follows the emitted tokens
-        context.tokens.scatter_(1, slots.unsqueeze(-1).expand_as(verdict.tokens), verdict.tokens)
-        for name, values in {
-            "place": ahead.to(torch.int16).expand_as(slots),
+        images, count = self.images, verdict.tokens.shape[1]
+        ahead = torch.arange(1, 1 + count, dtype=torch.int32, device=images.device)
+        counts = torch.minimum(verdict.emitted, images.length - images.lengths)
+        record = {
+            "place": ahead.expand_as(verdict.origin),
             "origin": verdict.origin,
             "trials": verdict.trials,
             "failures": verdict.failures,
-            "proposed": torch.full_like(slots, 0 if drafted is None else drafted.shape[1]),
-        }.items():
-            if name not in self._columns:
-                self._columns[name] = values.new_zeros(self._shape)
-            self._columns[name].scatter_(1, slots, values)
-        self.passes += passes * (emitted > 0)
-        if drafted is not None:  # NaN in tokens that the target drew reaches the drafts
-            finite = drafted.isfinite().flatten(1).all(-1)
-            self._has_nan[0] |= ~finite & (emitted > 0) & ~self._has_nan[1]
-        undefined = ahead > emitted.unsqueeze(1)
-        self._has_nan[1] |= ~(verdict.tokens.isfinite().all(-1) | undefined).all(-1)
-        reach = min(context.reach + count, self.length)
-        self.context = replace(context, known=context.known + emitted, reach=reach)
-        self.rounds, self.least = self.rounds + 1, reach if drafted is None else self.least
-
-    def read(self) -> None:
-        """Read from the device how far the images are.
-
-        Raises:
-            TemperaError: target or draft gave NaN or infinity; the message names the prompt.
-        """
-        known, *has_nan = torch.cat([self.context.known[None], self._has_nan]).tolist()
-        for who, rows in zip(("draft", self.who), has_nan, strict=True):
-            if 1 in rows:
-                raise TemperaError(
-                    f"the {who} gave NaN or infinite tokens for prompt "
-                    f"'{self.ids[rows.index(1)]}'; check its weights and the guidance, and try "
-                    "dtype=float32"
-                )
-        self.least = min(known)
-        self.context = replace(self.context, reach=max(known))
+            "proposed": torch.full_like(verdict.trials, 0 if drafted is None else drafted.shape[1]),
+        }
+        broken = {}
+        if drafted is not None:  # NaN in tokens that the target drew was found a round ago
+            broken["draft"] = ~drafted.isfinite().flatten(1).all(-1)
+        undefined = ahead > counts.unsqueeze(1)
+        broken[self.who] = ~(verdict.tokens.isfinite().all(-1) | undefined).all(-1)
+        self.passes += passes * (images.append(verdict.tokens, counts, record, broken) > 0)
+        images.read()
 
     def output(self) -> Output:
-        """The tokens in raster order, [B, T, D], and their trace.
-
-        Raises:
-            TemperaError: see `read`.
-        """
-        self.read()
-        tokens, order = self.context.tokens[:, : self.length], self.context.order
+        """The tokens in raster order, [B, T, D], and their trace."""
+        images, order = self.images, self.order
+        tokens = images.tokens[:, : images.length]
         trace = ContinuousTrace(
-            max_depth=self.depth,
+            max_depth=images.depth,
             logprob=torch.zeros_like(order[:, :0]),
             order=order,
             passes=self.passes,
-            **{name: column[:, : self.length] for name, column in self._columns.items()},
+            **images.columns(),
         )
         index = order.unsqueeze(-1).expand_as(tokens)
         return Output(torch.zeros_like(tokens).scatter(1, index, tokens), trace)
@@ -275,13 +250,14 @@ class Parallel:
         """Generate one image per prompt; see `Speculative.decode`."""
         model = self.model or target
         noise = _begun(streams, prompts, target, model)
-        images = Images(target, noise, who="target" if self.model is None else "draft")
+        sequences = Sequences(target, noise, who="target" if self.model is None else "draft")
         if clock is not None:
             clock.lap("")
-        _predict(model, images, counts(target.length, self.steps or target.length), noise, observe)
+        sizes = counts(target.length, self.steps or target.length)
+        _predict(model, sequences, sizes, noise, observe)
         if clock is not None:
             clock.lap("target")
-        return images.output()
+        return sequences.output()
 
 
 def draft_alone(drafter: Model, steps: int | None = None) -> Parallel:
@@ -370,26 +346,39 @@ class Speculative:
             TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
                 infinity.
         """
-        noise, sizes = _begun(streams, prompts, target, self.drafter), self.sizes(target.length)
-        images = Images(target, noise, self.depth(target.length))
-        _predict(target, images, self.prefilled(target.length), noise, observe)
+        noise = _begun(streams, prompts, target, self.drafter)
+        sequences = Sequences(target, noise, self.depth(target.length))
+        _predict(target, sequences, self.prefilled(target.length), noise, observe)
         rule = self.rule
         if clock is not None:
             clock.lap("")
             target = clocked(target, clock, conditions=("draft", "target"))
             rule = clocked(rule, clock, drafted=("commit", None), verify=(None, "verify"))
+        self._speculate(target, rule, sequences, noise, observe)
+        return sequences.output()
+
+    def _speculate(
+        self,
+        target: Model,
+        rule: DensityRule,
+        sequences: Sequences,
+        noise: Noise,
+        observe: Observe | None,
+    ) -> None:
+        """Rounds until every image is complete."""
+        images, sizes = sequences.images, self.sizes(target.length)
         while not images.complete:
             noise.next_round()
-            ahead = rule.drafted(images.least, self.gamma, sizes)
-            proposal = _propose(self.drafter, images.context, ahead, noise)  # x̃ ~ q
+            context = sequences.context
+            ahead = rule.drafted(images.shortest, self.gamma, sizes)
+            proposal = _propose(self.drafter, context, ahead, noise)  # x̃ ~ q
             drafted = proposal.path.token
-            conditions = _score(target, images.context, drafted, rule)  # of p at the drafts
+            conditions = _score(target, context, drafted, rule)  # of p at the drafts
             verdict = rule.verify(proposal, target.denoiser, conditions, noise)  # or resample
-            images.append(verdict, 1 + sum(ahead) * rule.sees_drafts, drafted)
-            images.read()  # the round's only host read, but for rules that search for a residual
+            # the round's only host read, but for rules that search for a residual
+            sequences.append(verdict, 1 + sum(ahead) * rule.sees_drafts, drafted)
             if observe is not None:
                 observe(images)
-        return images.output()
 
 
 Decoding = Parallel | Speculative
@@ -425,18 +414,19 @@ def counts(length: int, steps: int) -> list[int]:
 
 
 def _predict(
-    model: Model, images: Images, sizes: Sequence[int], noise: Noise, observe: Observe | None
+    model: Model, sequences: Sequences, sizes: Sequence[int], noise: Noise, observe: Observe | None
 ) -> None:
     """Append the tokens of some steps of one model alone; all rows have the same length."""
     for size in sizes:
         drawn = noise.normal(size, model.denoiser.stages + 1, model.channels)
-        _, path = _draw(model, images.context, drawn)
-        none = torch.zeros_like(path.token[..., 0], dtype=torch.int64)
-        origin, emitted = (none + BONUS).to(torch.int8), torch.full_like(none[:, 0], size)
-        verdict = ContinuousVerdict(path.token, origin, emitted, none, none)
-        images.append(verdict, passes=int(images.who == "target"))
+        _, path = _draw(model, sequences.context, drawn)
+        zeros = torch.zeros_like(path.token[..., 0], dtype=torch.int64)
+        origin = torch.full_like(zeros, BONUS, dtype=torch.int8)
+        emitted = torch.full_like(zeros[:, 0], size)
+        verdict = ContinuousVerdict(path.token, origin, emitted, zeros, zeros)
+        sequences.append(verdict, passes=int(sequences.who == "target"))
         if observe is not None:
-            observe(images)
+            observe(sequences.images)
 
 
 def _propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise) -> Proposal:
@@ -448,11 +438,10 @@ def _propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise)
         conditions.append(condition)
         paths.append(path)
         context = _with(context, path.token, draft.length)
-    kernels = zip(*(path.kernels for path in paths), strict=True)
-    path = DenoisingPath(
-        torch.cat([path.states for path in paths], 1),
-        Kernel(*(torch.cat(leaves, 1) for leaves in kernels)),
-    )
+    means = torch.cat([path.kernels.mean for path in paths], 1)
+    stds = torch.cat([path.kernels.std for path in paths], 1)
+    states = torch.cat([path.states for path in paths], 1)
+    path = DenoisingPath(states, Kernel(means, stds))
     return Proposal(path, drawn, draft.denoiser, torch.cat(conditions, 1))
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tempera.continuous.diffusion import Denoiser, Kernel, denoise, kernels_along, pick
+from tempera.continuous.diffusion import Denoiser, Kernel, denoise, kernels_along
 from tempera.continuous.noise import Noise, normal_of
+from tempera.decoding.trees import take_one
 
 _FIRST, _MOST = 16, 1024
 """Trials per batch: of the first batch, and at most."""
@@ -122,14 +123,17 @@ def _first_accepted(
         size: trials at once, at first.
         grown: the next number of trials at once, from the last one and the number of tokens left.
     """
-    left, done, size = torch.arange(len(wanted), device=wanted.device), 0, min(size, bound)
-    trials, missing, x = torch.zeros_like(left), wanted.clone(), None
+    left = torch.arange(len(wanted), device=wanted.device)
+    trials, missing = torch.zeros_like(left), wanted.clone()
+    x: Tensor | None = None
+    done = 0
+    size = min(size, bound)
     while done < bound and len(left):
         tried, accepted = attempt(left, done, size)
         x = torch.zeros_like(tried[:, 0]) if x is None else x
         found, first = accepted.any(-1), accepted.int().argmax(-1)
         taken = torch.where(missing[left], torch.where(found, first, size - 1), 0)
-        x[left] = pick(tried, taken)
+        x[left] = take_one(tried, taken)
         trials[left] += (taken + 1) * missing[left]
         missing[left] &= ~found
         done += size

@@ -23,11 +23,11 @@ from tempera.continuous.diffusion import (
     Kernel,
     denoise,
     kernels_along,
-    pick,
 )
 from tempera.continuous.noise import Noise
 from tempera.continuous.residual_sampler import path_ratio, redraw_paths, reject_until
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
+from tempera.decoding.trees import take_one
 
 Trials = Annotated[int, Field(ge=1, le=1 << 20)]
 """Most trials of a residual sampler."""
@@ -155,8 +155,8 @@ class CSpD(DensityRule):
         kept = noise.uniform(count).double().log() <= ratio
         accepted = kept.int().cumprod(-1).sum(-1)
         rejected, at = accepted < count, accepted.clamp(max=count - 1)
-        p, q = (one.map(lambda leaf: pick(leaf, at)) for one in (p, q))
-        redrawn = reject_until(p, q, pick(before, at), rejected, noise, self.trials)
+        p, q = (one.map(lambda leaf: take_one(leaf, at)) for one in (p, q))
+        redrawn = reject_until(p, q, take_one(before, at), rejected, noise, self.trials)
         fresh = p.at(noise.normal(channels))
         resampled = torch.where(redrawn.failed.unsqueeze(-1), fresh, redrawn.x)
         drawn = torch.where(rejected.unsqueeze(-1), resampled, paths.token[:, count])
@@ -263,8 +263,8 @@ class PathCoupling(DensityRule):
         accepted = kept[:, :most].int().cumprod(-1).sum(-1)
         at = accepted.clamp(max=count - 1)
         redrawn = redraw_paths(
-            (denoiser, pick(conditions, accepted)),
-            (proposal.denoiser, pick(proposal.conditions, at)),
+            (denoiser, take_one(conditions, accepted)),
+            (proposal.denoiser, take_one(proposal.conditions, at)),
             accepted < most,
             noise,
             self.trials,

@@ -55,7 +55,7 @@ class Images:
         self._columns = {
             name: torch.zeros(shape, dtype=dtype, device=device) for name, dtype in columns.items()
         }
-        self._ahead = torch.arange(1 + depth, device=device)
+        self._ahead = torch.arange(shape[1], device=device)
         self._report = self.lengths.unsqueeze(0)  # of the last round; the host reads it
         self._blamed: list[str] = []
 
@@ -94,7 +94,8 @@ class Images:
         """Add a round.
 
         Args:
-            tokens: each row's new tokens, [B, M] or [B, M, D], M ≤ 1 + L.
+            tokens: each row's new tokens, [B, M] or [B, M, D]; M ≤ 1 + L, or no row is so near its
+                end.
             counts: how many of them a row gets, int64 [B], unless its image ends before.
             columns: what is recorded of them, [B, M] each.
             broken: for the target and the draft, in which rows it gave NaN or infinity, bool [B].
