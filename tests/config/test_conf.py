@@ -285,8 +285,8 @@ def test_a_draft_has_the_dtype_of_the_target_unless_it_has_its_own(
     options: list[str], rounded: bool
 ) -> None:
     cfg = composed("method=eagle", "device=cpu", "drafter.path=random", *options)
-    draft = build_drafter(cfg, build_target(cfg)).model  # type: ignore[attr-defined]
-    weight = draft.run.network.fc.weight
+    draft = build_drafter(cfg, build_target(cfg)).model.run  # type: ignore[attr-defined]
+    weight = draft.network.fc.weight
     assert draft.dtype == weight.dtype == torch.float32
     assert torch.equal(weight, weight.half().float()) == rounded
 

@@ -45,11 +45,11 @@ SAMPLINGS = {
 
 
 def dynamic(branches=2, depth=3, nodes=6):
-    return lambda draft: DynamicTreeDrafter(draft, draft.vocab_size, branches, depth, nodes)
+    return lambda _, draft: DynamicTreeDrafter(draft, draft.vocab_size, branches, depth, nodes)
 
 
 EXACT = {
-    "autoregression": (Exact(), lambda draft: NoDraft(), {}),
+    "autoregression": (Exact(), lambda *_: NoDraft(), {}),
     **{
         f"tree {name}": (Exact(), tree, {})
         for name, tree in {
@@ -202,7 +202,7 @@ def test_one_round_emits_the_law_of_equation_48(kind, floor):
     def law(target, draft):
         return theory.one_round_law(target.conditionals(), draft.conditionals(), rule, 3)
 
-    report = check(rule, lambda draft: FirstRoundOnly(draft, CHAIN), rows=ROWS, law=law)
+    report = check(rule, lambda _, draft: FirstRoundOnly(draft, CHAIN), rows=ROWS, law=law)
     assert report.agrees, report
 
 
@@ -285,7 +285,7 @@ FAULTS = {
     "λ - 1 for λ": (LanternPP(NARROW, 1.0), BUSH, LanternPP(NARROW, 2.0)),
     "lax traversal": (LaxTraversal(), SMALL, Exact()),
     "lax groups": (LaxGroups(NARROW, 1), BUSH, GSD(NARROW, 1)),
-    "q of siblings": (Exact(), lambda draft: WrongSiblings(draft, SIBLINGS), Exact()),
+    "q of siblings": (Exact(), lambda _, draft: WrongSiblings(draft, SIBLINGS), Exact()),
 }
 SLIGHT = [SlightlyWrongResidual(), SlightlyLax(), LaxTraversal(), LaxGroups(NARROW, 1)]
 

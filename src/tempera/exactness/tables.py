@@ -305,7 +305,7 @@ def emitted_law(tokens: Tensor, vocab_size: int) -> Tensor:
 
 def check(
     rule: Rule | JointRule,
-    drafter: Tree | Callable[[TableDraft], Drafter],
+    drafter: Tree | Callable[[TableTarget, TableDraft], Drafter],
     *,
     sampling: Sampling = UNGUIDED,
     vocab_size: int = 3,
@@ -320,7 +320,7 @@ def check(
 
     Args:
         rule: the acceptance rule.
-        drafter: a static tree, or a function from a draft model to a drafter.
+        drafter: a static tree, or a function from a target and a draft model to a drafter.
         sampling: from the tables' logits to the law, as `TableTarget` takes it.
         vocab_size: V.
         length: T, tokens per image; V^T may be at most 10⁵, so that the test has power.
@@ -340,7 +340,9 @@ def check(
         )
     target = TableTarget(vocab_size, length, sampling, seed, forced=forced, grid=grid)
     draft = TableDraft(target, seed=seed + 1)
-    maker = StaticTreeDrafter(draft, drafter) if isinstance(drafter, Tree) else drafter(draft)
+    maker = (
+        StaticTreeDrafter(draft, drafter) if isinstance(drafter, Tree) else drafter(target, draft)
+    )
     output = emit(target, maker, rule, rows, seed)
     claimed = target.law() if law is None else law(target, draft)
     result = compare(emitted_law(output.tokens, vocab_size), claimed)
