@@ -1,16 +1,17 @@
 """Bias that a round adds, by its definition: equation 8 on chains, every test on trees."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from near_codes import near
+from near_codes import near, near_rules
 from random_drafts import SMALL, random_draft
 from table_models import RULE
 
 from tempera.decoding.diagnostics import diagnose, mean_terms
-from tempera.decoding.interfaces import Draft, Rule, Scores
-from tempera.decoding.probabilities import kl_divergence, total_variation
+from tempera.decoding.interfaces import Draft, Scores
+from tempera.decoding.probabilities import kl_divergence, one_hot, total_variation
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
 from tempera.errors import TemperaError
@@ -90,8 +91,6 @@ def test_an_impossible_token_costs_infinitely_many_nats():
     draft = Draft(torch.tensor([[2]]), q, Tree.chain(1))
 
     class KeepAll(Exact):
-        accept_at = Rule.accept_at
-
         def accept(self, p, q, depth):
             return torch.ones_like(p)
 
@@ -121,3 +120,16 @@ def test_a_lossless_rule_that_couples_depths_adds_nothing(tree, rule):
     assert bound.eq(0).all()
     assert kl.eq(0).all()
     torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))
+
+
+@pytest.mark.parametrize("rule", [*near_rules(6).values(), Relaxed((2.0, 0.5))], ids=repr)
+def test_certain_tokens_have_the_terms_of_a_one_hot_q(rule):
+    draft, p, uniforms = random_draft(200, SMALL)
+    ranks = SMALL.earlier_siblings.sum(-1).expand_as(draft.tokens)
+    certain = replace(draft, tokens=(draft.tokens[:, :1] + ranks) % 6, q=None)
+    dense = replace(certain, q=one_hot(certain.tokens, 6))
+    verdict = verify(dense, Scores(p, p), rule, uniforms)
+    for found, expected in zip(
+        diagnose(certain, verdict, p, rule), diagnose(dense, verdict, p, rule), strict=True
+    ):
+        torch.testing.assert_close(found, expected, equal_nan=True)

@@ -320,7 +320,7 @@ def _check_drafter(cfg: DictConfig) -> None:
     with nodes.
     """
     kind, made = _tokens(cfg), product(cfg.drafter)
-    if made not in (None, NoDraft):
+    if made is not None and made is not NoDraft:
         suited = "discrete" if issubclass(made, Drafter) else "continuous"
         if suited != kind:
             raise TemperaError(

@@ -142,10 +142,15 @@ def _terms(
             else torch.ones_like(visited, dtype=torch.bool)
         )
         q, token, depth = draft.at(node, truth.shape[-1])
-        f = rule.accept(target, q, depth)
+        if draft.q is None:  # no other token can be kept or rejected
+            f = rule.accept_at(target, q, token, depth).unsqueeze(-1).expand_as(q)
+            mean = rule.residual(target, q, token, depth)
+        else:
+            f = rule.accept(target, q, depth)
+            mean = rule.mean_residual(target, q, depth)
         # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
         kept, rejected, there = q * f, q * (1 - f), node >= 0
-        drawn = rejected.sum(-1, keepdim=True) * rule.mean_residual(target, q, depth)
+        drawn = rejected.sum(-1, keepdim=True) * mean
         ending = total_variation(kept + drawn, ideal)
         cost = torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1))
         bound += torch.where(there, tested * cost, 0.0)

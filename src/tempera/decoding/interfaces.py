@@ -330,10 +330,12 @@ class Rule(ABC):
         return None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A rule that changes another one's f or residual does not inherit its `accept_certain`."""
+        """A rule that changes another one's f or residual does not inherit its short ways."""
         super().__init_subclass__(**options)
-        changed = {"accept", "accept_at", "residual"} & cls.__dict__.keys()
-        if changed and "accept_certain" not in cls.__dict__:
+        own = cls.__dict__.keys()
+        if "accept" in own and "accept_at" not in own:
+            cls.accept_at = Rule.accept_at  # type: ignore[method-assign]
+        if {"accept", "accept_at", "residual"} & own and "accept_certain" not in own:
             cls.accept_certain = Rule.accept_certain  # type: ignore[method-assign]
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
