@@ -88,6 +88,11 @@ class TimedTests(Rule):
         with self.clock.within("test"):
             return self.rule.accept_at(p, q, token, depth)
 
+    def accept_certain(self, mass: Tensor, depth: Tensor) -> Tensor | None:
+        """See `Rule.accept_certain`."""
+        with self.clock.within("test"):
+            return self.rule.accept_certain(mass, depth)
+
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """See `Rule.keeps`."""
         with self.clock.within("test"):

@@ -501,9 +501,7 @@ def scd(
     return Jacobi(target, Window(window), redraft, initialisation)
 
 
-def _spine(
-    window: int, branches: int, levels: int, shape: Shape, proactive: bool, **_: Any
-) -> int:
+def _spine(window: int, branches: int, levels: int, shape: Shape, proactive: bool, **_: Any) -> int:
     """The places of SJD-PAC's window."""
     return spine(window, branches, levels, shape) if proactive else window
 

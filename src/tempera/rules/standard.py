@@ -100,7 +100,7 @@ class Relaxed(Rule):
 
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""
-        return by_depth(self.schedule, depth)
+        return by_depth(tuple(self.schedule), depth)
 
 
 @dataclass(frozen=True)
