@@ -342,7 +342,7 @@ def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> Non
     drafted[0, 1] = torch.nan
     ones = torch.ones(2, dtype=torch.int64)
     padded = nn.functional.pad(drafted, (0, 0, 0, 1))
-    verdict = ContinuousVerdict(padded, none, ones, none, none)
+    verdict = ContinuousVerdict(padded, none.to(torch.int8), ones, none, none)
     sequences.append(verdict, 3, drafted)
     assert sequences.images.counts == [12, 4]
     with pytest.raises(TemperaError, match="the draft gave NaN .* prompt 'b'"):
