@@ -30,6 +30,7 @@ from tiny_networks import (
     tiny_target,
 )
 
+from tempera.decoding import compiled
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
@@ -40,7 +41,6 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact, Relaxed
-from tempera.targets import compiled
 
 
 def decoded(target, drafter, prompts=PROMPTS, rule=None, seed=0, **options):
@@ -246,7 +246,8 @@ COMPILED = ("ar", "eagle", "parallel")
 )
 def test_of_two_targets_and_drafts_only_the_last_one_is_alive(name, ways, monkeypatch):
     """A sweep builds one after another; none waits for the garbage collector."""
-    monkeypatch.setattr(compiled.torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    compiled._compile.cache_clear()
     gc.collect()
     gc.disable()
     try:
@@ -257,6 +258,7 @@ def test_of_two_targets_and_drafts_only_the_last_one_is_alive(name, ways, monkey
         alive = [[part() is not None for part in parts] for parts in made]
     finally:
         gc.enable()
+        compiled._compile.cache_clear()
     assert pair and alive == [[index == 1] * len(parts) for index in range(2)]
 
 

@@ -73,7 +73,7 @@ def eagle(target: Any, tree: Tree, features: tuple[int, ...] = (), dtype: Any = 
 
 
 def eagle2(target: Any, dtype: Any = None, sizes: tuple[int, ...] = SIZES) -> Any:
-    model = EagleDraft(tiny_eagle(target), target, dtype, lambda s: s.ranking)
+    model = EagleDraft(tiny_eagle(target), target, dtype, ranks=True)
     return DynamicTreeDrafter(model, target.vocab_size, *sizes)
 
 

@@ -148,19 +148,23 @@ def _grid(cfg: DictConfig) -> tuple[int, int]:
 
 
 def build_fast_target(cfg: DictConfig) -> Any:
-    """Build the target, and pack its weights for decoding. With `compile`, also compile its steps,
-    and those of drafts that are built on it afterwards.
+    """Build the target, and pack its weights for decoding. With `compile`, its rounds are compiled;
+    `auto` means on a GPU.
 
     Raises:
-        TemperaError: also for `compile` with continuous tokens, or on a CPU, where it does not pay.
+        TemperaError: also for `compile=true` with continuous tokens.
     """
-    discrete = is_discrete(cfg)
-    if cfg.compile and (not discrete or parse_device(cfg.device).type == "cpu"):
-        raise TemperaError("compile=true is for models of discrete tokens on a GPU: leave it out.")
+    discrete, compiles = is_discrete(cfg), cfg.compile
+    if compiles == "auto":
+        compiles = discrete and parse_device(cfg.device).type == "cuda"
+    if compiles and not discrete:
+        raise TemperaError(
+            "compile=true is for models of discrete tokens: leave it out.", option="compile"
+        )
     target: Any = build_target(cfg)
     if discrete:
         target.pack()
-    if cfg.compile:
+    if compiles:
         target.compile()
     return target
 

@@ -152,7 +152,7 @@ COMPUTED = {
 }
 """Of every script that runs networks."""
 GENERATE = COMPUTED | {
-    "compile": Option(bool, Role.NAME),
+    "compile": Option(bool | Literal["auto"], Role.NAME),
     "batch_size": Option(Positive | Literal["auto"]),
     "truncate": Option(bool),
     "diagnostics": Option(bool, Role.IDENTITY),
@@ -178,7 +178,7 @@ EVAL = GENERATE | {
 }
 BENCH = COMPUTED | {
     "batch_sizes": Option(list[Positive]),
-    "compile": Option(bool),
+    "compile": Option(bool | Literal["auto"]),
     "repeats": Option(Positive),
     "bandwidth": Option(float | None),
 }
@@ -204,7 +204,7 @@ TUNE = COMPUTED | {
     "timed": Option(Positive, Role.OWN),
     "directory": Option(None, Role.OWN),
     "overrides": Option(None, Role.OWN),
-    "compile": Option(bool),
+    "compile": Option(bool | Literal["auto"]),
     "truncate": Option(bool),
 }
 TRAIN = COMPUTED | {

@@ -111,9 +111,8 @@ class Images:
             self._columns[name].scatter_(1, slots, values)
         torch.minimum(counts, self.length - self.lengths, out=self.emitted)
         self.lengths += self.emitted
-        unfinished = self.emitted > 0
         self._blamed = list(broken)
-        faults = [rows & unfinished for rows in broken.values()]
+        faults = [rows * self.emitted for rows in broken.values()]  # 0 where a row was complete
         self._report = torch.stack([self.lengths, *faults])
         return self.emitted
 
@@ -125,10 +124,11 @@ class Images:
         """
         self.counts, *broken = self._report.tolist()
         for who, rows in zip(self._blamed, broken, strict=True):
-            if 1 in rows:
+            if any(rows):
+                first = next(index for index, tokens in enumerate(rows) if tokens)
                 raise TemperaError(
-                    f"the {who} gave NaN or infinity for prompt '{self.ids[rows.index(1)]}'; check "
-                    "its weights and the guidance, and try dtype=float32"
+                    f"the {who} gave NaN or infinity for prompt '{self.ids[first]}'; check its "
+                    "weights and the guidance, and try dtype=float32"
                 )
         self.rounds += 1
 

@@ -45,6 +45,8 @@ class Clock:
 class _Clocked:
     """An object of which some methods stop a clock; see `clocked`."""
 
+    compiled = False  # a compiled round has no parts to time
+
     def __init__(self, one: Any, clock: Clock, laps: dict[str, tuple[str | None, str | None]]):
         self.__dict__.update(_one=one, _clock=clock, _laps=laps)
 
@@ -109,7 +111,8 @@ class TimedTests(Rule):
 
 def timed(target: Target, drafter: Drafter, clock: Clock) -> tuple[Target, Drafter]:
     """The same target and drafter; in `decode` they add the time of each round's parts to a clock:
-    draft, target, verify and commit, to which the round's host read belongs.
+    draft, target, verify and commit, to which the round's host read belongs. The parts are those of
+    rounds that are not compiled.
     """
     return (
         clocked(target, clock, score=(None, "target"), commit=("verify", None)),

@@ -221,6 +221,8 @@ class Tree:
         """
         device = torch.device(device)
         if self.parents.device == device:
+            for name in () if self.per_row else TABLES:
+                getattr(self, name)
             return self
         if device not in self._moved:
             moved = Tree(self.parents.to(device), self.max_depth, self.max_children)
@@ -228,7 +230,7 @@ class Tree:
                 for name in ("sibling_tests", "levels"):
                     tables = (_table_on(device, table) for table in getattr(self, name))
                     moved._tables[name] = tuple(tables)
-            self._moved[device] = moved
+            self._moved[device] = moved.to(device)
         return self._moved[device]
 
     @_Once
@@ -370,6 +372,21 @@ class Tree:
             in_order = picks.tolist() == list(range(slots.numel()))
             levels.append(TreeLevel(depth, inner_parents, ancestors, slots, picks, inner, in_order))
         return tuple(levels)
+
+
+TABLES = (
+    "ids",
+    "depths",
+    "ancestors",
+    "children",
+    "path_score",
+    "earlier_siblings",
+    "post_order",
+    "last_children",
+    "sibling_tests",
+    "levels",
+)
+"""What a static tree computes once."""
 
 
 def tree_names() -> list[str]:

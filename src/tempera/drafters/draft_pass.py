@@ -10,20 +10,15 @@ Shapes: B prompts, R rows (2B under guidance), M tokens of a pass, L depth of th
 size, K features, V vocabulary.
 """
 
-from collections.abc import Callable
-from operator import attrgetter
-
 import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
-from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Frontier, take
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle_network import shifted
 from tempera.runtime.processor import arithmetic
 from tempera.targets.cache import KVCache
-from tempera.targets.compiled import StepFunction
 from tempera.targets.prompt_state import PromptState
 from tempera.targets.transformer import TransformerTarget
 
@@ -38,7 +33,8 @@ class DraftPass:
         dtype: of the draft's weights, in which it computes (see `processor.arithmetic`); by
             default the target's. A coarser one changes q, not what exact rules emit: tokens are
             drawn from the q that they are tested with.
-        sampling_of: maps the target's sampling to the draft's; by default `Sampling.drafting`.
+        ranks: whether its distributions only rank candidates: they are `Sampling.ranking` then,
+            else `Sampling.drafting`.
 
     Attributes:
         network: the draft network, a copy for decoding.
@@ -54,7 +50,7 @@ class DraftPass:
         model: DraftNetwork,
         target: TransformerTarget,
         dtype: torch.dtype | None = None,
-        sampling_of: Callable[[Sampling], Sampling] = attrgetter("drafting"),
+        ranks: bool = False,
     ) -> None:
         model.check(target)
         dtype = dtype or target.dtype
@@ -67,9 +63,7 @@ class DraftPass:
         if model.features:
             self.session.capture_hidden_states(model.features)
         self.cache = self.session.new_cache(len(self.network.layers), self.dtype)
-        # no method: a bound one would refer to this object, which then outlives its last user
-        self._step: StepFunction = self.session.step(_run)
-        self._sampling_of = sampling_of
+        self._ranks = ranks
 
     @property
     def prompt(self) -> PromptState:
@@ -107,7 +101,7 @@ class DraftPass:
         """
         layout = self.session.layout_of(embeds.shape[1], self.cache)
         placed = self.session.place(layout, self.prompt.start_of(emitted), self.cache)
-        states = self._step(self.network, self.cache, embeds, hidden, *placed)
+        states = _run(self.network, self.cache, embeds, hidden, *placed)
         return self.prompt.from_root(states, emitted, count)
 
     def level(self, above: Tensor, tokens: Tensor, level: Frontier) -> Tensor:
@@ -117,7 +111,7 @@ class DraftPass:
         parents = level.inner_parents
         hidden = take(above, self.prompt.by_row(parents) if level.per_row else parents)
         placed = self.session.place(self.session.layout_of(level, self.cache), None, self.cache)
-        return self._step(self.network, self.cache, self.embed(tokens), hidden, *placed)
+        return _run(self.network, self.cache, self.embed(tokens), hidden, *placed)
 
     def logits(self, states: Tensor) -> Tensor:
         """The logits of predicted states after guidance, [R, M, H] -> [B, M, V]."""
@@ -125,7 +119,8 @@ class DraftPass:
 
     def distribution(self, logits: Tensor, depth: int) -> Tensor:
         """The distributions of logits [B, M, V] at nodes of one depth, 0 the root: float32."""
-        sampling = self._sampling_of(self.head.sampling)
+        sampling = self.head.sampling
+        sampling = sampling.ranking if self._ranks else sampling.drafting
         return self.head.distribution_of(logits, self.prompt.lengths, depth, sampling)
 
 

@@ -4,15 +4,12 @@ Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth
 hidden size.
 """
 
-from collections.abc import Callable
-from operator import attrgetter
-
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
-from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
 from tempera.drafters.draft_pass import DraftPass
@@ -32,21 +29,22 @@ class EagleDraft(DraftModel):
         model: DraftNetwork,
         target: TransformerTarget,
         dtype: torch.dtype | None = None,
-        sampling_of: Callable[[Sampling], Sampling] = attrgetter("drafting"),
+        ranks: bool = False,
     ) -> None:
-        self.run = DraftPass(model, target, dtype, sampling_of)
+        self.run = DraftPass(model, target, dtype, ranks)
         self.identity = model.identity
+        self._predicted = torch.empty(0)  # states at each row's root, [R, 1, H]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the prefix; the target must have started a batch of the same prompts."""
         prompt = self.run.prompt
         self.greedy = self.run.head.sampling.greedy
         embeds, real, seen = self.run.network.prefix(prompt.embeds, prompt.keep)
         states = self.run.prefix(embeds, self.run.before_prefix(real), nodes, seen)
-        self._predicted = states[:, -1:].clone()  # at each row's root, [R, 1, H]
+        self._predicted = kept(self._predicted, states[:, -1:])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the hidden state that
         it predicts there, [R, 1, H].
@@ -54,7 +52,7 @@ class EagleDraft(DraftModel):
         logits = self.run.logits(self._predicted)
         return self.run.distribution(logits, 0)[:, 0], self._predicted
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V], and the
         hidden states that it predicts there, [R, P, H].
@@ -63,7 +61,7 @@ class EagleDraft(DraftModel):
         logits = self.run.logits(predicted)
         return self.run.distribution(logits, level.depth), predicted
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them."""
         hidden = self.run.before_emitted(draft, verdict, scores)
@@ -107,5 +105,5 @@ def build_eagle2(
             is impossible.
     """
     network = load_eagle(path, target)
-    model = EagleDraft(network, target, torch_dtype(dtype), attrgetter("ranking"))
+    model = EagleDraft(network, target, torch_dtype(dtype), ranks=True)
     return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

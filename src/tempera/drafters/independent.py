@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
@@ -53,8 +54,9 @@ class IndependentDraft(DraftModel):
         self.draft = draft
         self.target = target
         self.identity = draft.identity
+        self._states = torch.empty(0)  # at each row's root, [R, 1, H]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the draft's own prefix, with its last token, the first root."""
         self.greedy = self.target.sampling.greedy
@@ -62,23 +64,23 @@ class IndependentDraft(DraftModel):
         self.draft.begin(prompts, nodes)
         root = NoDraft().propose(images, torch.empty(len(prompts), 0))
         longest = self.target.session.prompt.longest
-        self._states = self.draft.score(root, longest).hidden  # at each row's root, [R, 1, H]
+        self._states = kept(self._states, self.draft.score(root, longest).hidden)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, None]:
         """The draft's distribution after each row's root, float32 [B, V]; `expand` has what it
         needs in the draft's cache.
         """
         return self._distribution(self._states, 0)[:, 0], None
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def expand(self, above: None, tokens: Tensor, level: Frontier) -> tuple[Tensor, None]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V]."""
         layout = self.draft.session.layout_of(level)
         states = self.draft.session.run(self.draft.head.embed(tokens), layout)
         return self._distribution(states, level.depth), None
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens, which overwrites rejected drafts in the cache."""
         tokens, emitted, session = verdict.tokens, images.emitted, self.draft.session

@@ -76,6 +76,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict, drafts
 from tempera.decoding.probabilities import (
@@ -263,7 +264,7 @@ class FixedDraw(Redraft):
     seed (up to rounding), at any temperature.
     """
 
-    state: Tensor  # the draws, [B, T]
+    state: Tensor = torch.empty(0)  # the draws, [B, T]
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """All in the first round."""
@@ -271,7 +272,7 @@ class FixedDraw(Redraft):
 
     def begin(self, uniforms: Tensor) -> None:
         """Remember the draws, [B, T]."""
-        self.state = uniforms
+        self.state = kept(self.state, uniforms)
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -295,7 +296,7 @@ class SharedNoise(Redraft):
     so nothing of size V is stored.
     """
 
-    state: Tensor  # the keys, int64 [B, 1, 1]
+    state: Tensor = torch.empty(0)  # the keys, int64 [B, 1, 1]
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Three in the first round, for the key."""
@@ -304,7 +305,8 @@ class SharedNoise(Redraft):
     def begin(self, uniforms: Tensor) -> None:
         """Compute each row's key from 3 draws of 24 bits, [B, 3]."""
         bits = (uniforms * 2.0**24).long()
-        self.state = (bits << torch.tensor([40, 20, 0], device=bits.device)).sum(1).view(-1, 1, 1)
+        key = (bits << torch.tensor([40, 20, 0], device=bits.device)).sum(1)
+        self.state = kept(self.state, key.view(-1, 1, 1))
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -370,14 +372,19 @@ class Jacobi(Drafter):
         self.window = self.window.to(images.device)
         batch, length, vocab_size = len(prompts), self.window.length, self.target.vocab_size
         stale = batch, self.init.lookback + length + 2, vocab_size
-        self._stale = torch.full(stale, 1 / vocab_size, device=images.device)
-        self._guesses = Guesses(images.tokens[:, :length].clone(), self._stale[:, :length].clone())
-        self._emitted = torch.empty(batch, 1, dtype=torch.int64, device=images.device)
+        uniform = torch.full(stale, 1 / vocab_size, device=images.device)
+        self._stale = kept(self._stale, uniform)
+        self._guesses = Guesses(
+            kept(self._guesses.tokens, images.tokens[:, :length]),
+            kept(self._guesses.q, uniform[:, :length]),
+        )
+        self._emitted = kept(self._emitted, images.lengths.unsqueeze(1))
+        self._is_first = True
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """Redraft the guesses and append new positions. See `interfaces.Drafter.propose`."""
         further, uniforms = uniforms.split([self._further, uniforms.shape[1] - self._further], 1)
-        if images.rounds == 0:
+        if self._is_first:
             self.redraft.begin(uniforms)
         # before the first round all positions are new, as if a whole window had been emitted
         emitted = torch.where(images.lengths > 0, images.emitted, self.window.length + 1)
@@ -402,6 +409,7 @@ class Jacobi(Drafter):
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Store the target's distributions."""
+        self._is_first = False
         self.uniforms = self._further + self._later_draws
         lookback, window = self.init.lookback, self.window
         if lookback:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
@@ -87,6 +88,7 @@ class MedusaDraft(DraftModel):
         self.run = DraftPass(model, target, dtype)
         self.identity = model.identity
         self.depth = possible_depth(model, depth)
+        self._heads = torch.empty(0)  # what the target's head reads, [R, L, H]
 
     @override
     def for_depth(self, depth: int) -> Self:
@@ -94,20 +96,20 @@ class MedusaDraft(DraftModel):
         other.depth = possible_depth(self.run.network, depth)
         return other
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the heads on the target's state before the root."""
         self.greedy = self.run.head.sampling.greedy
         before = self.run.before_prefix(self.run.prompt.keep)
-        self._heads = self._run_heads(before[:, -1:])  # what the target's head reads, [R, L, H]
+        self._heads = kept(self._heads, self._run_heads(before[:, -1:]))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""
         logits = self.run.logits(self._heads)
         return self.run.distribution(logits[:, :1], 0)[:, 0], logits
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
         """The distribution of the level's head after every node, float32 [B, P, V], and the logits
         of all.
@@ -115,7 +117,7 @@ class MedusaDraft(DraftModel):
         logits = above[:, level.depth : level.depth + 1].expand(-1, tokens.shape[1], -1)
         return self.run.distribution(logits, level.depth), above
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the heads on the target's state before the new root."""
         before = self.run.before_emitted(draft, verdict, scores)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
@@ -57,6 +58,7 @@ class ParallelDraft(DraftModel):
         self._mask_hidden = model.mask_hidden.detach().to(target.device)
         self._markov = _markov_tables(model, target)
         self._ahead = torch.arange(model.slots + 1, device=target.device)
+        self._slots = torch.empty(0)  # their hidden states, [R, L, H]
 
     @override
     def for_depth(self, depth: int) -> Self:
@@ -64,7 +66,7 @@ class ParallelDraft(DraftModel):
         other.depth = possible_depth(self.run.network, depth)
         return other
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the prefix; the target must have started a batch of the same prompts."""
         prompt = self.run.prompt
@@ -72,9 +74,9 @@ class ParallelDraft(DraftModel):
         hidden = self.run.before_prefix(prompt.keep)
         behind = self._with_masks(prompt.embeds, hidden)
         states = self.run.prefix(*behind, 2 * self.depth, prompt.keep)
-        self._slots = states[:, prompt.prefix - 1 :].clone()  # their hidden states, [R, L, H]
+        self._slots = kept(self._slots, states[:, prompt.prefix - 1 :])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the logits of all
         slots, after guidance, [B, L, V].
@@ -82,7 +84,7 @@ class ParallelDraft(DraftModel):
         logits = self.run.logits(self._slots)
         return self.run.distribution(logits[:, :1], 0)[:, 0], logits
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V], and the
         logits of all slots.
@@ -95,7 +97,7 @@ class ParallelDraft(DraftModel):
             logits = logits + first[tokens] @ second
         return self.run.distribution(logits, level.depth), above
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them, and the masks."""
         tokens, emitted = verdict.tokens, images.emitted
@@ -129,7 +131,7 @@ def possible_depth(network: DraftNetwork, depth: int) -> int:
     return depth
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Tensor, Tensor] | None:
     """W1 [V, r] and the transpose of W2, [r, V]; None if the slots are independent."""
     if model.markov_out is None:

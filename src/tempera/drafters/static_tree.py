@@ -36,6 +36,7 @@ class StaticTreeDrafter(Drafter):
 
     def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch."""
+        self.tree = self.tree.to(images.device)
         self.model.begin(prompts, self.nodes, images)
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
@@ -43,7 +44,7 @@ class StaticTreeDrafter(Drafter):
         siblings are removed from the q of later ones. In greedy decoding nothing is drawn: siblings
         are the most probable tokens in turn, and there is no q.
         """
-        tree = self.tree.to(images.device)
+        tree = self.tree
         probs, above = self.model.roots(images)
         probs = probs.unsqueeze(1)
         tokens: list[Tensor] = []

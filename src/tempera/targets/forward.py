@@ -5,15 +5,13 @@ hidden size; E = H unless further hidden states are
 captured.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import kept
 from tempera.decoding.trees import Frontier, Tree
 from tempera.errors import TemperaError
 from tempera.targets.cache import KVCache, Layout, head_size
-from tempera.targets.compiled import StepFunction, compile_step
 from tempera.targets.masks import causal_mask
 from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import pack
@@ -44,7 +42,7 @@ class Session:
         cache: the KV cache.
         turns: the batch's `rotary.Rotary.table`, over all slots of its caches.
         packed: whether the weights of the decoder layers are packed.
-        compiled: whether the steps of a round are compiled.
+        compiled: whether rounds are compiled.
     """
 
     prompt: PromptState
@@ -61,7 +59,7 @@ class Session:
         self._head_dim, self._kv_heads = attention.head_dim, attention.kv_heads
         self.packed = self.compiled = False
         self.aux_layers: tuple[int, ...] = ()
-        self._pass: StepFunction = _run_layers
+        self._lengths = self._root_slots = self._turns = torch.empty(0)
         self.cache = self.new_cache(len(network.model.layers))
 
     def pack(self) -> None:
@@ -74,10 +72,10 @@ class Session:
         self.cache = self.new_cache(self.cache.layers)
 
     def compile(self) -> None:
-        """Compile the pass of all later rounds, once for each shape of a batch. Attention then
-        loads the whole cache. The prefix pass is not compiled.
+        """Make rounds that can be compiled: attention loads the whole cache. The prefix pass is not
+        compiled.
         """
-        self.compiled, self._pass = True, compile_step(_run_layers)
+        self.compiled = True
         self.cache = self.new_cache(self.cache.layers)
 
     def capture_hidden_states(self, layers: tuple[int, ...]) -> None:
@@ -95,10 +93,6 @@ class Session:
             )
         self.aux_layers = layers
 
-    def step(self, function: StepFunction) -> StepFunction:
-        """The function as a step of a round, compiled if the session is compiled."""
-        return compile_step(function) if self.compiled else function
-
     def new_cache(self, layers: int, dtype: torch.dtype | None = None) -> KVCache:
         """A cache for keys and values of the network's heads, by default in its dtype."""
         dtype = dtype or self.dtype
@@ -115,13 +109,15 @@ class Session:
             nodes: most drafted tokens of a round.
         """
         self.prompt, self.turns = prompt, torch.empty(2, 0, self._head_dim)
+        prompt.lengths = self._lengths = kept(self._lengths, prompt.lengths)
+        prompt.root_slots = self._root_slots = kept(self._root_slots, prompt.root_slots)
         self.begin_cache(self.cache, nodes, prompt.keep)
         embeds = prompt.embeds[:, :-1]
         if not embeds.shape[1]:
             self.prefix_hidden = embeds.repeat(1, 1, 1 + len(self.aux_layers))
             return
         placed = self.place_prefix(embeds.shape[1], self.cache, prompt.keep)
-        self.prefix_hidden = self._run(_run_layers, embeds, *placed)
+        self.prefix_hidden = self._run(embeds, *placed)
 
     def begin_cache(self, cache: KVCache, nodes: int, keep: Tensor) -> None:
         """Start the batch in a cache, with room for a whole image and `nodes` drafted tokens beyond
@@ -129,10 +125,14 @@ class Session:
         """
         cache.begin(self.prompt.rows, self.capacity(nodes))
         cache.room = 2 + nodes  # the root, all nodes, and the token after them
-        cache.padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
+        padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
+        if padding is not None:
+            padding = kept(padding if cache.padding is None else cache.padding, padding)
+        cache.padding = padding
         if cache.capacity > self.turns.shape[1]:
             rotary, prefix = self.network.model.rotary, self.prompt.prefix
-            self.turns = rotary.table(cache.capacity, prefix, self.device)
+            table = rotary.table(cache.capacity, prefix, self.device)
+            self.turns = self._turns = kept(self._turns, table)
 
     def place_prefix(self, count: int, cache: KVCache, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Place the first `count` tokens in a cache; returns their mask [R, 1, count, count], which
@@ -191,7 +191,7 @@ class Session:
         Returns:
             hidden states [R, M, E].
         """
-        return self._run(self._pass, embeds, *self.place(layout, start))
+        return self._run(embeds, *self.place(layout, start))
 
     def compact(self, path: Tensor) -> None:
         """Move the cache entries of an accepted path right behind each row's root.
@@ -224,8 +224,9 @@ class Session:
         """Rounded up to a multiple of the granularity."""
         return -(-keys // self.granularity) * self.granularity
 
-    def _run(self, run: StepFunction, embeds: Tensor, mask: Tensor, rotation: Tensor) -> Tensor:
-        return run(self.network.model, self.cache, self.aux_layers, embeds, mask, rotation)
+    def _run(self, embeds: Tensor, mask: Tensor, rotation: Tensor) -> Tensor:
+        hidden: Tensor = self.network.model(embeds, mask, rotation, self.cache, self.aux_layers)
+        return hidden
 
 
 def granularity_on(device: torch.device) -> int:
@@ -241,16 +242,3 @@ def check_layers(network: TargetNetwork, layers: tuple[int, ...]) -> None:
             f"the features of layers {list(layers)} are not there: give numbers from 0 to "
             f"{count - 1}."
         )
-
-
-def _run_layers(
-    model: Any,
-    cache: KVCache,
-    features: tuple[int, ...],
-    embeds: Tensor,
-    mask: Tensor,
-    rotation: Tensor,
-) -> Tensor:
-    """The decoder's pass."""
-    hidden: Tensor = model(embeds, mask, rotation, cache, features)
-    return hidden

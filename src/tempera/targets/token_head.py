@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from tempera.decoding.probabilities import Sampling
-from tempera.targets.compiled import StepFunction
 from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import PackedLinear
 
@@ -48,8 +47,6 @@ class TokenHead:
         self._linears = {weight.dtype: self.linear}
         self._embed, self._network = network.embed_tokens, network
         self.forced = None if forced is None else forced.to(weight.device)
-        self._logits: StepFunction = _logits
-        self._sampled: StepFunction = Sampling.distribution
         self.hidden_size: int = weight.shape[1]
         self._line_ends = 0 if ids is None else len(ids) - len(weight)
         self.vocab_size: int = len(weight) + self._line_ends
@@ -66,10 +63,6 @@ class TokenHead:
         """
         if dtype not in self._linears:
             self._linears[dtype] = self.linear.to_dtype(dtype)
-
-    def compile(self, step: Callable[[StepFunction], StepFunction]) -> None:
-        """Use `step` to compile the distributions of all later calls."""
-        self._logits, self._sampled = step(_logits), step(Sampling.distribution)
 
     def embed(self, tokens: Tensor, table: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Embed tokens, int64 [B, ...] -> [R, ..., H]; with guidance both rows of a prompt get the
@@ -101,7 +94,7 @@ class TokenHead:
         hidden states, and the head runs on half the rows.
         """
         linear, guidance = self._linear_of(hidden), self.sampling.guidance
-        return self._logits(linear, hidden[..., : self.hidden_size], guidance, self._line_ends)
+        return _logits(linear, hidden[..., : self.hidden_size], guidance, self._line_ends)
 
     def distribution(
         self, hidden: Tensor, lengths: Tensor, ahead: Tensor | int, sampling: Sampling | None = None
@@ -125,7 +118,7 @@ class TokenHead:
         if self.forced is not None:
             forced = self.forced[(lengths[:, None] + ahead).clamp_(max=self.length - 1)]
         after = replace(self.sampling if sampling is None else sampling, guidance=1.0)
-        return self._sampled(after, logits, forced)
+        return after.distribution(logits, forced)
 
     def _linear_of(self, hidden: Tensor) -> PackedLinear:
         return self._linears.get(hidden.dtype, self.linear)

@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import kept
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.probabilities import Sampling, greedy
 from tempera.errors import TemperaError
@@ -56,6 +57,7 @@ class TransformerTarget:
         self.length = math.prod(self.grid) if network.spec is None else network.spec.length
         self.conditioner = PromptConditioner(conditioner)
         self.session = Session(network, granularity)
+        self._root = torch.empty(0)  # embedding of each row's root, [R, 1, H]
         self.head = TokenHead(network, sampling, self.length)
         self.vocab_size = self.head.vocab_size
         self.device, self.dtype = self.session.device, self.session.dtype
@@ -89,21 +91,18 @@ class TransformerTarget:
 
     @property
     def compiled(self) -> bool:
-        """Whether the steps of a round are compiled."""
+        """Whether rounds are compiled."""
         return self.session.compiled
 
     def compile(self) -> None:
-        """Compile the forward pass and the sampling of all later rounds. A draft built on this
-        target afterwards is compiled too. See `forward.Session.compile`.
-        """
+        """Let the loop compile all later rounds, see `decoding.compiled`; build drafts after it."""
         self.session.compile()
-        self.head.compile(self.session.step)
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """See `interfaces.ImageModel.encoded`."""
         return self.conditioner.encoded(prompts)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the prefix except its last token, which is the first root. See
         `interfaces.Target.begin`.
@@ -125,20 +124,16 @@ class TransformerTarget:
         prefix = self.network.embed_prefix(condition, keep.repeat(copies, 1), drop)
         prompt = PromptState(*prefix, copies, self.length)
         self.session.begin(prompt, nodes)
-        # the first root is not a token; `score` replaces the embedding of the zeros
-        self._first_root: Tensor | None = prompt.embeds[:, -1:]
-        self._root = torch.zeros(len(prompts), 1, dtype=torch.int64, device=self.device)
+        self._root = kept(self._root, prompt.embeds[:, -1:])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def score(self, draft: Draft, longest: int) -> Scores:
         """Score the root and all nodes in one forward pass: p float32 [B, 1 + N, V], hidden states
         [R, 1 + N, H]. See `interfaces.Target.score`.
         """
         self.session.prompt.longest = longest
-        embeds = self.head.embed(torch.cat([self._root, draft.tokens], 1))
-        if self._first_root is not None:
-            embeds = torch.cat([self._first_root, embeds[:, 1:]], 1)
-        layout = self.session.layout_of(draft.tree.to(self.device))
+        embeds = torch.cat([self._root, self.head.embed(draft.tokens)], 1)
+        layout = self.session.layout_of(draft.tree)
         hidden = self.session.run(embeds, layout)
         lengths = self.session.prompt.lengths
         if self.sampling.greedy:
@@ -146,7 +141,7 @@ class TransformerTarget:
             return Scores(greedy(soft), hidden, soft)
         return Scores(self.head.distribution(hidden, lengths, layout.ahead), hidden)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
         """Compact the accepted path of a tree, advance each row by `emitted`, and make the drawn
         token the root. See `interfaces.Target.commit`.
@@ -156,7 +151,7 @@ class TransformerTarget:
         longest = self.session.prompt.longest + verdict.tokens.shape[1]
         self.advance(verdict.next_token, emitted, longest)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def advance(self, root: Tensor, emitted: Tensor, longest: int) -> None:
         """Advance each row and leave the cache as it is.
 
@@ -166,4 +161,4 @@ class TransformerTarget:
             longest: upper bound of the tokens that any row has then.
         """
         self.session.prompt.advance(emitted, longest)
-        self._root, self._first_root = root[:, None], None
+        self._root.copy_(self.head.embed(root[:, None]))

@@ -1,0 +1,75 @@
+"""Compiled rounds, by PyTorch's own means: `torch.compile` makes larger kernels of a round's parts,
+and on a GPU its CUDA graphs launch all kernels of a part at once. The CUDA path has not run on a
+GPU yet; its tests have the marker `gpu`.
+
+What a part keeps for the next round lies in buffers of fixed addresses (`kept`), which it writes in
+place. A part neither branches on values nor reads from the device.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tempera.errors import TemperaError
+
+Result = TypeVar("Result")
+
+VARIANTS = 256
+"""Combinations of methods, models and shapes for which a part may be compiled (PyTorch's default is
+8).
+"""
+
+
+def plain(part: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a part of a round as it is."""
+    return part(*arguments)
+
+
+def compiled(part: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a part of a round compiled: once for each combination of methods, models and shapes.
+
+    Args:
+        part: a function of the module's top level; it becomes one graph.
+        arguments: of the function.
+
+    Raises:
+        TemperaError: compilation fails, for example without a C++ compiler or, on a GPU, without
+            Triton.
+    """
+    try:
+        return _compile(part)(*arguments)
+    except torch._dynamo.exc.TorchDynamoException as problem:
+        cause = getattr(problem, "inner_exception", problem)
+        if isinstance(cause, torch.OutOfMemoryError | MemoryError):
+            raise cause from problem
+        first = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+        raise TemperaError(
+            f"the model cannot be compiled on this machine ({first.rstrip('.')}): install a C++ "
+            "compiler, and on a GPU Triton, or give compile=false",
+            option="compile",
+        ) from problem
+
+
+@functools.cache
+def _compile(part: Callable[..., Result]) -> Callable[..., Result]:
+    settings = torch._dynamo.config
+    settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
+    made: Callable[..., Result] = torch.compile(
+        part, fullgraph=True, dynamic=False, mode="reduce-overhead"
+    )
+    return made
+
+
+def kept(buffer: Tensor, value: Tensor) -> Tensor:
+    """A value in a buffer that keeps its address from batch to batch, as CUDA graphs need: in
+    `buffer` if that has its shape, dtype and device, else in a new one.
+    """
+    like = buffer.shape, buffer.dtype, buffer.device
+    if like == (value.shape, value.dtype, value.device):
+        return buffer.copy_(value)
+    made = value.clone(memory_format=torch.contiguous_format)
+    torch._dynamo.mark_static_address(made)
+    return made

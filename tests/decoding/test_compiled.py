@@ -1,0 +1,182 @@
+"""Compiled rounds emit what rounds emit that are not. Speed is not tested here."""
+
+import pytest
+import torch
+from network_drafts import eagle, eagle2, independent, medusa, parallel
+from tiny_networks import PROMPTS, captions, llamagen
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from tempera.decoding import compiled, loop
+from tempera.decoding.loop import decode
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trees import Tree
+from tempera.drafters import jacobi
+from tempera.drafters.none import NoDraft
+from tempera.errors import TemperaError
+from tempera.rules.standard import Exact, Match
+from tempera.targets.token_format import ModelSpec
+from tempera.targets.transformer import TransformerTarget
+
+CHAIN = Tree.chain(3)
+TREE = Tree.from_paths([[0], [1], [0, 0], [0, 1], [0, 0, 0]])
+METHODS = {
+    "ar": lambda target: NoDraft(),
+    "eagle": lambda target: eagle(target, CHAIN),
+    "tree": lambda target: eagle(target, TREE),
+    "eagle2": eagle2,
+    "parallel": lambda target: parallel(target, CHAIN, features=(0,)),
+    "medusa": lambda target: medusa(target, CHAIN),
+    "independent": lambda target: independent(target, CHAIN),
+    "jacobi": lambda target: jacobi.jacobi(target, 5),
+    "sjd": lambda target: jacobi.sjd(target, 5),
+    "scd": lambda target: jacobi.scd(target, 5),
+    "sjd_pac": lambda target: jacobi.sjd_pac(target, 12, branches=2, levels=2),
+}
+BATCHES = [PROMPTS[:2], PROMPTS[2:]]
+VIEWS = ("alias", "detach", "expand", "select", "slice", "squeeze", "unsqueeze", "view")
+
+
+def decoded(method: str, compile: bool, device: str = "cpu") -> list[torch.Tensor]:
+    """Two batches, decoded with a tiny model whose lines end."""
+    network = llamagen(num_hidden_layers=1).to(device)
+    network.spec = ModelSpec(4, 4, 10, 0, ("{text}",), (), 99, line_end=10)
+    sampling = Sampling(3.0, temperature=2.0, top_k=7)
+    target = TransformerTarget(network, captions, sampling, granularity=4)
+    if compile:
+        target.pack()
+        target.compile()
+    drafter, rule = METHODS[method](target), Match() if method == "jacobi" else Exact()
+    return [
+        decode(target, drafter, rule, RandomStreams(0, prompts, device), prompts).tokens
+        for prompts in BATCHES
+    ]
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """Makes `torch.compile` use a backend that generates no code, and count."""
+
+    def use(name: str) -> CompileCounterWithBackend:
+        torch._dynamo.reset()
+        made, inner = CompileCounterWithBackend(name), torch.compile
+
+        def counted(function, *, mode, fullgraph, dynamic):
+            assert (mode, fullgraph, dynamic) == ("reduce-overhead", True, False)
+            return inner(function, backend=made, fullgraph=True, dynamic=False)
+
+        monkeypatch.setattr(torch, "compile", counted)
+        compiled._compile.cache_clear()
+        return made
+
+    yield use
+    compiled._compile.cache_clear()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_is_three_graphs_and_the_second_batch_compiles_none(method, backend, monkeypatch):
+    counter, parts, loose = backend("eager"), [], []
+    rounds = [0]
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            name = function.overloadpacket.__name__
+            if name not in VIEWS:
+                loose.append(name)
+            return function(*arguments, **options or {})
+
+    def one_part(part, *arguments):
+        parts.append(part.__name__)
+        with _disable_current_modes():
+            return compiled.compiled(part, *arguments)
+
+    monkeypatch.setattr(loop, "compiled", one_part)
+    inner = loop.Images.read
+
+    def read(images):
+        inner(images)
+        rounds[0] += 1
+        frames.append(counter.frame_count)
+        if images.rounds == 1:
+            loose.clear()  # of `begin` and of the first round, which runs as it is written
+        else:
+            assert len(loose) <= 10, loose
+            loose.clear()
+
+    frames: list[int] = []
+    monkeypatch.setattr(loop.Images, "read", read)
+    with Operations():
+        found = decoded(method, True)
+    assert parts == ["_propose", "_judge", "_settle"] * (rounds[0] - len(BATCHES))
+    assert frames[0] == 0 and frames[1] == frames[-1] == 3
+    expected = decoded(method, False)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("method", ["ar", "tree", "scd"])
+def test_traced_and_functionalised_rounds_write_into_the_cache_in_place(method, backend):
+    counter = backend("aot_eager")
+    found, expected = decoded(method, True), decoded(method, False)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    writes = [graph.code.count("index_copy_") for graph in counter.graphs]
+    assert sum(map(bool, writes)) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ar", "eagle", "tree", "eagle2", "sjd"])
+def test_generated_code_decodes_like_eager_rounds(method, monkeypatch, tmp_path):
+    """With the code that is generated for a CPU."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        pytest.skip("torch.compile needs a C++ compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    compiled._compile.cache_clear()
+    found, expected = decoded(method, True), decoded(method, False)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", METHODS)
+def test_compiled_rounds_decode_like_eager_ones_on_a_gpu(method):
+    found, expected = decoded(method, True, "cuda"), decoded(method, False, "cuda")
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def _wave(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 3 + 1
+
+
+@pytest.mark.slow
+def test_a_failed_compilation_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no_such_compiler",))
+    with pytest.raises(TemperaError, match=r"no_such_compiler") as message:
+        compiled.compiled(_wave, torch.ones(5))
+    assert "\n" not in str(message.value)
+
+
+def test_out_of_memory_in_compilation_is_raised_unchanged(monkeypatch):
+    def refuse(*inputs):
+        raise torch._dynamo.exc.BackendCompilerFailed(
+            "inductor", torch.OutOfMemoryError("of 80 GiB"), None
+        )
+
+    compiled._compile.cache_clear()
+    monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled.compiled(_wave, torch.ones(1))
+    compiled._compile.cache_clear()
+
+
+def test_a_buffer_keeps_its_address_while_shape_and_dtype_stay():
+    first = compiled.kept(torch.empty(0), torch.arange(3))
+    assert first.tolist() == [0, 1, 2] and hasattr(first, "_dynamo_static_input_type")
+    assert compiled.kept(first, torch.tensor([4, 5, 6])) is first and first.tolist() == [4, 5, 6]
+    for other in (torch.ones(3), torch.arange(2)):
+        assert compiled.kept(first, other) is not first
