@@ -40,7 +40,8 @@ def compiled(part: Callable[..., Result], *arguments: Any) -> Result:
             Triton.
     """
     try:
-        return _compile(part)(*arguments)
+        result: Result = _compile(part)(*arguments)
+        return result
     except torch._dynamo.exc.TorchDynamoException as problem:
         cause = getattr(problem, "inner_exception", problem)
         if isinstance(cause, torch.OutOfMemoryError | MemoryError):
