@@ -8,7 +8,7 @@ root and entry 1 + n is node n, as in `tempera.decoding.interfaces.Scores`.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Generic, TypeVar
@@ -115,10 +115,8 @@ class _Once(Generic[T]):
         self.__doc__ = compute.__doc__
 
     def __get__(self, tree: "Tree", _: type["Tree"]) -> T:
-        name = self.compute.__name__
-        if name not in tree._tables:
-            tree._tables[name] = self.compute(tree)
-        value: T = tree._tables[name]
+        value = self.compute(tree)
+        object.__setattr__(tree, self.compute.__name__, value)  # found before this from now on
         return value
 
 
@@ -136,8 +134,6 @@ class Tree:
     parents: Tensor
     max_depth: int
     max_children: int
-    _tables: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    _moved: dict[torch.device, "Tree"] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def empty(cls) -> "Tree":
@@ -224,14 +220,7 @@ class Tree:
             for name in () if self.per_row else TABLES:
                 getattr(self, name)
             return self
-        if device not in self._moved:
-            moved = Tree(self.parents.to(device), self.max_depth, self.max_children)
-            if not self.per_row:  # tables whose sizes depend on the topology are made on the host
-                for name in ("sibling_tests", "levels"):
-                    tables = (_table_on(device, table) for table in getattr(self, name))
-                    moved._tables[name] = tuple(tables)
-            self._moved[device] = moved.to(device)
-        return self._moved[device]
+        return _moved(self, device)
 
     @_Once
     def depths(self) -> Tensor:
@@ -392,6 +381,17 @@ TABLES = (
 def tree_names() -> list[str]:
     """The names of `Tree.named`."""
     return sorted(_named_paths())
+
+
+@lru_cache(maxsize=8)
+def _moved(tree: Tree, device: torch.device) -> Tree:
+    """`Tree.to` another device."""
+    moved = Tree(tree.parents.to(device), tree.max_depth, tree.max_children)
+    if not tree.per_row:  # tables whose sizes depend on the topology are made on the host
+        for name in ("sibling_tests", "levels"):
+            tables = tuple(_table_on(device, table) for table in getattr(tree, name))
+            object.__setattr__(moved, name, tables)
+    return moved.to(device)
 
 
 def _table_on(device: torch.device, table: Any) -> Any:
