@@ -18,7 +18,6 @@ LINES: list[tuple[Any, str, list[str], str]] = [
     (evaluate, "eval", ["model=llamagen_b_c2i", "weights=random", "dry_run=true",
                         f"data.per_class={HUGE}"], "per_class=100000000000"),
     (evaluate, "eval", ["depth=400"], "depth=400 drafts more tokens than an image .* has"),
-    (evaluate, "eval", ["method=eagle2", "depth=400"], "depth=400"),
     (evaluate, "eval", ["model=lumina", "method=ar", "image_size=256"],
      "images of 512, 768, 1024 pixels, not"),
     (evaluate, "eval", ["model=llamagen_b_c2i", "method=ar", "image_size=512"],

@@ -24,6 +24,7 @@ from tiny_evaluation import tiny_options
 from tempera.config import build
 from tempera.config.build import build_method, build_rule, build_target
 from tempera.config.changes import changes
+from tempera.config.compose import composed_run
 from tempera.config.instantiate import instantiate, parsed
 from tempera.decoding.interfaces import Target
 from tempera.errors import TemperaError
@@ -80,8 +81,8 @@ def jobs(preset: str, *given: str) -> list[list[str]]:
 
 def as_run(job: list[str]) -> Run:
     """A run of a job, as far as a paper's rows look at it."""
-    cfg = composed(*job, hydra=True)
-    chosen = cfg.hydra.runtime.choices
+    cfg = composed_run("eval", job, ".")
+    chosen = cfg.choices
     options = {
         str(key): cfg[key]
         for key in cfg.keys() - {"hydra", "directory", "choices", "overrides"}

@@ -116,7 +116,9 @@ def _check_image_size(cfg: DictConfig) -> None:
     one's own.
     """
     sizes = cfg.model.get("image_sizes")
-    if sizes and cfg.weights == cfg.model.hub and cfg.image_size not in sizes:
+    if not sizes or cfg.model.get("weights", cfg.weights) != cfg.model.hub:
+        return
+    if cfg.image_size not in sizes:
         raise TemperaError(
             f"model={cfg.model.name} is published for images of {', '.join(map(str, sizes))} "
             f"pixels, not {cfg.image_size}: choose one of these, or give weights=DIR of your own",

@@ -54,7 +54,7 @@ def compiled(part: Callable[..., Result], *arguments: Any) -> Result:
         ) from problem
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)  # a round has three parts
 def _compile(part: Callable[..., Result]) -> Callable[..., Result]:
     settings = torch._dynamo.config
     settings.recompile_limit = max(VARIANTS, settings.recompile_limit)

@@ -100,12 +100,7 @@ def evaluate(
         for size in protocol.batches
     }
     scores, metrics = _evaluated(plan, pipeline, prompts, evaluator) if pictured else ({}, {})
-    for name, values in (given or {}).items():
-        for prompt, value in values.items():
-            scores.setdefault(prompt, {})[name] = value
-    table.forget()
-    table.include(given or {})
-    metrics = acceptance(rows) | metrics | intervals_of(given or {})
+    metrics = acceptance(rows) | metrics | _included(given or {}, scores)
     if timings:
         metrics |= latency.speed(timings, len(rows[0]["tokens"]))
     metrics |= latency.batch_speedups(larger)
@@ -124,6 +119,16 @@ def evaluate(
     result["results"] = sha256_file(results)
     write_json(plan.directory / "metrics.json", result)
     return result
+
+
+def _included(given: Scores, scores: dict[str, Any]) -> dict[str, Any]:
+    """Add scores that were computed elsewhere to those of each prompt; returns their metrics."""
+    for name, values in given.items():
+        for prompt, value in values.items():
+            scores.setdefault(prompt, {})[name] = value
+    table.forget()
+    table.include(given)
+    return intervals_of(given)
 
 
 def _generated(
