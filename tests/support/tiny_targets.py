@@ -213,7 +213,14 @@ def write_lumina(directory: Path) -> list[str]:
     """
     other = {"model.vqmodel.encoder.conv_in.weight": torch.zeros(2)}
     save_shards(official_state(*STATES["lumina"]) | other, directory)
-    return ["model=lumina", f"model.weights={directory}", *RANDOM, "image_size=64", *CHAMELEON]
+    return [
+        "model=lumina",
+        f"model.weights={directory}",
+        *RANDOM,
+        "image_size=64",
+        "model.image_sizes=[64]",
+        *CHAMELEON,
+    ]
 
 
 def write_anole(directory: Path) -> list[str]:
