@@ -116,7 +116,9 @@ def test_whatever_lies_at_a_path(reader: str, kind: str, tmp_path: Path) -> None
     answered(FILES[reader], tmp_path / "a")
 
 
-@pytest.mark.parametrize("path", ["x" * 300, "a/" * 3000, "\udcff"])
+@pytest.mark.parametrize(
+    "path", ["x" * 300, "a/" * 3000, "\udcff"], ids=["long", "deep", "no UTF-8"]
+)
 @pytest.mark.parametrize("reader", FILES)
 def test_whatever_a_path_is(reader: str, path: str, tmp_path: Path) -> None:
     answered(FILES[reader], tmp_path / path / "a")
