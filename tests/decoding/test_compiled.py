@@ -155,8 +155,8 @@ def _wave(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.slow
 def test_a_failed_compilation_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no_such_compiler",))
-    with pytest.raises(TemperaError, match=r"no_such_compiler") as message:
+    missing = torch._inductor.config.patch({"cpp.cxx": ("no_such_compiler",)})
+    with missing, pytest.raises(TemperaError, match=r"no_such_compiler") as message:
         compiled.compiled(_wave, torch.ones(5))
     assert "\n" not in str(message.value)
 

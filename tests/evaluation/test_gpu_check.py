@@ -1,6 +1,7 @@
 """`tempera-gpu-check`, on a CPU and without compiling: no GPU is at hand."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tiny_networks import tiny_eagle, tiny_target
 from tempera.commands import gpu_check
 from tempera.config import build
 from tempera.config.compose import composed
+from tempera.decoding import compiled
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -26,13 +28,16 @@ def options(directory: Path, *more: str) -> Any:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few methods, nothing compiled."""
+    compiled._compile.cache_clear()
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     methods = ("medusa drafter.path=random depth=3", "sjd window=6")
     monkeypatch.setattr(gpu_check, "METHODS", methods)
     monkeypatch.setattr(gpu_check, "SHIPPED_METHODS", ())
     monkeypatch.setattr(gpu_check, "ROUNDS", {"chain": "eagle tree=chain depth=3"})
+    yield
+    compiled._compile.cache_clear()
 
 
 @pytest.mark.slow

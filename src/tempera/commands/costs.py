@@ -114,12 +114,13 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
 
 
 def _training(cfg: DictConfig, recipe: Recipe, tokens: int) -> str:
-    """What a training does: `20 epochs of 30,000 images of 2,304 tokens, 16 at a time`."""
-    at_a_time = f"{recipe.batch_size} at a time"
+    """What a training does: `20 epochs of 30,000 images, 2,304 tokens each, 16 at a time`."""
     if cfg.steps:
-        return f"{cfg.steps:,} steps of images of {tokens:,} tokens, {at_a_time}"
-    images = "its" if cfg.limit is None else f"{cfg.limit:,}"
-    return f"{cfg.epochs:g} epochs of {images} images of {tokens:,} tokens, {at_a_time}"
+        return f"{cfg.steps:,} steps of {recipe.batch_size} images, {tokens:,} tokens each"
+    images = "all images" if cfg.limit is None else f"{cfg.limit:,} images"
+    return (
+        f"{cfg.epochs:g} epochs of {images}, {tokens:,} tokens each, {recipe.batch_size} at a time"
+    )
 
 
 def _told(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> dict[str, float]:
