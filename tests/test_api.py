@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ import torch
 import tempera
 import tempera.api
 from tempera import LoadedModel, Result, TemperaError
+from tempera.drafters.jacobi import sjd
+from tempera.exactness.tables import TableTarget
 
 CAPTIONS = ["a large green star", "a small red ring", "a large green star"]
 
@@ -114,7 +117,7 @@ def test_what_is_no_text_is_no_prompt(prompts: object) -> None:
         tempera.generate(prompts, weights="/nowhere")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", ["0", "abc", 1.5, None, True, [1], 10**20], ids=repr)
+@pytest.mark.parametrize("seed", ["0", "abc", 1.5, None, True, [1.5], 10**20], ids=repr)
 def test_a_seed_is_a_whole_number(seed: object) -> None:
     with pytest.raises(TemperaError, match="seed=.* is not possible: give a whole number"):
         tempera.generate("a red ring", seed=seed, weights="/nowhere")  # type: ignore[arg-type]
@@ -211,6 +214,79 @@ def test_several_images_another_guidance_a_generator_and_progress(loaded: Loaded
     ]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-    assert repr(loaded) == "LoadedModel(model='shapes', method='coolsd', cpu)"
+    assert repr(loaded).startswith("LoadedModel(model='shapes', method='coolsd', rule=Relaxed(")
+    assert repr(loaded).endswith("12×12 tokens, float32 on cpu, batch_size=2)")
     with pytest.raises(TemperaError, match="num_images=0"):
         loaded.generate("a", num_images=0)
+
+
+def test_a_seed_for_every_image(loaded: LoadedModel) -> None:
+    """An image is then that of its prompt and its seed, whatever stands beside it."""
+    many = loaded.generate(CAPTIONS[0], [5, 6], num_images=2)
+    assert torch.equal(many.tokens[1:2], loaded.generate(CAPTIONS[0], seed=6).tokens)
+    assert not torch.equal(many.tokens[0], many.tokens[1])
+    with pytest.raises(TemperaError, match="3 seeds for 2 images"):
+        loaded.generate(CAPTIONS[0], [1, 2, 3], num_images=2)
+    with pytest.raises(TemperaError, match="2 images of one prompt have the seed 4"):
+        loaded.generate(CAPTIONS[0], [4, 4], num_images=2)
+
+
+def test_a_callback_sees_every_round(loaded: LoadedModel) -> None:
+    seen: list[tuple[Any, ...]] = []
+    result = loaded.generate(CAPTIONS[0], callback=lambda *round: seen.append(round))
+    assert len(seen) == int(result.trace.rounds.sum())
+    images, draft, verdict = seen[-1]
+    assert torch.equal(images.tokens[:, :144], result.tokens)
+    assert isinstance(draft, tempera.Draft) and len(verdict.accepted) == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ({"progress": 3}, "progress=3 is not possible: give a function"),
+        ({"callback": "x"}, "callback='x' is not possible"),
+        ({"guidance": "3"}, "guidance='3' is not possible: give a number"),
+        ({"temperature": 0.5}, "`temperature` is not an argument of generate"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_generate(
+    argument: dict[str, Any], sentence: str, loaded: LoadedModel
+) -> None:
+    with pytest.raises(TemperaError, match=sentence):
+        loaded.generate(CAPTIONS[0], **argument)
+
+
+def test_objects_in_place_of_names(loaded: LoadedModel) -> None:
+    target, rule = loaded.pipeline.target, tempera.Relaxed(tempera.schedules.uniform(2.0, 5))
+    own = tempera.load(method="sjd", rule=rule, target=target)
+    assert own.pipeline.method.rule is rule and own.pipeline.target is target
+    mine = tempera.load(drafter=lambda target: sjd(target, window=8), target=target, rule=rule)
+    assert mine.pipeline.method.drafter.nodes == 8
+    assert "method='ar', rule=Relaxed(" in repr(mine)
+    assert len(mine.generate(CAPTIONS[0]).images) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rule": object()}, "rule=.* is not possible: give a tempera.Rule"),
+        ({"rule": tempera.Exact(), "delta": 2}, "there is no option `delta`"),
+        (
+            {"rule": tempera.Exact(), "model": "shapes_mar", "method": "ar"},
+            "those of model=shapes_mar are continuous",
+        ),
+        ({"drafter": 3}, "drafter=3 is not possible"),
+        ({"drafter": tempera.NoDraft(), "method": "eagle"}, "takes the place of method=eagle"),
+        ({"target": object()}, "target=.* is not possible: give a tempera.Target"),
+        (
+            {"target": TableTarget(), "method": "ar"},
+            "the target has 3 tokens, and the image decoder",
+        ),
+        ({"target": TableTarget(), "top_k": 3}, "the target has its own top_k"),
+    ],
+    ids=lambda given: ", ".join(given) if isinstance(given, dict) else None,
+)
+def test_objects_that_do_not_fit(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TemperaError, match=sentence):
+        tempera.load(**given)

@@ -8,9 +8,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from threading import Lock
 from typing import Any
 
@@ -22,9 +22,11 @@ from torch import Tensor
 from tempera.config import build
 from tempera.config.compose import composed, in_one_sentence, written
 from tempera.data.prompts import Prompt, one_prompt, warnings_of
+from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule, Target
+from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trace import Trace, joined
 from tempera.errors import TemperaError, shown
-from tempera.evaluation.pipeline import Pipeline
+from tempera.evaluation.pipeline import Method, Pipeline
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,21 @@ class LoadedModel:
     turns: a batch uses the model's caches alone.
     """
 
-    def __init__(self, cfg: DictConfig, method: str) -> None:
+    def __init__(self, cfg: DictConfig, method: str, own: "Parts") -> None:
         rule = build.build_rule(cfg)
+        if own != Parts():
+            build.check_discrete(
+                cfg, "rule, drafter and target can be objects with discrete tokens"
+            )
+        if own.rule is not None:
+            rule = own.rule
+            build.check_rule(cfg, rule)
         if cfg.batch_size == "auto":
             raise TemperaError("give batch_size a number here", option="batch_size")
         self._lock = Lock()
-        self._captions = build.build_captions(cfg)
-        target = build.build_fast_target(cfg)
-        self.pipeline: Pipeline = build.build_pipeline(cfg, target, rule)
+        self._captions = build.build_captions(cfg) if own.target is None else None
+        target = own.target or build.build_fast_target(cfg)
+        self.pipeline: Pipeline = own.placed(build.build_pipeline(cfg, target, rule))
         self.model: str = cfg.model.name
         self.method: str = method
         self.batch_size = cfg.batch_size
@@ -99,37 +108,61 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         """What it is made of."""
-        return f"LoadedModel(model={self.model!r}, method={self.method!r}, {self.pipeline.device})"
+        pipeline = self.pipeline
+        lines, columns = pipeline.target.grid
+        rule = getattr(pipeline.method, "rule", None)
+        dtype = str(pipeline.target.dtype).removeprefix("torch.")
+        parts = [
+            f"model={self.model!r}",
+            f"method={self.method!r}",
+            *([] if rule is None else [f"rule={rule!r}"]),
+            f"{lines}×{columns} tokens",
+            f"{dtype} on {pipeline.device}",
+            f"batch_size={self.batch_size}",
+        ]
+        return f"LoadedModel({', '.join(parts)})"
 
     def generate(
         self,
         prompts: str | Sequence[str],
-        seed: int | torch.Generator = 0,
+        seed: int | Sequence[int] | torch.Generator = 0,
         *,
         num_images: int = 1,
         guidance: float | None = None,
         progress: Callable[[int], object] | None = None,
+        callback: Callable[..., object] | None = None,
+        **unknown: Any,
     ) -> Result:
         """Images of prompts; see `tempera.generate`.
 
         Args:
             prompts: a text or several.
-            seed: of the random draws, or a generator that it is drawn from.
+            seed: of the random draws; or a seed for each image, which is then the image of its
+                prompt and its seed alone; or a generator that one seed is drawn from.
             num_images: images of every prompt, which follow each other.
             guidance: in place of the model's.
             progress: called after every round with the number of its tokens, over all images.
+            callback: called after every round with the images so far, as
+                `tempera.decoding.images.Images`, and, for discrete tokens, with the round's draft
+                and verdict.
+            unknown: refused.
 
         Raises:
             TemperaError: an argument is not possible.
         """
-        named = named_prompts(prompts, num_images)
-        if isinstance(seed, torch.Generator):
-            seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
+        for name in unknown:
+            raise TemperaError(
+                f"`{name}` is not an argument of generate: options of the model and its method are "
+                "arguments of tempera.load",
+                option=name,
+            )
+        named, seeds = seeded_prompts(prompts, seed, num_images)
+        check_callable(progress=progress, callback=callback)
         with self._lock, self._guided(guidance):
-            return self._generate(named, whole_seed(seed), progress)
+            return self._generate(named, seeds, progress, callback)
 
     @contextmanager
-    def _guided(self, guidance: float | None) -> Iterator[None]:
+    def _guided(self, guidance: Any) -> Iterator[None]:
         """Another guidance inside the `with` block."""
         if guidance is None:
             yield
@@ -142,6 +175,11 @@ class LoadedModel:
                 f"guidance={guidance}",
                 option="guidance",
             )
+        if isinstance(guidance, bool) or not isinstance(guidance, Real):
+            raise TemperaError(
+                f"guidance={shown(guidance)} is not possible: give a number (1 is no guidance)",
+                option="guidance",
+            )
         target.sampling = replace(usual, guidance=float(guidance))
         try:
             yield
@@ -151,19 +189,26 @@ class LoadedModel:
     def _generate(
         self,
         prompts: Sequence[Prompt],
-        seed: int,
+        seeds: Sequence[int],
         progress: Callable[[int], object] | None = None,
+        callback: Callable[..., object] | None = None,
     ) -> Result:
-        pipeline, size = replace(self.pipeline, seed=seed), self.batch_size
+        pipeline = self.pipeline
         for line in warnings_of(prompts, self._captions):
             warnings.warn(line, stacklevel=3)
         outputs, seconds = [], 0.0
-        for batch in (prompts[first : first + size] for first in range(0, len(prompts), size)):
-            with pipeline.text_encoded(batch):
+        for first in range(0, len(prompts), self.batch_size):
+            rows = slice(first, first + self.batch_size)
+            with pipeline.text_encoded(prompts[rows]):
                 start = pipeline.now()
-                outputs.append(
-                    pipeline.tokens(batch, diagnostics=self.diagnostics, progress=progress)
+                output = pipeline.tokens(
+                    prompts[rows],
+                    seeds=seeds[rows],
+                    diagnostics=self.diagnostics,
+                    progress=progress,
+                    callback=callback,
                 )
+                outputs.append(output)
                 seconds += pipeline.now() - start
         pictures = [torch.from_numpy(pipeline.pictures(output.tokens)) for output in outputs]
         return Result(
@@ -178,12 +223,94 @@ class LoadedModel:
         raise TemperaError("a loaded model cannot be copied: call tempera.load again")
 
 
-def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> LoadedModel:
+@dataclass(frozen=True)
+class Parts:
+    """Objects of the caller's in place of what the configuration names, else None.
+
+    Attributes:
+        rule, drafter, target: see `load`.
+    """
+
+    rule: Rule | JointRule | None = None
+    drafter: Drafter | Callable[[Any], Drafter] | None = None
+    target: Any = None
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raise TemperaError for an object that is not what it is given as, and for options that a
+        target has already.
+        """
+        drafts = self.drafter is None or isinstance(self.drafter, Drafter) or callable(self.drafter)
+        for name, fits, wanted in (
+            ("rule", isinstance(self.rule, Rule | JointRule | None), "tempera.Rule"),
+            ("drafter", drafts, "tempera.Drafter, or a function of the target that makes one"),
+            ("target", self.target is None or isinstance(self.target, Target), "tempera.Target"),
+        ):
+            if not fits:
+                raise TemperaError(
+                    f"{name}={shown(getattr(self, name))} is not possible: give a {wanted}",
+                    option=name,
+                )
+        sampling = [field.name for field in fields(Sampling) if field.name in options]
+        if self.target is not None and sampling:
+            raise TemperaError(
+                f"the target has its own {sampling[0]}: leave the option away",
+                option=sampling[0],
+            )
+        lacking = [name for name in ("grid", "dtype", "encoded") if not hasattr(self.target, name)]
+        if self.target is not None and lacking:
+            raise TemperaError(
+                f"a target that makes pictures needs `{lacking[0]}`, see "
+                "tempera.decoding.interfaces.ImageTarget; tempera.decode needs none",
+                option="target",
+            )
+
+    def placed(self, pipeline: Pipeline) -> Pipeline:
+        """The pipeline with the caller's drafter.
+
+        Raises:
+            TemperaError: it drafts more tokens than an image has, or the target's tokens are not
+                those of the image decoder.
+        """
+        target: Any = pipeline.target
+        codes = getattr(pipeline.image_decoder, "vocab_size", None)
+        if self.target is not None and codes != target.vocab_size:
+            raise TemperaError(
+                f"the target has {target.vocab_size:,} tokens, and the image decoder of the model "
+                f"{codes:,}: give model= the name of the model whose pictures they are",
+                option="target",
+            )
+        if self.drafter is None:
+            return pipeline
+        drafter = self.drafter if isinstance(self.drafter, Drafter) else self.drafter(target)
+        if drafter.depth > target.length:
+            raise TemperaError(
+                f"the drafter drafts {drafter.depth} tokens in a row, and an image has "
+                f"{target.length}: let it draft fewer",
+                option="drafter",
+            )
+        method: Any = pipeline.method
+        return replace(pipeline, method=Method(drafter, method.rule))
+
+
+def load(
+    model: str = "shapes",
+    method: str | None = None,
+    *,
+    rule: str | Rule | JointRule | None = None,
+    drafter: str | Drafter | Callable[[Any], Drafter] | None = None,
+    target: ImageTarget | None = None,
+    **options: Any,
+) -> LoadedModel:
     """Load a model with a method, for many calls of `generate`.
 
     Args:
         model: a name of `conf/model/`.
-        method: a name of `conf/method/`.
+        method: a name of `conf/method/`, by default `coolsd`.
+        rule: a name of `conf/rule/`, or an object such as `tempera.Relaxed(...)`, in place of the
+            method's.
+        drafter: a name of `conf/drafter/`; or an object, or a function that makes one of the
+            target, in place of a method: the rule is then exact unless you give another.
+        target: in place of the model's, whose image decoder makes the pictures.
         options: options of the command line, such as `delta=2`, `device="cuda"` or `batch_size=4`;
             nested ones as `**{"drafter.path": "my_draft"}`.
 
@@ -198,6 +325,22 @@ def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> Loade
     >>> two.tokens.shape
     torch.Size([2, 144])
     """
+    named = {"rule": rule, "drafter": drafter}
+    options |= {name: part for name, part in named.items() if isinstance(part, str)}
+    parts = Parts(
+        None if isinstance(rule, str) else rule,
+        None if isinstance(drafter, str) else drafter,
+        target,
+    )
+    parts.check(options)
+    if parts.drafter is not None and method not in (None, "ar"):
+        raise TemperaError(
+            f"a drafter of your own takes the place of method={method}: leave one of the two away",
+            option="drafter",
+        )
+    method = method or ("coolsd" if parts.drafter is None else "ar")  # ar drafts nothing itself
+    if parts.rule is not None:
+        options["rule"] = "exact"  # so that options of the method's rule are refused
     for name in options:
         if name == "seed" or name.startswith("hydra"):
             raise TemperaError(
@@ -209,17 +352,21 @@ def load(model: str = "shapes", method: str = "coolsd", **options: Any) -> Loade
     arguments = [written(*option) for option in given.items()]
     cfg = composed("generate", arguments)
     with in_one_sentence("generate", arguments):
-        return LoadedModel(cfg, method)
+        return LoadedModel(cfg, method, parts)
 
 
 def generate(
     prompts: str | Sequence[str],
     model: str = "shapes",
-    method: str = "coolsd",
-    seed: int = 0,
+    method: str | None = None,
+    seed: int | Sequence[int] | torch.Generator = 0,
+    *,
+    num_images: int = 1,
+    progress: Callable[[int], object] | None = None,
+    callback: Callable[..., object] | None = None,
     **options: Any,
 ) -> Result:
-    """Generate one image per prompt.
+    """Generate images of prompts.
 
     An image depends on its prompt and the seed alone, not on the other prompts: it is the one of
     `tempera-eval prompt=TEXT seed=SEED`. Equal prompts of one call get different images.
@@ -227,9 +374,9 @@ def generate(
     Args:
         prompts: a text or several; for a class-conditional model class numbers, `207` or `"207"`.
         model: a name of `conf/model/`.
-        method: a name of `conf/method/`.
-        seed: of the random draws.
-        options: as of `tempera.load`.
+        method: a name of `conf/method/`, by default `coolsd`.
+        seed, num_images, progress, callback: see `LoadedModel.generate`.
+        options: as of `tempera.load`, objects too.
 
     Raises:
         TemperaError: no such model, method or option, weights that do not fit, or an empty prompt.
@@ -243,8 +390,44 @@ def generate(
     Traceback (most recent call last):
     tempera.errors.TemperaError: there is no option `delta` with method=eagle: it belongs to ...
     """
-    named, seed = named_prompts(prompts), whole_seed(seed)  # refused before weights are read
-    return load(model, method, **options)._generate(named, seed)
+    named, seeds = seeded_prompts(prompts, seed, num_images)  # refused before weights are read
+    check_callable(progress=progress, callback=callback)
+    return load(model, method, **options)._generate(named, seeds, progress, callback)
+
+
+def seeded_prompts(prompts: Any, seed: Any, images: Any = 1) -> tuple[list[Prompt], list[int]]:
+    """The prompts as of `named_prompts`, and a seed for each. Where every image has its own seed,
+    repeated texts are not numbered.
+
+    Raises:
+        TemperaError: also for seeds that are not one for each image, or twice the same of a prompt.
+    """
+    named = named_prompts(prompts, images)
+    if isinstance(seed, torch.Generator):
+        seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
+    if isinstance(seed, str | bytes | Mapping) or not isinstance(seed, Iterable):
+        return named, [whole_seed(seed)] * len(named)
+    seeds = [whole_seed(one) for one in seed]
+    if len(seeds) != len(named):
+        raise TemperaError(
+            f"there are {len(seeds)} seeds for {len(named)} images: give one seed, or one for each"
+        )
+    named = [prompt for text in named for prompt in one_prompt(text.text)]
+    images_of = Counter((prompt.id, one) for prompt, one in zip(named, seeds, strict=True))
+    (_, repeated), count = images_of.most_common(1)[0]
+    if count > 1:
+        raise TemperaError(
+            f"{count} images of one prompt have the seed {repeated} and would be the same: give "
+            "each its own"
+        )
+    return named, seeds
+
+
+def check_callable(**functions: Any) -> None:
+    """Raise TemperaError for what cannot be called, besides None."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TemperaError(f"{name}={shown(function)} is not possible: give a function")
 
 
 def named_prompts(prompts: Any, images: Any = 1) -> list[Prompt]:

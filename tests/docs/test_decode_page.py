@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+import tempera
+
 PAGE = Path(__file__).parents[2] / "docs/decode.md"
 
 
@@ -18,6 +20,7 @@ def test_the_experiment_runs_and_keeps_the_law() -> None:
     tokens, table = names["output"].tokens, names["target"].table
     assert tokens.shape == (20_000, 16)
     assert 1 < names["accepted_length"] < 4
+    assert isinstance(names["target"], tempera.Target)
     first = torch.bincount(tokens[:, 0], minlength=8) / len(tokens)
     torch.testing.assert_close(first, table[8], atol=0.02, rtol=0)
     pairs = torch.bincount((tokens[:, :-1] * 8 + tokens[:, 1:]).flatten(), minlength=64)

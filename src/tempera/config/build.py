@@ -24,7 +24,7 @@ from tempera.config.instantiate import (
     takes,
 )
 from tempera.config.options import Role, role_of
-from tempera.decoding.interfaces import Drafter, JointRule, Rule, Target
+from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule, Target
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
@@ -91,7 +91,7 @@ def build_image_decoder(cfg: DictConfig) -> nn.Module:
     return build_tokenizer(cfg).to(dtype if dtype == torch.bfloat16 else torch.float32)
 
 
-def build_target(cfg: DictConfig) -> Target:
+def build_target(cfg: DictConfig) -> ImageTarget:
     """Build the target: `model.target` with its network and text encoder, and the sampling of the
     top-level options. The network is frozen, on `device` in `dtype`; see `processor.arithmetic`.
     Its identity is that of the weights before they are rounded to `dtype`.
@@ -107,7 +107,7 @@ def build_target(cfg: DictConfig) -> Target:
     network = _frozen(network, cfg)
     conditioner = build_text_encoder(cfg).encode
     parts = {"network": network, "conditioner": conditioner, "sampling": sampling}
-    target: Target = instantiate(cfg.model.target, **parts, **identity)
+    target: ImageTarget = instantiate(cfg.model.target, **parts, **identity)
     return target
 
 
@@ -306,6 +306,12 @@ def _rule(cfg: DictConfig) -> Any:
         codebook = instantiate(cfg.model.tokenizer).codebook
         offered["neighbours"] = instantiate(cfg.neighbours, codebook=codebook)
     rule = instantiate(cfg.rule, **offered)
+    check_rule(cfg, rule)
+    return rule
+
+
+def check_rule(cfg: DictConfig, rule: Any) -> None:
+    """Raise TemperaError for a rule that is not for the model's tokens or the method's tree."""
     if is_discrete(cfg) and not isinstance(rule, Rule | JointRule):
         raise TemperaError(
             f"{type(rule).__name__} is a rule for continuous tokens, and those of "
@@ -318,7 +324,6 @@ def _rule(cfg: DictConfig) -> Any:
             "give tree=chain, or rule=exact",
             option="tree",
         )
-    return rule
 
 
 def _check_drafter(cfg: DictConfig) -> None:
@@ -364,7 +369,7 @@ def build_method(cfg: DictConfig, target: Any, rule: Any) -> Any:
     return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))
 
 
-def build_pipeline(cfg: DictConfig, target: Target, rule: Any) -> Any:
+def build_pipeline(cfg: DictConfig, target: ImageTarget, rule: Any) -> Any:
     """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed.
 
     Raises:

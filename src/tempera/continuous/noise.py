@@ -23,7 +23,7 @@ class Noise:
     def __init__(self, streams: RandomStreams) -> None:
         self._streams = streams
         self._keys = torch.tensor(
-            [key(streams.seed, f"{name}/trials") for name in streams.ids],
+            [key(seed, f"{name}/trials") for seed, name in streams.named],
             dtype=torch.int64,
             device=streams.device,
         )

@@ -131,9 +131,46 @@ class Verdict:
         return self.visited[:, 1:] - 1
 
 
+@runtime_checkable
+class Target(Protocol):
+    """The model to accelerate, as `decode` runs it. It owns its prompt state and its cache; `begin`
+    starts a batch of B rows.
+    """
+
+    @property
+    def length(self) -> int:
+        """T, tokens per image."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of different tokens."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the steps of a round are compiled."""
+
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """Start a batch with one image per prompt and at most `nodes` drafted nodes per round."""
+
+    def score(self, draft: Draft, longest: int) -> Scores:
+        """One forward pass over the root and all nodes of the draft. `longest` is the number of
+        tokens of the longest image so far: attention needs no more keys than that one has.
+        """
+
+    def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
+        """Keep the accepted path, roll back the rest, and make the drawn token the root.
+
+        Args:
+            draft: the draft.
+            verdict: its verdict.
+            emitted: tokens that each row emits in this round, int64 [B]: τ + 1, less if the image
+                ends inside the draft, 0 for a finished row.
+        """
+
+
 class ImageModel(Protocol):
-    """A model of images as sequences of tokens, discrete (`Target`) or continuous
-    (`tempera.continuous.loop.Model`).
+    """A model of images as sequences of tokens, discrete (`ImageTarget`) or continuous
+    (`tempera.continuous.loop.Model`), as evaluations run it.
     """
 
     @property
@@ -162,33 +199,8 @@ class ImageModel(Protocol):
         """Encode these prompts now and reuse the result inside the `with` block."""
 
 
-@runtime_checkable
-class Target(ImageModel, Protocol):
-    """The model to accelerate. It owns its prompt state and its cache; `begin` starts a batch of B
-    rows.
-    """
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the number of different tokens."""
-
-    def begin(self, prompts: list[str], nodes: int) -> None:
-        """Start a batch with one image per prompt and at most `nodes` drafted nodes per round."""
-
-    def score(self, draft: Draft, longest: int) -> Scores:
-        """One forward pass over the root and all nodes of the draft. `longest` is the number of
-        tokens of the longest image so far: attention needs no more keys than that one has.
-        """
-
-    def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
-        """Keep the accepted path, roll back the rest, and make the drawn token the root.
-
-        Args:
-            draft: the draft.
-            verdict: its verdict.
-            emitted: tokens that each row emits in this round, int64 [B]: τ + 1, less if the image
-                ends inside the draft, 0 for a finished row.
-        """
+class ImageTarget(Target, ImageModel, Protocol):
+    """A target with a grid, weights and prompts of its own."""
 
 
 class Drafter(ABC):

@@ -26,23 +26,29 @@ class RandomStreams:
     """One stream of uniform draws per row.
 
     Args:
-        seed: shared by the run.
-        ids: prompt ids, one per row; two rows with the same id get the same draws, so they must
-            differ.
+        seed: shared by all rows, or one per row.
+        ids: prompt ids, one per row; two rows with the same id and seed get the same draws, so one
+            of the two must differ.
         device: device of the draws.
+
+    Attributes:
+        named: seed and id of every row.
     """
 
-    def __init__(self, seed: int, ids: list[str], device: torch.device | str = "cpu") -> None:
-        if len(set(ids)) != len(ids):
+    def __init__(
+        self, seed: int | Sequence[int], ids: list[str], device: torch.device | str = "cpu"
+    ) -> None:
+        seeds = [seed] * len(ids) if isinstance(seed, int) else seed
+        self.named = list(zip(seeds, ids, strict=True))
+        if len(set(self.named)) != len(ids):
             raise TemperaError(
-                "two prompts in a batch share an id, so they would get the same random draws; "
-                "give every prompt its own id"
+                "two prompts in a batch share an id and a seed, so they would get the same random "
+                "draws; give every prompt its own id"
             )
-        self.seed = seed
         self.ids = ids
         self.device = torch.device(device)
         self._keys = torch.tensor(
-            [key(seed, name) for name in ids], dtype=torch.int64, device=device
+            [key(*stream) for stream in self.named], dtype=torch.int64, device=device
         ).unsqueeze(1)
         self._counter = 0
         self._block = torch.empty(len(ids), 0, device=device)

@@ -78,7 +78,7 @@ from torch import Tensor
 
 from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict, drafts
+from tempera.decoding.interfaces import Draft, Drafter, ImageTarget, Scores, Verdict, drafts
 from tempera.decoding.probabilities import (
     at,
     excess,
@@ -340,7 +340,7 @@ class Jacobi(Drafter):
 
     def __init__(
         self,
-        target: Target,
+        target: ImageTarget,
         window: Window,
         redraft: Redraft,
         initialisation: Initialisation = "random",
@@ -454,7 +454,9 @@ class Jacobi(Drafter):
 
 
 @drafts(lambda window, **_: window)
-def jacobi(target: Target, window: int = 32, initialisation: Initialisation = "random") -> Jacobi:
+def jacobi(
+    target: ImageTarget, window: int = 32, initialisation: Initialisation = "random"
+) -> Jacobi:
     """The drafter of Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427), whose rule is
     `rules.standard.Match`. For `initialisation` see `jacobi_window.WindowInit`.
 
@@ -466,7 +468,7 @@ def jacobi(target: Target, window: int = 32, initialisation: Initialisation = "r
 
 @drafts(lambda window, **_: window)
 def sjd(
-    target: Target,
+    target: ImageTarget,
     window: int = 32,
     initialisation: Initialisation = "random",
     refinement: bool = True,
@@ -494,7 +496,7 @@ def sjd(
 
 @drafts(lambda window, **_: window)
 def scd(
-    target: Target,
+    target: ImageTarget,
     window: int = 32,
     initialisation: Initialisation = "random",
     coupling: Literal["gumbel", "maximal"] = "gumbel",
@@ -516,7 +518,7 @@ def _spine(window: int, branches: int, levels: int, shape: Shape, proactive: boo
 
 @drafts(_spine)
 def sjd_pac(
-    target: Target,
+    target: ImageTarget,
     window: int = 64,
     initialisation: Initialisation = "random",
     branches: int = 4,

@@ -112,29 +112,29 @@ class Pipeline:
         prompts: Sequence[Prompt],
         method: DecodingMethod | None = None,
         *,
+        seeds: Sequence[int] | None = None,
         diagnostics: bool = False,
         clock: Clock | None = None,
         progress: Callable[[int], object] | None = None,
+        callback: Callable[..., object] | None = None,
         drafts: DraftLog | None = None,
     ) -> Output:
         """Decode one image per prompt, by `method` or else by the pipeline's own.
 
         Args:
+            seeds: of each prompt, in place of the pipeline's.
             diagnostics, clock: see `Method.decode`.
-            progress: called after each round with the number of its tokens, over all rows.
+            progress, callback: see `observer`.
             drafts: records what every round drafted, if tokens have ids.
         """
-        written = 0
 
-        def observe(images: Any, *round: Any) -> None:
-            nonlocal written
+        def record(images: Any, *round: Any) -> None:
             if drafts is not None and round:
                 drafts.add(images, *round)
-            if progress is not None:
-                progress(images.written - written)
-            written = images.written
 
-        streams = RandomStreams(self.seed, [prompt.id for prompt in prompts], self.device)
+        observe = observer(progress, record, callback)
+        ids = [prompt.id for prompt in prompts]
+        streams = RandomStreams(self.seed if seeds is None else seeds, ids, self.device)
         target: Any = self.target
         return (method or self.method).decode(
             target,
@@ -188,6 +188,30 @@ class Pipeline:
         start = self.now()
         with self.target.encoded([prompt.text for prompt in prompts]):
             yield self.now() - start
+
+
+def observer(
+    progress: Callable[[int], object] | None, *callbacks: Callable[..., object] | None
+) -> Callable[..., None]:
+    """What observes a batch.
+
+    Args:
+        progress: called after each round with the number of its tokens, over all rows.
+        callbacks: called after each round with the images so far (`decoding.images.Images`) and,
+            for discrete tokens, with its draft and its verdict.
+    """
+    written = 0
+
+    def observe(images: Any, *round: Any) -> None:
+        nonlocal written
+        for callback in callbacks:
+            if callback is not None:
+                callback(images, *round)
+        if progress is not None:
+            progress(images.written - written)
+        written = images.written
+
+    return observe
 
 
 def record_columns(target: ImageModel) -> dict[str, Numbers | None]:

@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Target
+from tempera.decoding.interfaces import ImageTarget
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import ImageDecoder, Method, Pipeline
 from tempera.image_tokenizers.vq import VQModel
@@ -44,7 +44,7 @@ class Replacing:
 
 
 def replacing_pipeline(
-    target: Target,
+    target: ImageTarget,
     method: Method,
     image_decoder: VQModel,
     device: torch.device,
