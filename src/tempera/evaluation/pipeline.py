@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -165,6 +164,8 @@ class Pipeline:
             images: Tensor = decoder.decode_codes(codes.to(device))
             return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
         except RuntimeError as problem:
+            from accelerate.utils.memory import should_reduce_batch_size  # half a second to import
+
             alone = len(codes) == 1
             if not should_reduce_batch_size(problem) or (alone and device.type == "cpu"):
                 raise

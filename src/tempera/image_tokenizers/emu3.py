@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.image_tokenizers.line_ends import LinedTokenizer
-from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
+from tempera.runtime import huggingface
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.runtime.tensor_files import renamed
 
@@ -53,10 +53,12 @@ def load_emu3_tokenizer(
     """Load Emu3's image tokenizer, with a token for the end of each line; `sizes` overrides its
     configuration.
     """
-    config = Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")
+    config = huggingface.Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")
     published = PretrainedFiles(weights, files, hub)
     return LinedTokenizer(
-        Emu3Tokenizer(load_pretrained(lambda: Emu3VQVAE(config), published, vq_from_official))
+        Emu3Tokenizer(
+            load_pretrained(lambda: huggingface.Emu3VQVAE(config), published, vq_from_official)
+        )
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from tempera.errors import TemperaError
-from tempera.runtime.huggingface import ChameleonConfig
+from tempera.runtime import huggingface
 from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.llamagen import from_meta
 from tempera.targets.shared_vocabulary import SharedVocabularyLM
@@ -88,7 +88,7 @@ def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
             "the 34B models), which is not supported: give a model without it, such as a 7B."
         )
     del sizes["model_parallel_size"]
-    config = ChameleonConfig(**sizes, vocabulary_map={})
+    config = huggingface.ChameleonConfig(**sizes, vocabulary_map={})
     return SharedVocabularyLM(config, _sizes(config), spec, "chameleon")
 
 
@@ -123,8 +123,8 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str
 
 def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
     """Sizes of a decoder layer for the fields of a `ChameleonConfig`."""
-    return _sizes(ChameleonConfig(**config))
+    return _sizes(huggingface.ChameleonConfig(**config))
 
 
-def _sizes(config: ChameleonConfig) -> LayerSizes:
+def _sizes(config: Any) -> LayerSizes:
     return LayerSizes.of(config, head_norm="layer")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError, shortened
-from tempera.runtime.huggingface import T5Config, T5EncoderModel
+from tempera.runtime import huggingface
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.shared_vocabulary import Tokenize, load_tokenize, numbered, too_long
 
@@ -215,12 +215,15 @@ def load_flan_t5(
     release = PretrainedFiles(weights, T5_FILES, hub)
     if release.random:
         return RandomFeatures(length, width)
-    config = T5Config(
+    config = huggingface.T5Config(
         **(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False
     )
     tokens = load_caption_tokens(weights, hub, length, truncate)
     encoder: Any = load_pretrained(
-        lambda: T5EncoderModel(config), release, _share_embedding, ignore=("decoder.", "lm_head.")
+        lambda: huggingface.T5EncoderModel(config),
+        release,
+        _share_embedding,
+        ignore=("decoder.", "lm_head."),
     )
     encoder.encoder.embed_tokens.weight = encoder.shared.weight
     return CaptionFeatures(encoder, tokens)

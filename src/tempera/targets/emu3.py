@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tempera.runtime.huggingface import Emu3TextConfig
+from tempera.runtime import huggingface
 from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.shared_vocabulary import SharedVocabularyLM
 from tempera.targets.token_format import ModelSpec, patches
@@ -58,7 +58,7 @@ UNUSED = ()
 
 def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
     """The network of these sizes; see `shared_vocabulary.load_network`."""
-    config = Emu3TextConfig(**sizes, attention_dropout=0.0)
+    config = huggingface.Emu3TextConfig(**sizes, attention_dropout=0.0)
     return SharedVocabularyLM(config, LayerSizes.of(config), spec, "emu3")
 
 
@@ -69,4 +69,4 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> Mapping[
 
 def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
     """Sizes of a decoder layer for the fields of an `Emu3TextConfig`."""
-    return LayerSizes.of(Emu3TextConfig(**config))
+    return LayerSizes.of(huggingface.Emu3TextConfig(**config))

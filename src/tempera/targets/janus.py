@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.runtime.huggingface import LlamaConfig
+from tempera.runtime import huggingface
 from tempera.runtime.tensor_files import renamed
 from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.shared_vocabulary import SharedVocabularyLM
@@ -74,7 +74,7 @@ class Janus(SharedVocabularyLM):
 
 def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
     """Sizes of a decoder layer for the fields of a `LlamaConfig`."""
-    return LayerSizes.of(LlamaConfig(**config))
+    return LayerSizes.of(huggingface.LlamaConfig(**config))
 
 
 UNUSED = ("model.vision_model.", "model.aligner.", "model.vqmodel.", "lm_head.")
@@ -82,7 +82,7 @@ UNUSED = ("model.vision_model.", "model.aligner.", "model.vqmodel.", "lm_head.")
 
 def build(sizes: dict[str, Any], spec: ModelSpec) -> Janus:
     """The network of these sizes; see `shared_vocabulary.load_network`."""
-    return Janus(LlamaConfig(**sizes, pad_token_id=None), spec)
+    return Janus(huggingface.LlamaConfig(**sizes, pad_token_id=None), spec)
 
 
 _NAMES = {

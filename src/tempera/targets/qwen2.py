@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tempera.runtime.huggingface import Qwen2Config
+from tempera.runtime import huggingface
 from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.shared_vocabulary import SharedVocabularyLM
 from tempera.targets.token_format import ModelSpec, patches
@@ -55,7 +55,7 @@ UNUSED = ()
 
 def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
     """The network of these sizes; see `shared_vocabulary.load_network`."""
-    config = Qwen2Config(**sizes)
+    config = huggingface.Qwen2Config(**sizes)
     return SharedVocabularyLM(config, LayerSizes.of(config, qkv_bias=True), spec, "qwen2")
 
 
@@ -67,4 +67,4 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str
 
 def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
     """Sizes of a decoder layer for the fields of a `Qwen2Config`."""
-    return LayerSizes.of(Qwen2Config(**config), qkv_bias=True)
+    return LayerSizes.of(huggingface.Qwen2Config(**config), qkv_bias=True)

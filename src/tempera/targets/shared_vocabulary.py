@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
-from tempera.runtime.huggingface import PreTrainedTokenizerFast
+from tempera.runtime import huggingface
 from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
 from tempera.targets.decoder_layer import Decoder, LayerSizes
 from tempera.targets.network import family_module
@@ -207,7 +207,7 @@ def load_tokenize(files: PretrainedFiles) -> tuple[Tokenize, int | None]:
         return about_as_many, None
     file = files.find()[0]
     try:
-        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
+        tokenizer = huggingface.PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as problem:  # the tokenizers library raises plain Exception
         raise TemperaError(
             f"{file} is not a tokenizer ({str(problem).splitlines()[0]}): download it again."
