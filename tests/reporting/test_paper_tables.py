@@ -4,7 +4,7 @@ figures beside ours.
 
 import runpy
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +21,8 @@ from paths import CONF, ROOT
 from report_runs import finished
 from tiny_evaluation import tiny_options
 
-from tempera.config import build
+from tempera.config import build, changes
 from tempera.config.build import build_method, build_rule, build_target
-from tempera.config.changes import changes
 from tempera.config.compose import composed_run
 from tempera.config.instantiate import instantiate, parsed
 from tempera.decoding.interfaces import Target
@@ -48,6 +47,22 @@ def composed(*overrides: str, hydra: bool = False) -> DictConfig:
         return compose("eval", list(overrides), return_hydra_config=hydra)
 
 
+@cache
+def run_options(*job: str) -> DictConfig:
+    """What a run of a job is composed of."""
+    return composed_run("eval", job, ".")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_is_composed_once() -> Iterator[None]:
+    """A composition takes a quarter of a second, and what runs are compared with is often the
+    same.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changes, "composed_run", lambda _, options, __: run_options(*options))
+        yield
+
+
 def split(
     cases: list[str],
     overrides: list[str],
@@ -65,23 +80,23 @@ def split(
     return list(found)
 
 
-def jobs(preset: str, *given: str) -> list[list[str]]:
+def jobs(preset: str, *options: str) -> list[list[str]]:
     """What the sweep runs, as the sweeper makes it from the preset."""
     cfg = composed(
-        f"experiment={preset}", *(option for option in given if "," not in option), hydra=True
+        f"experiment={preset}", *(option for option in options if "," not in option), hydra=True
     )
     node = cfg.hydra.sweeper
     assert node._target_ == "hydra_plugins.tempera_cases.CaseSweeper"
-    model = [] if any(one.startswith("model=") for one in given) else [f"model={cfg.model.name}"]
+    model = [] if any(one.startswith("model=") for one in options) else [f"model={cfg.model.name}"]
     (batch,) = split(
-        list(node.cases), [f"experiment={preset}", *model, *given], table=node.get("table")
+        list(node.cases), [f"experiment={preset}", *model, *options], table=node.get("table")
     )
     return [[option for option in job if option not in model] for job in batch]
 
 
 def as_run(job: list[str]) -> Run:
     """A run of a job, as far as a paper's rows look at it."""
-    cfg = composed_run("eval", job, ".")
+    cfg = run_options(*job)
     chosen = cfg.choices
     options = {
         str(key): cfg[key]
@@ -90,12 +105,11 @@ def as_run(job: list[str]) -> Run:
     }
     options |= {name: chosen[name] for name in GROUPS if name in chosen}
     options.pop("weights")
-    changed = changes(cfg, chosen)
     return finished(
         options.pop("method"),
         model=options.pop("model"),
         data=chosen["data"],
-        changes=changed,
+        changes=changes.changes(cfg, chosen),
         **options,
     )
 
@@ -169,9 +183,9 @@ def test_every_job(
         check_rows(preset, found)
     built = set()
     for job in one_of_each_kind(found):
-        cfg = composed(*job, hydra=True)
+        cfg = run_options(*job)
         assert OmegaConf.select(cfg, "paper.table") == (preset if preset in PRESETS else None)
-        kind = tuple(cfg.hydra.runtime.choices.get(name) for name in GROUPS)
+        kind = tuple(cfg.choices.get(name) for name in GROUPS)
         if kind not in built and not {"calibrated", "optimal"} & {*kind}:
             build_method(cfg, targets[cfg.model.name], build_rule(cfg))
             parsed(cfg.pipeline, ["target", "method", "image_decoder", "device"])
@@ -257,15 +271,27 @@ STATED = [
 def test_a_presets_composed_settings_are_those_that_the_authors_state(
     preset: str, model: str, which: dict[str, Any], stated: dict[str, list[Any]]
 ) -> None:
-    met: dict[str, set[Any]] = {name: set() for name in stated}
-    for job in jobs(preset, f"model={model}"):
-        if any(option not in job for option in (f"{name}={one}" for name, one in which.items())):
-            continue
-        cfg = composed(*job, hydra=True)
+    """One job of each kind is composed. In the others a stated number is an option of their own,
+    which the first shows to arrive.
+    """
+    wanted_options = {f"{name}={one}" for name, one in which.items()}
+    found = [job for job in jobs(preset, f"model={model}") if wanted_options <= {*job}]
+    met = {name: set[Any]() for name in stated}
+    for job in one_of_each_kind(found):
+        cfg, same = run_options(*job), [one for one in found if kind_of(one) == kind_of(job)]
         for name in stated:
-            chosen = cfg.hydra.runtime.choices.get(name)
-            met[name].add(OmegaConf.select(cfg, name) if chosen is None else chosen)
+            value = cfg.choices.get(name) or OmegaConf.select(cfg, name)
+            met[name].add(value)
+            if given(job, name) is not None:
+                assert given(job, name) == value
+                met[name] |= {given(one, name) for one in same}
     assert met == {name: set(values) for name, values in stated.items()}
+
+
+def given(job: Iterable[str], name: str) -> Any:
+    """The value of an option that a job gives; None without one."""
+    options = dict(option.split("=", 1) for option in job)
+    return OmegaConf.create(f"value: {options[name]}")["value"] if name in options else None
 
 
 def test_an_option_that_a_row_has_may_be_given_again() -> None:
@@ -328,9 +354,9 @@ def test_a_run_has_the_quantities_of_the_papers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = next(job for job in jobs("lantern_figure7") if "delta=0.4" in job)
-    quick = ["limit=1", "speed.prompts=1", "speed.warmup=0"]
+    fewer = [option.replace("k=62", "k=8") for option in job]  # of the tiny model's 32 codes
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run.py", *job, *quick, "tracking=none", "metrics=none"])
+    monkeypatch.setattr(sys, "argv", ["run.py", *fewer, *tiny_options(tmp_path)])
     runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
     (path,) = (tmp_path / "outputs").rglob("metrics.json")
     run = read_run(path.parent)
@@ -342,11 +368,10 @@ def test_a_run_has_the_quantities_of_the_papers(
 def one(method: str, length: float, table: str = "coolsd_table1", **given: Any) -> Run:
     """A run of a preset; `given` are fields and options."""
     fields = {"data": "shapes", "images": 4, "directory": f"runs/{method}-{length}", **given}
-    apart = (*Run.model_fields, "tree")
-    changes = {name: value for name, value in given.items() if name not in apart}
+    changed = {name: value for name, value in given.items() if name not in Run.model_fields}
     metrics = {"accepted_length": {"value": length}}
     fields["paper"] = {"table": table}
-    return finished(method, metrics=metrics, changes=changes, **{"temperature": 1, **fields})
+    return finished(method, metrics=metrics, changes=changed, **{"temperature": 1, **fields})
 
 
 def cells(sections: list[Section], title: str) -> dict[str, dict[str, str]]:
@@ -358,18 +383,18 @@ def cells(sections: list[Section], title: str) -> dict[str, dict[str, str]]:
 def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
     """Other sampling, prompts, sizes and models do not move a cell, and are named."""
     runs = [
-        one("eagle", 3.0, tree="chain"),
-        one("eagle", 3.2, tree="chain", seed=1),
+        one("eagle", 3.0),
+        one("eagle", 3.2, seed=1),
         one("ar", 1.0),
-        one("eagle", 9.0, tree="chain", temperature=0.5),
-        one("eagle", 8.0, tree="chain", images=2),
-        one("eagle", 2.5, tree="chain", model="lumina", data="coco"),
-        one("eagle", 7.0, tree="chain", model="lumina", data="parti"),
+        one("eagle", 9.0, temperature=0.5),
+        one("eagle", 8.0, images=2),
+        one("eagle", 2.5, model="lumina", data="coco"),
+        one("eagle", 7.0, model="lumina", data="parti"),
     ]
     sections = paper_tables.beside(runs)
     llamagen, lumina = (cells(sections, title) for title in ("LlamaGen-XL", "Lumina-mGPT 7B"))
-    assert llamagen["eagle tree=chain"]["accepted length: shapes (shipped)"] == "3.10"
-    assert lumina["eagle tree=chain"]["accepted length: lumina"] == "2.50"
+    assert llamagen["eagle"]["accepted length: shapes (shipped)"] == "3.10"
+    assert lumina["eagle"]["accepted length: lumina"] == "2.50"
     assert "accepted length: lumina" not in llamagen["ar"]
     known = paper_tables.paper_values(runs[0])
     assert known["paper/LlamaGen-XL/fid"] == 20.97 and "paper/Lumina-mGPT 7B/fid" in known
