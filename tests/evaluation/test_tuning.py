@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sent_runs import keep_sent_runs
 from tiny_evaluation import network, tiny_options
 
 from tempera.commands import tune as tune_command
@@ -60,9 +61,11 @@ def test_the_best_within_the_budget_are_run(
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real runs are ordinary ones, and the best one's options are told."""
+    """The real runs are ordinary ones, and the best one's options are told, and sent to W&B."""
     monkeypatch.chdir(tmp_path)
-    tiny = [one for one in tiny_options(tmp_path) if not one.startswith(("limit", "batch", "sp"))]
+    sent_runs = keep_sent_runs(monkeypatch, tmp_path / "staged")
+    dropped = ("limit", "batch", "sp", "tracking")
+    tiny = [one for one in tiny_options(tmp_path) if not one.startswith(dropped)]
     quick = ["limit=2", "images=4", "timed=1", "repeats=1", "runs=1", "depths=[2,3]", "top_k=0"]
     grid = ["trees=[]", "prices=[1.0]", "deltas=[2.0]", "budget=kl:5"]
     tiny += ["model.parallel=other", "++model.medusa=heads"]
@@ -92,6 +95,11 @@ def test_the_command(
     assert f" {tiny[0]} " in out and f" {' '.join(chosen)}\n" in out
     made = {path.parent.name for path in Path("place/runs").rglob("metrics.json")}
     assert made == {",".join(run["predicted"]["options"]) for run in result["runs"]}
+    sent = sent_runs["tune"]
+    assert sent.finished and f"use: python eval/run.py {sent.summary['use']}\n" in out
+    assert sent.summary["options"] == tuple(chosen) and sent.summary["speedup"] > 0
+    assert len(sent.tables["tune"][1]) == len(result["runs"])
+    assert sent.files == {"tune": ["tune.json"]}
 
 
 @pytest.mark.slow

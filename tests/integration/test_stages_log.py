@@ -1,0 +1,92 @@
+"""What the commands send to W&B once they are done; evaluations: tests/evaluation/test_run.py,
+trainings: tests/training/test_trainer.py, tuning: tests/evaluation/test_tuning.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sent_runs import SentRun, keep_sent_runs
+from tiny_evaluation import tiny_options
+
+from tempera.commands import bench, calibrate, gpu_check, prepare
+from tempera.config import build
+from tempera.config.compose import composed_run
+from tempera.runtime.files import read_json
+
+Runs = dict[str, SentRun]
+
+
+@pytest.fixture
+def sent_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    return keep_sent_runs(monkeypatch, tmp_path / "staged")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> list[str]:
+    """The options of the tiny model; it has a draft."""
+    return [one for one in tiny_options(tmp_path) if one.startswith(("model.", "drafter."))]
+
+
+def test_a_benchmark_sends_its_times_and_its_table(
+    tmp_path: Path, tiny: list[str], sent_runs: Runs
+) -> None:
+    quick = ["repeats=1", "batch_sizes=[2]", "bandwidth=1", "depth=2"]
+    bench.main(composed_run("bench", [*tiny, *quick], tmp_path))
+    run = sent_runs["bench"]
+    assert run.finished and run.about["group"] == "shapes"
+    assert run.about["config"]["batch_sizes"] == [2]
+    content: Any = read_json(tmp_path / "bench.json")
+    (column,) = content["columns"]
+    for name in ("ar", "method"):
+        median = column[name]["round"]["median"]
+        assert run.summary[f"batch_2/{name}/round"] == median > 0
+    columns, rows = run.tables["bench"]
+    assert columns == ["ms: median (quartiles)", "batch 2"]
+    assert {"round of AR", "speed-up ÷ accepted length"} < {row[0] for row in rows}
+    assert run.files == {"bench": ["bench.json"]}
+
+
+def test_a_calibration_sends_the_lengths_that_it_makes_possible(
+    tmp_path: Path, tiny: list[str], sent_runs: Runs
+) -> None:
+    place = f"statistics={tmp_path / 'tiny.safetensors'}"
+    calibrate.main(composed_run("calibrate", [*tiny, "limit=2", place], tmp_path))
+    run = sent_runs["calibrate"]
+    assert run.finished and run.summary["rounds"] > 0
+    assert 1 <= run.summary["shortest"] < run.summary["longest"]
+    assert run.files == {"calibrate": ["tiny.safetensors"]}
+
+
+def test_preparing_sends_what_was_read(tmp_path: Path, tiny: list[str], sent_runs: Runs) -> None:
+    """And nothing where nothing was left to read."""
+    tokenizer = [one for one in tiny if "tokenizer" in one]
+    options = [*tokenizer, "source=shapes", "encoder=vq", "source.count=3", "shard_size=2"]
+    cfg = composed_run("prepare", options, tmp_path)
+    prepare.main(cfg)
+    run = sent_runs.pop("prepare")
+    assert run.finished
+    assert {name: run.summary[name] for name in ("images", "broken", "read")} == {
+        "images": 3, "broken": 0, "read": 3
+    }  # fmt: skip
+    assert run.summary["seconds"] * run.summary["read_per_second"] == pytest.approx(3)
+    assert run.files == {"prepare": ["manifest.json"]}
+    prepare.main(cfg)
+    assert not sent_runs
+
+
+def test_a_check_of_the_gpu_sends_its_checks_and_its_table(
+    tmp_path: Path, sent_runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "build_fast_target", lambda cfg: cfg.model.name)
+    monkeypatch.setattr(gpu_check, "timed", lambda *_: {"ms": 2.0})
+    monkeypatch.setattr(gpu_check, "same_tokens", lambda *_: {"shapes sjd": 1.0})
+    options = ["device=cpu", "families=[shapes]", "real=[lumina]", "batch_sizes=[1]"]
+    gpu_check.main(composed_run("gpu_check", options, tmp_path))
+    run = sent_runs["gpu_check"]
+    assert run.finished and run.about["group"] == "gpu_check"
+    device = read_json(tmp_path / "gpu.json")["device"]
+    assert run.summary == {"device": device, "same_tokens/shapes sjd": 1.0}
+    columns, rows = run.tables["gpu_check"]
+    assert [row[columns.index("ms")] for row in rows] == ["2"] * len(gpu_check.ROUNDS)
+    assert run.files == {"gpu_check": ["gpu.json", "gpu.md"]}
