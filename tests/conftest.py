@@ -25,9 +25,6 @@ NOT_YET = {
     "test_a_round_stays_on_the_device_and_is_read_once": "its made-up lengths are no numbers",
     "test_a_job_of_a_sweep_that_is_requeued_goes_on": "its process is gone; cause not known",
     "test_the_slurm_preset_submits_a_sweep": "cause not known",
-    "test_a_checkout_that_followed_all_pages_passes_the_tests": "cause not known",
-    "test_its_python_runs[docs/accelerate.md]": "cause not known",
-    "test_progress_bars_do_not_warn_in_a_notebook": "cause not known",
 }
 """Tests that fail, or did at last sight, by name, and why: each is work to be done."""
 

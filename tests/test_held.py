@@ -3,11 +3,15 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from markdown_pages import blocks
+from paths import ROOT
 from torch import Tensor
 
 import tempera
@@ -357,3 +361,49 @@ def test_another_rule_and_sampling() -> None:
     fast = tempera.accelerate(held.model, None, "sjd", rule=rule, sampling=sampling, window=4)
     assert fast.generate_ids(**held.inputs).shape == (2, 9)
     assert "Relaxed" in repr(fast)
+
+
+@pytest.mark.docs
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tiny models in place of the published ones, of their processors and of a pipeline."""
+    monkeypatch.chdir(tmp_path)
+    accelerate = tempera.accelerate
+
+    def in_small_windows(*given: Any, **options: Any) -> Any:
+        return accelerate(*given, **options | {"window": 4})
+
+    monkeypatch.setattr(tempera, "accelerate", in_small_windows)
+    first, second, third = blocks(ROOT / "docs" / "accelerate.md", "python")
+
+    def run(code: str, **names: Any) -> dict[str, Any]:
+        exec(compile(code, "docs/accelerate.md", "exec"), names)
+        return names
+
+    def one_row(held: Held) -> Callable[..., Any]:
+        kept = {name: held.inputs[name][:1] for name in ("input_ids", "attention_mask")}
+        return lambda **asked: hf.BatchFeature(
+            {**kept, "generation_mode": asked["generation_mode"]}
+        )
+
+    made = janus()
+    published = hf.JanusForConditionalGeneration, hf.JanusProcessor
+    for kind, value in zip(published, (made.model, one_row(made)), strict=True):
+        monkeypatch.setattr(kind, "from_pretrained", lambda *_, value=value, **__: value)
+    run(first)
+    assert (tmp_path / "bicycle.png").is_file()
+
+    class Pipe(SimpleNamespace):
+        def __call__(self, _: str, **size: int) -> Any:
+            return SimpleNamespace(images=self.vision_language_encoder.generate(**glm.inputs))
+
+    glm = glm_image()
+    found = run(second, tempera=tempera, pipe=Pipe(vision_language_encoder=glm.model))
+    assert torch.equal(found["images"], glm.greedy())
+
+    anole = chameleon()
+    layout = replace(anole.options["layout"], prompt=(0, "{text}", 9))
+    monkeypatch.setattr("tempera.targets.chameleon.anole", lambda: layout)
+    tokenizer = SimpleNamespace(encode=lambda text, **_: [5, 7, 8])
+    processor = SimpleNamespace(tokenizer=tokenizer)
+    found = run(third, tempera=tempera, model=anole.model, processor=processor)
+    assert found["tokens"].shape == (1, 15)
