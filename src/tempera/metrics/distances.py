@@ -2,7 +2,8 @@
 the inception score, each with a 95% interval over the generated pictures.
 
 FID and the inception score are accumulated and computed by torchmetrics, from features instead of
-pictures. Its KID is the mean over random subsets; ours is the same estimator over all pairs.
+pictures. Its KID takes random subsets of one size from both sets; ours is the same estimator over
+all pairs of sets of any sizes.
 
 Features are float64 [n, D], arrays or tensors; tensors are processed on their own device. Intervals
 hold the reference set fixed. FID and recall depend on the number of images, so compare only runs
