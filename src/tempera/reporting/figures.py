@@ -21,16 +21,24 @@ def grid(
     title: str,
     pictures: Sequence[NDArray[np.uint8]],
     captions: Sequence[str],
+    broken: Sequence[bool],
 ) -> None:
-    """Write a titled grid of pictures (uint8 [3, H, W]), each below its caption."""
+    """Write a titled grid of pictures (uint8 [3, H, W]), each below its caption; broken ones stand
+    in a frame.
+    """
     columns = min(COLUMNS, len(pictures))
     rows = -(-len(pictures) // columns)
     figure = _figure(max(4, 1.6 * columns), 0.6 + 2 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel in panels:
         panel.set_axis_off()
-    for panel, picture, caption in zip(panels, pictures, captions, strict=False):
+    for panel, picture, caption, marked in zip(panels, pictures, captions, broken, strict=False):
         panel.imshow(picture.transpose(1, 2, 0))
+        if marked:
+            panel.set_axis_on()
+            panel.set(xticks=[], yticks=[])
+            panel.spines[:].set(color="red", linewidth=2)
+            caption = f"broken: {caption}"
         panel.set_title(textwrap.fill(caption, 26, max_lines=3, placeholder="…"), size=7)
     _save(path, figure)
 

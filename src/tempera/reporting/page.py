@@ -107,8 +107,10 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
                     replay["blank"] = blank_columns(replay, picture.shape[1:])
             except TemperaError as problem:
                 problems.append(f"Not shown: {problem}")
-            length = float(run.values.loc[name, "accepted_length"])
-            prompts.append(prompt | {"length": round(length, 3)})
+            values = run.values.loc[name]
+            prompt["length"] = round(float(values["accepted_length"]), 3)
+            prompt["broken"] = bool(values.get("broken") == 1)
+            prompts.append(prompt)
         shown.append(_run(run, runs) | {"name": label} | curve | {"prompts": prompts})
     known = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
     known -= {"fid"} if min(run.images for run in runs) < FOR_FID else set()

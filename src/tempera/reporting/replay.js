@@ -75,9 +75,11 @@
     gallery();
     at("pictures-head").scrollIntoView({ block: "nearest", behavior: "smooth" });
   }
-  function image(place, alt) {
-    if (place === null || place === undefined) return make("div", { class: "none" }, "no picture");
-    const shown = make("img", { src: data.pictures[place], alt, decoding: "async" });
+  function image(prompt, alt) {
+    if (!prompt || prompt.picture === null)
+      return make("div", { class: "none" }, "no picture");
+    const shown = make("img", { src: data.pictures[prompt.picture], alt, decoding: "async" });
+    shown.classList.toggle("broken", prompt.broken);
     shown.addEventListener("load", () => shown.classList.toggle("small", shown.naturalWidth < 200));
     return shown;
   }
@@ -103,15 +105,16 @@
       ...run.prompts.map((prompt) => {
         const beside = same(state.beside, prompt);
         const open = () => viewer.open(state.run, prompt, state.beside);
-        const tokens = `${prompt.length.toFixed(2)} tokens per round`;
+        const broken = prompt.broken ? ", broken" : "";
+        const tokens = `${prompt.length.toFixed(2)} tokens per round${broken}`;
         return make(
           "figure",
           {},
           make(
             "button",
             { type: "button", class: "shot", "aria-label": `Open: ${prompt.text}`, onclick: open },
-            other && image(beside && beside.picture, `${other.name}: ${prompt.text}`),
-            image(prompt.picture, `${run.name}: ${prompt.text}`),
+            other && image(beside, `${other.name}: ${prompt.text}`),
+            image(prompt, `${run.name}: ${prompt.text}`),
           ),
           make("figcaption", {}, prompt.text, make("span", {}, tokens)),
         );

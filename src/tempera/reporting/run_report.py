@@ -60,7 +60,9 @@ def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
     length = f"accepted length {run.value('accepted_length'):.2f}"
     title = " · ".join([run.name, *own, length, *speed])
     pictures = [read_picture(picture_path(directory, row["id"]), run.made_by) for row in rows]
-    figures.grid(directory / "grid.png", title, pictures, [row["text"] for row in rows])
+    texts = [row["text"] for row in rows]
+    broken = [row.get("broken") == 1 for row in rows]
+    figures.grid(directory / "grid.png", title, pictures, texts, broken)
     figures.acceptance(directory / "acceptance.png", title, result)
 
 

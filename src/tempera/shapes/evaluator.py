@@ -1,4 +1,6 @@
-"""The shipped model's evaluator: a classifier and a small CLIP of its own world."""
+"""The shipped model's evaluator: the structure of its pictures, and a classifier and a small CLIP
+of its own world.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ from tempera.metrics.reference import LEAST
 from tempera.runtime.files import sha256_file
 from tempera.shapes import classifier as classifiers
 from tempera.shapes import clip as clips
+from tempera.shapes import structure as structures
 from tempera.shapes.classifier import Classifier, correct
 from tempera.shapes.networks import SHIPPED
 from tempera.shapes.world import Scene, Thing, World, parse_caption
@@ -49,10 +52,12 @@ class ShapesEvaluator(Evaluator):
     @property
     @override
     def identity(self) -> str:
-        """A hash of the networks' files, the first real scene and the options of the reference."""
+        """A hash of the networks' files, the first real scene, what counts as explained, and the
+        options of the reference.
+        """
         scene = hashlib.sha256(World(self.reference_seed).sample(0).image.tobytes()).hexdigest()
         options = str(self.reference_count), str(self.reference_seed)
-        text = [*map(sha256_file, NETWORKS), scene, *options]
+        text = [*map(sha256_file, NETWORKS), scene, *map(str, structures.LIMITS), *options]
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     @override
@@ -73,7 +78,11 @@ class ShapesEvaluator(Evaluator):
         classifier = classifiers.load_classifier().to(device)
         yield Networks(
             features=lambda pictures: classifier.features(_signed(pictures, device)),
-            scores=[clip_scorer(*clips.load_clip(), device), attribute_scorer(classifier, device)],
+            scores=[
+                clip_scorer(*clips.load_clip(), device),
+                attribute_scorer(classifier, device),
+                structure_scores,
+            ],
         )
 
     @override
@@ -98,6 +107,19 @@ def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
         return {name: one.cpu().masked_fill(foreign, torch.nan) for name, one in found.items()}
 
     return score
+
+
+def structure_scores(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+    """Whether the caption's shapes are not whole in a picture (1 or 0), and the areas of what is
+    stray and missing, in pixels; NaN for captions of other worlds.
+    """
+    found = torch.full((len(prompts), 3), torch.nan)
+    for place, prompt in enumerate(prompts):
+        if told := parse_caption(prompt.text):
+            picture = pictures[place].cpu().numpy().transpose(1, 2, 0).astype(np.float32) / 255
+            fit = structures.structure(picture, told)
+            found[place] = torch.tensor([fit.broken, fit.stray.sum(), fit.missing.sum()])
+    return dict(zip(("broken", "stray", "missing"), found.T, strict=True))
 
 
 def _signed(pictures: Tensor, device: torch.device) -> Tensor:
