@@ -23,8 +23,6 @@ import_torchvision()  # before any test imports transformers itself
 TESTS = Path(__file__).parent
 NOT_YET = {
     "test_a_round_stays_on_the_device_and_is_read_once": "its made-up lengths are no numbers",
-    "test_a_job_of_a_sweep_that_is_requeued_goes_on": "its process is gone; cause not known",
-    "test_the_slurm_preset_submits_a_sweep": "cause not known",
 }
 """Tests that fail, or did at last sight, by name, and why: each is work to be done."""
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
+from omegaconf import OmegaConf
 from paths import CONF, ROOT
 
 from tempera.config.changes import changes
-from tempera.config.cli import _read, goes_on, named
+from tempera.config.cli import Job, _read, goes_on, named
 from tempera.config.search import DIRECTORIES, SHIPPED
 from tempera.errors import TemperaError
 
@@ -189,6 +191,14 @@ def test_a_job_that_fails_does_not_stop_the_others(
     assert first.endswith(f"hydra.run.dir={Path('a/1').resolve()}")
     assert reason.strip() == "this one cannot be" and "method=scd" in second and "KeyError" in bug
     assert last == "error: 2 of 4 jobs failed: see above"
+
+
+def test_a_job_can_be_sent_to_another_process() -> None:
+    """As submitit and joblib do, which send what is not a module's by its value."""
+    job = Job("eval", lambda cfg: cfg.delta, SHIPPED, None)
+    sent = cloudpickle.loads(cloudpickle.dumps(job))
+    assert (sent.config_name, sent.directories) == ("eval", SHIPPED)
+    assert sent.main(OmegaConf.create({"delta": 2})) == 2
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from paths import ROOT
 
 from tempera.config import resolvers
 from tempera.errors import TemperaError
-from tempera.runtime import waiting
 from tempera.runtime.distributed import Processes, first_node, slurm_environment, started_as_main
 
 STEP = {
@@ -158,19 +157,6 @@ def test_processes_that_come_meet() -> None:
         port = server.getsockname()[1]
     both = [started(port, rank, 200) for rank in range(2)]
     assert [one.communicate(timeout=250)[0] for one in both] == ["[0, 1]\n"] * 2
-
-
-def test_a_wait_says_what_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with waiting.waiting("nothing"):
-        pass
-    monkeypatch.setattr(waiting, "SILENCE", 0.02)
-    with pytest.raises(ValueError, match="late"), waiting.waiting("a lock"):
-        time.sleep(0.3)
-        raise ValueError("late")
-    lines = capsys.readouterr().err.splitlines()
-    assert 2 <= len(lines) <= 6 and {*lines} == {"waiting for a lock (0 s)"}  # ever longer pauses
 
 
 @pytest.mark.slow

@@ -3,15 +3,19 @@ sentence.
 """
 
 import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
+from filelock import FileLock
 from hub import Hub
 
 from tempera.errors import TemperaError
+from tempera.runtime import waiting
 from tempera.runtime.hub import Repository
 
 pytestmark = pytest.mark.slow
@@ -96,3 +100,33 @@ def test_a_full_disk_and_an_error_without_text(
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", Mock(side_effect=problem))
     with pytest.raises(TemperaError, match=words):
         REPOSITORY.file("config.json")
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_lock_is_waited_for_as_long_as_its_holder_downloads(
+    grows: bool, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "LIMIT", 0.3)
+    monkeypatch.setattr(waiting, "STEP", 0.05)
+    hub.add("owner/name", FILES, kind="datasets")
+    place = REPOSITORY.file("config.json")
+    blob = place.resolve()
+    place.unlink()
+    place = hub.cache / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
+    lock = FileLock(place, thread_local=False)
+    lock.acquire()
+
+    def download() -> None:
+        for size in range(20):
+            (blob.parent / "other.incomplete").write_bytes(b"x" * size)
+            time.sleep(0.05)
+        lock.release()
+
+    if grows:
+        Thread(target=download).start()
+        assert REPOSITORY.file("config.json").read_text() == FILES["config.json"]
+        assert not lock.is_locked
+    else:
+        with pytest.raises(TemperaError, match=f"holds .*{blob.name}.lock has made no progress"):
+            REPOSITORY.snapshot(["*"])
+        lock.release()

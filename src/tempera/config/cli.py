@@ -83,7 +83,7 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
             version_base="1.3", config_path=str(directories.main), config_name=config_name
-        )(_job(config_name, main, directories, full))
+        )(Job(config_name, main, directories, full))
         try:
             start()
         except SystemExit:  # of --help: what it printed is still in the buffer
@@ -102,37 +102,39 @@ def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | N
             os.environ["HYDRA_FULL_ERROR"] = full
 
 
-def _job(
-    config_name: str,
-    main: Callable[[DictConfig], Any],
-    directories: Directories,
-    full: str | None,
-) -> Callable[[DictConfig], Any]:
-    """What Hydra calls for a run, or for each point of a sweep; for arguments see `run`.
+@dataclass(frozen=True)
+class Job:
+    """What Hydra calls for a run, or for each point of a sweep, which may be in another process: it
+    is pickled there.
 
-    Args:
+    Attributes:
+        config_name, main: see `run`.
         directories: of the command line.
         full: HYDRA_FULL_ERROR of the user.
     """
 
-    def job(cfg: DictConfig) -> Any:
-        DIRECTORIES.set(directories)  # a point of a sweep may be in a process of its own
+    config_name: str
+    main: Callable[[DictConfig], Any]
+    directories: Directories
+    full: str | None
+
+    def __call__(self, cfg: DictConfig) -> Any:
+        """Check the options, and call `main`."""
+        DIRECTORIES.set(self.directories)
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
-            check_options(cfg, config_name)
-            check_added(config_name, list(HydraConfig.get().overrides.task))
+            check_options(cfg, self.config_name)
+            check_added(self.config_name, list(HydraConfig.get().overrides.task))
             _check_sweep(HydraConfig.get())
             if cfg.get("device") == "auto" and started_as_main():
                 from tempera.runtime.processor import tell_device
 
                 tell_device()
-            return main(cfg)
+            return self.main(cfg)
         except Exception as problem:
-            return _failed(problem, config_name, full)
+            return _failed(problem, self.config_name, self.full)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_how_to_resume(config_name)) from None
-
-    return job
+            raise KeyboardInterrupt(_how_to_resume(self.config_name)) from None
 
 
 def _failed(problem: Exception, config_name: str, full: str | None) -> Failed:
