@@ -17,18 +17,21 @@ from safetensors.torch import load_file, save_file
 from tiny_targets import (
     HEADS,
     composed,
+    write_llamagen_classes,
     write_llamagen_text,
     write_lumina,
 )
 from torch import nn
 
+from tempera.commands import evaluate
 from tempera.config.build import build_target
 from tempera.continuous.mar import MARConfig
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.runtime.files import read_json
 from tempera.runtime.network_directory import parse_sizes, read_network, write_network
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, on_meta
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, on_meta, recording_taken
 from tempera.runtime.tensor_files import fill, read_tensors
 from tempera.targets.llamagen import SIZES, LlamaGen, from_meta, llamagen_config
 
@@ -136,6 +139,7 @@ def test_missing_weights_say_which_file_and_how_to_get_it(tmp_path: Path) -> Non
     assert "`hf download BAAI/Emu3-Gen --include" in message
 
 
+QUICK = ["prompt='3'", "metrics=none", "speed.prompts=0", "tracking=none", "method=ar"]
 SIZES_OF = {"hidden_size": 8, "num_hidden_layers": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
 
 
@@ -143,6 +147,33 @@ def stated(directory: Path, content: object) -> dict[str, Any]:
     (directory / "w.pt").touch()
     (directory / "config.json").write_text(json.dumps(content))
     return PretrainedFiles(str(directory), ["w.pt"], "a/b").stated(SIZES_OF, "chameleon")
+
+
+def test_what_no_file_states_is_told_and_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with recording_taken() as taken:
+        stated(tmp_path, {"hidden_size": 16, "rope_theta": 5.0})
+        (tmp_path / "config.json").unlink()
+        PretrainedFiles(str(tmp_path), ["w.pt"], "a/b").stated({"hidden_size": 8}, "chameleon")
+    decoders = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "rope_type": "default"}
+    assert [one["source"] for one in taken] == [str(tmp_path / "config.json"), str(tmp_path)]
+    assert taken[0]["values"] == {"num_hidden_layers": 2, "rms_norm_eps": 1e-5}
+    assert taken[1]["values"] == {"hidden_size": 8, **decoders}
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("so the preset's are taken: num_hidden_layers=2, rms_norm_eps=1e-05")
+    assert "hidden_act=silu" in second
+
+
+def test_a_run_with_weights_in_a_file_records_what_was_taken(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    options = [*write_llamagen_classes(tmp_path), *QUICK, f"directory={directory}"]
+    evaluate.main(composed(*options))
+    content: Any = read_json(directory / "run.json")
+    (taken,) = content["taken"]  # the tokenizer's weights are random
+    assert taken["source"] == str(tmp_path / "c2i_B_384.pt")
+    values = taken["values"]
+    assert values["num_attention_heads"] == HEADS and values["rope_base"] == 10_000
 
 
 def test_sizes_are_those_of_the_config_beside_the_weights(tmp_path: Path) -> None:

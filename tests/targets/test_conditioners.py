@@ -1,5 +1,6 @@
 """LlamaGen's conditioners: left-padded T5 features, class numbers and cleaned captions."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,22 @@ def test_features_depend_on_their_caption_alone_and_are_left_padded(tmp_path: Pa
     torch.testing.assert_close(features[1, 6:], short)
     features, keep = encoder.to("meta").encode(["A red ring", "a"])  # a dry run
     assert features.shape == (2, 8, 8) and keep.is_meta
+
+
+def test_an_encoder_is_the_one_that_its_config_states(tmp_path: Path) -> None:
+    write_t5(tmp_path)
+
+    def encoded(**stated: object) -> torch.Tensor:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", **stated}))
+        encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=8, sizes=T5_SIZES)
+        return encoder.encode(["a red ring"])[0]
+
+    usual = encoded()
+    torch.testing.assert_close(encoded(feed_forward_proj="gated-gelu"), usual)
+    assert not torch.allclose(encoded(feed_forward_proj="gated-silu"), usual)
+    assert not torch.allclose(encoded(layer_norm_epsilon=1.0), usual)
+    with pytest.raises(TemperaError, match="model_type=bert, and only t5 is supported"):
+        encoded(model_type="bert")
 
 
 def test_features_in_float16_do_not_overflow(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tempera.metrics.scores import Scores, read_scores
 from tempera.metrics.torch_metrics import TorchMetrics
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
+from tempera.runtime.pretrained import recording_taken
 from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.runtime.torchvision import import_torchvision
@@ -136,12 +137,13 @@ def _build(cfg: DictConfig, checked: Checked) -> Built:
     if isinstance(checked.evaluator, TorchMetrics):
         checked.evaluator.check_prompts(prompts)
     scores = read_scores(cfg.scores, [prompt.id for prompt in prompts])
-    target = build.build_fast_target(cfg)
     matched: dict[str, Any] = {}
-    if searches:
-        cfg, matched = expected_length.matched(cfg, target, directory, processes)
-        rule = build.build_rule(cfg)
-    pipeline = build.build_pipeline(cfg, target, rule)
+    with recording_taken() as taken:
+        target = build.build_fast_target(cfg)
+        if searches:
+            cfg, matched = expected_length.matched(cfg, target, directory, processes)
+            rule = build.build_rule(cfg)
+        pipeline = build.build_pipeline(cfg, target, rule)
     options = {
         str(key): list(cfg[key]) if isinstance(cfg[key], ListConfig) else cfg[key]
         for key in cfg
@@ -149,7 +151,7 @@ def _build(cfg: DictConfig, checked: Checked) -> Built:
     }
     identity = run_identity(options, facts.choices, pipeline, build.parse_dtype(cfg.dtype, device))
     notes = about(device, facts.overrides) | matched
-    notes |= {"changes": changes(cfg, facts.choices), "paper": facts.paper}
+    notes |= {"changes": changes(cfg, facts.choices), "paper": facts.paper, "taken": taken}
     notes["data"] = facts.data | described(prompts) | {"warnings": unread}
     name = run_name(
         identity["method"],

@@ -21,6 +21,7 @@ from tempera.runtime.files import writable_directory
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import draft_directory
+from tempera.runtime.pretrained import recording_taken
 from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
@@ -51,8 +52,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         offered["source"] = read_with_files(cfg, _networks, read)
         offered["captions"] = build.build_captions(cfg)
         offered["source"].fetch(processes)
-    target: Any = build.build_target(cfg)
-    tokenizer: Any = build.build_tokenizer(cfg)
+    with recording_taken() as taken:
+        target: Any = build.build_target(cfg)
+        tokenizer: Any = build.build_tokenizer(cfg)
     codes = instantiate(
         cfg.train_data,
         target=target,
@@ -69,6 +71,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         if Role.IDENTITY in role_of(str(key), "train_draft") and key not in asdict(recipe)
     ]
     record: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, recorded))
+    if taken:
+        record["taken"] = taken
     if isinstance(codes, ShardCodes):
         record["data"] = codes.described
 

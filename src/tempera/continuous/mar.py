@@ -319,7 +319,8 @@ def load_mar(
     """
     sizes = config or SIZES[size]
     published = PretrainedFiles(weights, files, hub)
-    return load_pretrained(lambda: MAR(sizes), published, device=device, dtype=dtype)
+    untold = {"heads": sizes.heads, "norm_eps": EPSILON, "hidden_act": "gelu"}
+    return load_pretrained(lambda: MAR(sizes), published, device=device, dtype=dtype, untold=untold)
 
 
 def read_mar(directory: str | Path) -> MAR:

@@ -78,6 +78,7 @@ def load_kl(weights: str, files: list[str], hub: str, config: KLConfig | None = 
         lambda: KLModel(sizes),
         PretrainedFiles(weights, files, hub),
         lambda state: from_vqgan(state, levels),
+        untold={"scale": sizes.scale, **sizes.networks.untold},
     )
 
 

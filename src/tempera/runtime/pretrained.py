@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,7 +31,23 @@ log = logging.getLogger("tempera")
 RANDOM = "random"
 """The value of `weights` that asks for an untrained network, to measure speed and memory."""
 
+Taken = list[dict[str, Any]]
+"""What no file of weights states and no tensor shows: each with the `source` and `values`."""
 _NOTED: ContextVar[list["PretrainedFiles"] | None] = ContextVar("noted", default=None)
+_TAKEN: ContextVar[Taken | None] = ContextVar("taken", default=None)
+
+
+@contextmanager
+def recording_taken() -> Iterator[Taken]:
+    """Record, inside the `with` block, what networks take from their presets because their files
+    neither state nor show it.
+    """
+    taken: Taken = []
+    token = _TAKEN.set(taken)
+    try:
+        yield taken
+    finally:
+        _TAKEN.reset(token)
 
 
 @contextmanager
@@ -59,8 +76,10 @@ def is_noted(files: "PretrainedFiles") -> bool:
 
 
 MOST_LAYERS = 1000
-_ONLY = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "rope_type": "default"}
-"""What `config.json` may state of options that no tensor shows, and that the networks lack."""
+_ONLY = MappingProxyType(
+    {"hidden_act": "silu", "partial_rotary_factor": 1.0, "rope_type": "default"}
+)
+"""Of decoders."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +103,11 @@ class PretrainedFiles:
         """Whether to use random weights instead of files."""
         return self.weights == RANDOM
 
+    @property
+    def are_published(self) -> bool:
+        """Whether these are the weights that the preset describes, and not a user's own."""
+        return self.weights.partition("@")[0] == self.hub
+
     def find(self) -> list[Path]:
         """Find the local files; if `weights` is a hub id, download them first.
 
@@ -106,13 +130,16 @@ class PretrainedFiles:
             f"{place} holds no {self.files[0]}: get it with `{command}` and give weights=DIR"
         )
 
-    def stated(self, defaults: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    def stated(
+        self, defaults: Mapping[str, Any], kind: str, only: Mapping[str, Any] = _ONLY
+    ) -> dict[str, Any]:
         """The sizes and options of a network: those that `config.json` beside its weights states,
         else the defaults.
 
         Args:
             defaults: by their names in `config.json`, `rope_theta` among them.
             kind: what the file's `model_type` starts with, in lower case, if it has one.
+            only: what it may state of options that no tensor shows, and that the network lacks.
 
         Raises:
             TemperaError: the file states a network that would load with other logits: of another
@@ -122,7 +149,7 @@ class PretrainedFiles:
             return dict(defaults)
         place = self._config()
         if place is None or not place.is_file():
-            _tell_taken(self.weights, defaults)
+            _take(self.weights, {**defaults, **only})
             return dict(defaults)
         content: dict[str, Any] = read_json(place)
 
@@ -135,7 +162,7 @@ class PretrainedFiles:
         stated = {**rope, **text, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
         if not str(content.get("model_type", kind)).lower().startswith(kind):
             raise _unsupported(place, "model_type", content["model_type"], kind)
-        for name, value in _ONLY.items():
+        for name, value in only.items():
             if stated.get(name, value) != value:
                 raise _unsupported(place, name, stated[name], value)
         sizes = dict(defaults)
@@ -146,6 +173,8 @@ class PretrainedFiles:
             if type(value) not in kinds or (type(value) in (int, float) and not 0 < value < most):
                 raise _unsupported(place, name, value, f"a number like {sizes[name]}")
             sizes[name] = float(value) if usual is float else value
+        if not self.are_published:
+            _take(str(place), {name: sizes[name] for name in sizes if stated.get(name) is None})
         return sizes
 
     @property
@@ -186,13 +215,17 @@ class PretrainedFiles:
         ] + ["config.json"]
 
 
-def _tell_taken(weights: str, defaults: Mapping[str, Any]) -> None:
-    """Tell, and write into the run's log, what no file states and no tensor shows."""
-    values = ", ".join(f"{name}={value}" for name, value in defaults.items())
-    told = f"{weights} has no config.json, so these are the preset's: {values}"
+def _take(source: str, values: Mapping[str, Any]) -> None:
+    """Tell and record the preset's values that a file does not state."""
+    if not values or are_sizes_enough():
+        return
+    shown = ", ".join(f"{name}={value}" for name, value in values.items())
+    told = f"{source} does not state these, so the preset's are taken: {shown}"
     log.info(told)
     if started_as_main():
         print(told)
+    if (taken := _TAKEN.get()) is not None:
+        taken.append({"source": source, "values": dict(values)})
 
 
 def _unsupported(place: Path, name: str, value: object, only: object) -> TemperaError:
@@ -221,6 +254,7 @@ def load_pretrained(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     ignore: Sequence[str] = (),
+    untold: Mapping[str, Any] = MappingProxyType({}),
 ) -> NetworkType:
     """Build a network and load published or random weights; the result is frozen.
 
@@ -231,6 +265,8 @@ def load_pretrained(
         device, dtype: device and dtype of random weights; published weights stay on the CPU in the
             dtype of their files.
         ignore: prefixes of names in the files that do not belong to this network.
+        untold: what the network takes from its preset and no tensor shows, such as the number of
+            heads; told and recorded for a user's own weights.
 
     Raises:
         TemperaError: the weights cannot be found or read, or belong to another network.
@@ -250,6 +286,8 @@ def load_pretrained(
         randomise(network, device or torch.device("cpu"), dtype)
         return network
     found = files.find()
+    if not files.are_published:
+        _take(files.weights, untold)
     state: dict[str, Tensor] = {}
     for path in found:
         if started_as_main():

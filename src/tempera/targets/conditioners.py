@@ -192,6 +192,15 @@ FLAN_T5_XL = {
 }
 
 
+FLAN_T5 = {
+    "feed_forward_proj": "gated-gelu",
+    "layer_norm_epsilon": 1e-6,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+}
+"""What all sizes of Flan-T5 share; its positions are those of every T5."""
+
+
 def load_flan_t5(
     weights: str,
     hub: str,
@@ -206,7 +215,8 @@ def load_flan_t5(
         weights, hub: see `tempera.runtime.pretrained.PretrainedFiles`; `weights="random"` returns
             `RandomFeatures`.
         length, truncate: see `CaptionFeatures`.
-        sizes: arguments of the `T5Config`; by default those of Flan-T5-XL.
+        sizes: arguments of the `T5Config`; by default those of Flan-T5-XL. Those of a `config.json`
+            beside the weights come first.
         width: D of `RandomFeatures`.
 
     Raises:
@@ -215,9 +225,8 @@ def load_flan_t5(
     release = PretrainedFiles(weights, T5_FILES, hub)
     if release.random:
         return RandomFeatures(length, width)
-    config = huggingface.T5Config(
-        **(sizes or FLAN_T5_XL), feed_forward_proj="gated-gelu", tie_word_embeddings=False
-    )
+    stated = release.stated({**FLAN_T5, **(sizes or FLAN_T5_XL)}, "t5", only={})
+    config = huggingface.T5Config(**stated, tie_word_embeddings=False)
     tokens = load_caption_tokens(weights, hub, length, truncate)
     encoder: Any = load_pretrained(
         lambda: huggingface.T5EncoderModel(config),

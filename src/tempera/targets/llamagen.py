@@ -285,4 +285,11 @@ def load_llamagen(
         device,
         dtype,
         ignore=("freqs_cis",),
+        untold={
+            "num_attention_heads": config.num_attention_heads,
+            "norm_eps": config.norm_eps,
+            "rope_base": config.rope_base,
+            "rope_layout": "rows and columns, in pairs",
+            "hidden_act": "silu",
+        },
     )
