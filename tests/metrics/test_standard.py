@@ -4,6 +4,7 @@ pictures to numbers; on a network of this file, and a hub on loopback.
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import Mock
@@ -199,6 +200,20 @@ def test_a_url_is_asked_first_and_its_content_compared(
     assert there.path().read_text() == f"{there.place} 397923af"
     with pytest.raises(TemperaError, match="give the file"):  # of unknown content
         WeightsFile("https://a.org/mine.pth", "mine.pth").size()
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(weight_files.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(weight_files, "SECONDS", 0.1)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"http://127.0.0.1:{silent.getsockname()[1]}/b-01234567.pth"
+        with pytest.raises(TemperaError, match="cannot be downloaded .*timed out"):
+            WeightsFile(place, "b.pth").path()
+    assert socket.getdefaulttimeout() is None
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def test_a_resumed_run_goes_on_under_its_id(
         wandb_tracker(directory=tmp_path, mode="online", config={"delta": 2})
     first, second = (call.kwargs for call in started.call_args_list)
     assert first == second and (first["resume"], first["config"]["delta"]) == ("allow", 2)
+    settings = first["settings"]  # a server that takes nothing does not hold a run
+    assert settings.finish_timeout == 600 and settings.finish_timeout_raises
 
 
 def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +102,19 @@ def test_what_wandb_refuses_is_told_and_the_run_goes_on(
         monkeypatch.setenv("WANDB_MODE", environment)
     assert type(wandb_tracker(directory=tmp_path, **options)) is Tracker
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("W&B refuses the run") and line.endswith("goes on without W&B.")
+    assert line.startswith("W&B does not start (it refuses the run: ")
+    assert line.endswith("goes on without it.")
+
+
+def test_a_directory_that_wandb_cannot_write_is_told_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wandb").touch()
+    refused = NotADirectoryError(20, "Not a directory", str(tmp_path / "wandb"))
+    monkeypatch.setattr("wandb.init", Mock(side_effect=refused))
+    assert type(wandb_tracker(directory=tmp_path, mode="offline")) is Tracker
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("W&B does not start ([Errno 20] Not a directory")
 
 
 def test_a_tracker_that_fails_is_told_of_once(

@@ -4,7 +4,9 @@ Availability is checked before anything is generated; the weights are downloaded
 
 import hashlib
 import re
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import is_unwritable, reason, unwritable
 from tempera.runtime.hub import Repository
 from tempera.runtime.tensor_files import check_values, read_tensors
+from tempera.runtime.waiting import waiting
 
 SECONDS = 20
-"""Time limit for a server's answer whether it has a file."""
+"""How long a server may be silent."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class WeightsFile:
                 raise httpx.ConnectError("HF_HUB_OFFLINE=1")
             if download:
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                torch.hub.download_url_to_file(self.place, str(kept), digest)
+                with waiting(f"{self.place} to be downloaded"), _silent_at_most(SECONDS):
+                    torch.hub.download_url_to_file(self.place, str(kept), digest)
                 return kept.stat().st_size
             answer = httpx.head(self.place, follow_redirects=True, timeout=SECONDS)
             return int(answer.raise_for_status().headers.get("content-length", 0))
@@ -104,6 +108,17 @@ class WeightsFile:
         """
         found = re.fullmatch(r"https?://.*-([0-9a-f]{8,})\.\w+", self.place)
         return found[1] if found else None
+
+
+@contextmanager
+def _silent_at_most(seconds: float) -> Iterator[None]:
+    """Inside the `with` block new sockets have a time limit, which torch.hub sets none."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def check_weights(path: Path) -> None:

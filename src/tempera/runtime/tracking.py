@@ -17,7 +17,7 @@ from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import read_text, write_text
 from tempera.runtime.installation import commit
 from tempera.runtime.side_services import side_service
-from tempera.runtime.waiting import waiting
+from tempera.runtime.waiting import LIMIT, waiting
 
 _RUN_ID = "wandb_run_id"
 Given = ParamSpec("Given")
@@ -178,7 +178,7 @@ def wandb_tracker(
         "resume": "allow",
         "name": name or directory.name,
     }
-    with side_service("{why}: the run goes on without W&B."):
+    with side_service("W&B does not start ({why}): the run goes on without it."):
         return WandbTracker(_start(arguments | {"id": _run_id(directory)}, _mode(mode)))
     return Tracker()
 
@@ -215,7 +215,13 @@ def _start(arguments: dict[str, Any], mode: Any, why: str = "not logged in") -> 
     """Start the run, offline if the server is unreachable, so that no evaluation is lost."""
     import wandb
 
-    settings = wandb.Settings(silent=True, console="off", disable_git=True)
+    settings = wandb.Settings(
+        silent=True,
+        console="off",
+        disable_git=True,
+        finish_timeout=LIMIT,
+        finish_timeout_raises=True,
+    )
     if mode == "offline":
         arguments = {key: value for key, value in arguments.items() if key != "resume"}
     try:
@@ -224,7 +230,7 @@ def _start(arguments: dict[str, Any], mode: Any, why: str = "not logged in") -> 
     except (wandb.Error, ValueError) as problem:
         if mode == "offline" or isinstance(problem, ValueError):
             raise TemperaError(
-                f"W&B refuses the run ({shortened(str(problem))}), so correct its mode (or "
+                f"it refuses the run: {shortened(str(problem))}; correct its mode (or "
                 "WANDB_MODE), project and entity"
             ) from None
         unreachable = f"unreachable ({' '.join(str(problem).split())[:80]})"
