@@ -12,6 +12,12 @@ import pytest
 import torch
 from markdown_pages import blocks
 from paths import ROOT
+from scipy.stats import chi2_contingency, chisquare
+from tiny_targets import tiny_glm
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 import tempera
@@ -166,26 +172,7 @@ def chameleon() -> Held:
 
 
 def glm_image() -> Held:
-    torch.manual_seed(3)
-    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    text = {
-        **TEXT,
-        "hidden_size": 64,
-        "vocab_size": 200,
-        "vision_vocab_size": 32,
-        "pad_token_id": 190,
-        "rope_parameters": {**rope, "mrope_section": [1, 1, 2]},
-    }
-    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
-    config = hf.GlmImageConfig(
-        text_config=text,
-        vision_config={**vision, "image_size": 64},
-        vq_config={"embed_dim": 16, "num_embeddings": 24, "latent_channels": 32},
-        image_token_id=195,
-        image_start_token_id=24,
-        image_end_token_id=25,
-    )
-    model = scaled(hf.GlmImageForConditionalGeneration(config))
+    model = tiny_glm()
     inputs = {
         "input_ids": torch.tensor([[190, 190, 40, 41, 24], [50, 51, 52, 53, 24]]),
         "attention_mask": MASK,
@@ -256,47 +243,187 @@ def test_what_is_drawn_follows_pytorchs_seed_or_ones_own() -> None:
     assert torch.equal(a, b)
 
 
-def test_sampled_images_have_the_law_of_generate() -> None:
+@pytest.mark.parametrize(
+    ("family", "temperature"), [("emu3", 0.3), ("janus", 0.1), ("glm_image", 0.5)]
+)
+def test_sampled_images_have_the_law_of_generate(family: str, temperature: float) -> None:
     """The first two tokens of many images, drawn by transformers and by an accelerated model."""
-    held, rows = janus(), 3000
-    ids, mask = held.inputs["input_ids"][1:], held.inputs["attention_mask"][1:]
-    inputs = {"input_ids": ids.expand(rows, -1), "attention_mask": mask.expand(rows, -1)}
-    inputs |= {"generation_mode": "image", "do_sample": True, "top_k": 5, "temperature": 1.3}
+    held, rows = FAMILIES[family](), 1000
+    model, inputs = held.model, dict(held.inputs)
+    for name in ("input_ids", "attention_mask", "image_sizes", "negative_prompt_ids"):
+        if name in inputs:
+            inputs[name] = inputs[name][1:].expand(rows, -1)
+    if family == "emu3":
+        inputs["negative_prompt_attention_mask"] = torch.ones(rows, 2, dtype=torch.int64)
+    if family == "glm_image":
+        inputs["image_grid_thw"] = inputs["image_grid_thw"][:2].repeat(rows, 1)
+        inputs["images_per_sample"] = inputs["images_per_sample"][:1].expand(rows)
+    inputs |= {"do_sample": True, "top_k": 5, "temperature": temperature, "min_p": 0.3}
+    given = {name: value for name, value in inputs.items() if name != "image_sizes"}
+    short = {} if family == "janus" else {"max_new_tokens": 2, "eos_token_id": None}
     torch.manual_seed(7)
-    theirs = held.model.generate(**inputs)
-    fast = tempera.accelerate(held.model, None, "scd", window=4)
+    theirs = model.generate(**{**given, **short})
+    fast = tempera.accelerate(model, None, "scd", window=4)
     ours = fast.generate_ids(**inputs, seed=11)
+    first = 0 if family == "janus" else IDS.shape[1]
+    pairs = [tokens[:, first] * 200 + tokens[:, first + 1] for tokens in (theirs, ours)]
+    assert agreement(*pairs) > 1e-3
 
-    def law(tokens: Tensor) -> Tensor:
-        return torch.bincount(tokens[:, 0] * 14 + tokens[:, 1], minlength=196) / rows
 
-    a, b = law(theirs), law(ours)
-    chance = 0.5 * (2 * a * (1 - a) / rows).sqrt().sum() * 0.8
-    assert 0.5 * (a - b).abs().sum() < 1.5 * chance
+def test_sampled_images_of_a_chameleon_have_the_law_of_its_logits() -> None:
+    """The first two tokens against every pair that its logits can draw."""
+    held, rows = chameleon(), 1000
+    inputs = {
+        "input_ids": IDS[1:].expand(rows, -1),
+        "attention_mask": MASK[1:].expand(rows, -1),
+        "guidance_scale": 3.0,
+        "do_sample": True,
+        "top_k": 3,
+        "temperature": 0.6,
+    }
+
+    @torch.no_grad()
+    def law(*tokens: int) -> Tensor:
+        """Of the code after some codes, [10]."""
+        logits = []
+        for prompt in (IDS[1], torch.tensor([0, 9])):
+            ids = torch.cat([prompt, 12 + torch.tensor(tokens, dtype=torch.int64)])
+            state = held.model.model(ids[None]).last_hidden_state[0, -1]
+            logits.append(held.model.lm_head(state)[12:22])
+        guided = (logits[1] + 3 * (logits[0] - logits[1])) / 0.6
+        return guided.where(guided >= guided.topk(3).values[-1], -torch.inf).softmax(-1)
+
+    exact = torch.cat([p * law(code) for code, p in enumerate(law())])
+    fast = tempera.accelerate(held.model, None, "scd", window=4, **held.options)
+    ids = fast.generate_ids(**inputs, seed=11)[:, 5:7] - 12
+    counts = torch.bincount(ids[:, 0] * 10 + ids[:, 1], minlength=100)
+    assert (counts[exact == 0] == 0).all()
+    possible = exact > 0
+    expected = rows * exact[possible].double()
+    assert chisquare(counts[possible], expected / expected.sum() * rows).pvalue > 1e-3
+
+
+def agreement(first: Tensor, second: Tensor) -> float:
+    """p-value of two samples of the same categories."""
+    kinds, number = torch.cat([first, second]).unique(return_inverse=True)
+    half = len(first)
+    table = torch.stack([torch.bincount(n, minlength=len(kinds)) for n in number.split(half)])
+    return float(chi2_contingency(table[:, table.sum(0) >= 10]).pvalue)
+
+
+def words(numbers: dict[str, int], begin: str = "", **special: str) -> Any:
+    """A tokenizer of a few words: their ids, what it begins every text with, and special tokens by
+    their attributes; everything else is 0.
+    """
+    tokenizer = Tokenizer(WordLevel({"<unk>": 0, **numbers}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    if begin:
+        pieces = [(begin, numbers[begin])]
+        tokenizer.post_processor = TemplateProcessing(f"{begin} $A", special_tokens=pieces)
+    names = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": special.pop("bos_token")}
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, padding_side="left", extra_special_tokens=special, **names
+    )
+
+
+def emu3_processor() -> Any:
+    numbers = {"<pad>": 1, "<bos>": 2, "a": 4, "cat": 5, "red": 6, "3": 7, "<|image start|>": 8}
+    numbers |= {"<|image token|>": 9, "*": 10, "4": 11, "<image>": 19, "<|extra_201|>": 21}
+    special = {"bos_token": "<bos>", "image_token": "<image>", "boi_token": "<|image start|>"}
+    special |= {"eoi_token": "<|image end|>", "image_wrapper_token": "<|image token|>"}
+    tokenizer = words({**numbers, "<|image end|>": 22}, eof_token="<|extra_201|>", **special)
+    return hf.Emu3Processor(hf.Emu3ImageProcessor(), tokenizer)
+
+
+def janus_processor() -> Any:
+    numbers = {"<pad>": 1, "a": 4, "<s>": 5, "cat": 6, "red": 7, "User": 8, "<boi>": 9}
+    special = {"bos_token": "<s>", "image_token": "<image>", "boi_token": "<boi>"}
+    numbers |= {"Assistant": 10, "<image>": 11, "<eoi>": 12}
+    tokenizer = words(numbers, "<s>", eoi_token="<eoi>", **special)
+    return hf.JanusProcessor(hf.JanusImageProcessor(), tokenizer)
+
+
+def chameleon_processor() -> Any:
+    numbers = {"<pad>": 1, "a": 4, "cat": 5, "red": 6, "<image>": 11}
+    return hf.ChameleonProcessor(hf.ChameleonImageProcessor(), words(numbers, bos_token="<pad>"))
+
+
+def glm_processor() -> Any:
+    numbers = {"<pad>": 190, "a": 40, "cat": 41, "red": 42, "<boi>": 24, "<image>": 195}
+    numbers |= {"<sop>": 50, "<eop>": 51, "1": 52, "16": 53, "<user>": 54}
+    special = {"bos_token": "<boi>", "image_token": "<image>", "grid_bos_token": "<sop>"}
+    template = "{% for turn in messages %}<user> {{ turn.content[0].text }}{% endfor %}"
+    tokenizer = words(numbers, grid_eos_token="<eop>", **special)
+    return hf.GlmImageProcessor(hf.GlmImageImageProcessor(), tokenizer, chat_template=template)
+
+
+PROCESSED: dict[str, tuple[Callable[[], Any], dict[str, Any], list[int]]] = {
+    # its processor, options of it, and the ids of "a cat"; those of a suffix or a role are 0
+    "emu3": (
+        emu3_processor,
+        {"image_area": 768, "ratio": "4:3"},
+        [2, 4, 5, *[0] * 8, 8, 7, 10, 11, 9],
+    ),
+    "janus": (janus_processor, {}, [5, 0, 8, 0, 4, 6, 0, 10, 0, 9]),
+    "chameleon": (chameleon_processor, {}, [4, 5, 9]),
+    "glm_image": (
+        glm_processor,
+        {"height": 32, "width": 32},
+        [0, 0, 0, 40, 41, 50, 52, 52, 51, 50, 53, 53, 51, 24],
+    ),
+}
+
+
+@pytest.mark.parametrize("family", PROCESSED)
+def test_texts_go_through_the_processor(family: str) -> None:
+    """The ids of a text, and greedy images that are those of the ids."""
+    held, (processor, options, expected) = FAMILIES[family](), PROCESSED[family]
+    window = 64 if family == "glm_image" else 8
+    fast = tempera.accelerate(held.model, processor(), "scd", window=window, **held.options)
+    prompts = ["a cat", "a red cat"]
+    arguments = fast.family.arguments(prompts, dict(options))
+    ids, mask = arguments["input_ids"], arguments["attention_mask"]
+    assert ids[0][mask[0] == 1].tolist() == expected
+    assert mask[0, 0] == 0 and len(ids[1]) == 1 + len(expected)
+    result = fast.generate(prompts, images=False, **options)
+    sequences = fast.generate_ids(**arguments)
+    spec = fast.family.request(arguments).spec
+    new = sequences if family == "janus" else sequences[:, ids.shape[1] :]
+    assert torch.equal(spec.token_ids[result.tokens], new[:, : spec.length])
+    if family == "emu3":
+        negative = arguments["negative_prompt_ids"]
+        assert negative[0, :1].tolist() == [2] and negative[0, -5:].tolist() == expected[-5:]
 
 
 def test_pictures_and_the_trace() -> None:
-    """The processor is replaced: it would need a tokenizer's file."""
     held = emu3()
-    fast = tempera.accelerate(held.model, None, "scd", window=4)
-    fast.family.arguments = (
-        lambda prompts, options: {  # type: ignore[method-assign]
-            name: value[: len(prompts)] if isinstance(value, Tensor) else value
-            for name, value in held.inputs.items()
-            if name != "prefix_allowed_tokens_fn"
-        }
-    )
+    fast = tempera.accelerate(held.model, emu3_processor(), "scd", window=4)
+    size = {"image_area": 768, "ratio": "4:3"}
     seen: list[int] = []
-    result = fast.generate(["a", "b"], seed=3, batch_size=2, progress=seen.append)
+    result = fast.generate(["a cat", "red"], 3, batch_size=2, progress=seen.append, **size)
     assert result.tokens.shape == (2, 15)
     assert sum(seen) == 30
     assert [image.size for image in result.images] == [(8, 6)] * 2
     assert result.accepted_length >= 1
-    assert not fast.generate("a", images=False).images
-    ids = fast.generate_ids(**held.inputs)
-    pictures = held.model.decode_image_tokens(image_tokens=ids[:, 5:], height=3, width=4)
+    assert not fast.generate("a", images=False, **size).images
+    ids = fast.family.request(fast.family.arguments(["a cat", "red"], dict(size))).spec.token_ids
+    codes = torch.cat([ids[result.tokens], torch.tensor([[21, 22, 3]] * 2)], 1)
+    pictures = held.model.decode_image_tokens(image_tokens=codes, height=3, width=4)
     theirs = ((pictures.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     assert torch.equal(result.pixels, theirs)
+
+
+def test_several_images_and_a_seed_for_each() -> None:
+    fast = tempera.accelerate(
+        janus().model, janus_processor(), "sjd", window=4, sampling=Sampling(guidance=2.0)
+    )
+    rounds: list[Any] = []
+    both = fast.generate("a cat", [4, 9], num_images=2, callback=lambda *now: rounds.append(now))
+    alone = fast.generate("a cat", 9)
+    assert torch.equal(both.tokens[1:], alone.tokens)
+    assert len(both.images) == 2 and rounds
+    with pytest.raises(TemperaError, match="batch_size=0 is not possible"):
+        fast.generate("a cat", batch_size=0)
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ def test_every_option_has_a_type_and_a_role(script: str) -> None:
 
 def test_options_have_the_roles_that_other_parts_rely_on() -> None:
     assert {*names_with(Role.PAIRED)} == {
-        *("model", "guidance", "temperature", "top_k", "top_p", "entropy_temperature", "seed"),
-        "dtype",
+        *("model", "guidance", "temperature", "top_k", "top_p", "min_p", "entropy_temperature"),
+        *("seed", "dtype"),
     }
     assert names_with(Role.LITERAL) + names_with(Role.LITERAL, "report") == ["prompt", "baseline"]
     assert {*names_with(Role.UNTRACKED)} == {"tracking", "directory", "choices", "overrides"}

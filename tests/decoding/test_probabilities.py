@@ -45,6 +45,16 @@ def test_the_order_is_guidance_temperature_top_k_top_p():
         torch.testing.assert_close(p[row], expected)
 
 
+def test_min_p_keeps_a_share_of_the_most_probable_token_after_top_p():
+    p = torch.tensor([[0.5, 0.2, 0.15, 0.1, 0.05]])
+    kept = torch.tensor([[0.5, 0.2, 0.15, 0, 0]])
+    found = Sampling(1.0, min_p=0.3).distribution(p.log())
+    torch.testing.assert_close(found, kept / kept.sum())
+    both = Sampling(1.0, top_p=0.6, min_p=0.3).distribution(p.log())
+    torch.testing.assert_close(both, torch.tensor([[0.5, 0.2, 0, 0, 0]]) / 0.7)
+    assert Sampling(1.0, min_p=1.0).distribution(p.log()).tolist() == [[1, 0, 0, 0, 0]]
+
+
 def test_the_entropy_temperature_follows_the_paper():
     """Of the guided, top-k'd logits; then temperature and top-k, then top-p."""
     c, u = 3 * torch.randn(5, 20), torch.randn(5, 20)
@@ -163,6 +173,7 @@ def test_when_the_support_is_exhausted_the_last_token_repeats_with_all_mass():
         ({"top_k": -1}, "top_k"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
         ({"guidance": math.inf}, "guidance"),
     ],
 )

@@ -231,7 +231,9 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     priced = ["method=optimal_rsd", "schedule=optimal", "expected_length=3", *sampling]
     with pytest.raises(TemperaError, match="no outputs/calibration/shapes.safetensors"):
         rule(*priced)
-    now = conditions("shapes", "draft", guidance=3.0, temperature=1.0, top_k=0, top_p=1.0)
+    now = conditions(
+        "shapes", "draft", guidance=3.0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
+    )
     save_statistics(Path("outputs/calibration/shapes.safetensors"), made_up(), now)
     assert max(rule(*relaxed, "ceiling=4").schedule) <= 4
     assert len(rule(*priced).prices) == 3

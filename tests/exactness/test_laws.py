@@ -37,10 +37,11 @@ SAMPLINGS = {
     "top-k": Sampling(guidance=1.0, top_k=2),
     "top-k 1": Sampling(guidance=1.0, top_k=1),
     "top-p": Sampling(guidance=1.0, top_p=0.8),
+    "min-p": Sampling(guidance=1.0, min_p=0.4),
     "entropy": Sampling(2.0, 0.9, 3, 0.9, entropy_temperature=(2.5, 3.0, 0.6)),
     "greedy": Sampling(guidance=1.0, temperature=0),
     "guided greedy": Sampling(guidance=3.0, temperature=0),
-    "all": Sampling(guidance=2.0, temperature=1.3, top_k=3, top_p=0.9),
+    "all": Sampling(guidance=2.0, temperature=1.3, top_k=3, top_p=0.9, min_p=0.2),
 }
 
 

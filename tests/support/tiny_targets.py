@@ -133,10 +133,11 @@ def llamagen_state(
 
 STATES = {
     "lumina": (HUGGING_FACE, 8832, HEADS, (1, DIM // HEADS)),
+    "lumina2": (HUGGING_FACE, 171384, HEADS, (1, DIM // HEADS)),
     "anole": (META, 8832, HEADS, (DIM // HEADS,)),
     "emu3": (HUGGING_FACE, 184622, 1),
 }
-"""Arguments of `official_state`; Lumina's norms are [model_parallel, head_dim]."""
+"""Arguments of `official_state`; the Luminas' norms are [model_parallel, head_dim]."""
 
 
 def save_shards(state: dict[str, Tensor], directory: Path) -> None:
@@ -223,6 +224,30 @@ def write_lumina(directory: Path) -> list[str]:
     ]
 
 
+def write_lumina2(directory: Path) -> list[str]:
+    """Lumina-mGPT 2.0 at 32×32 pixels: 4×4 codes and ends of lines."""
+    save_shards(official_state(*STATES["lumina2"]), directory)
+    images = {"z_channels": 4, "normalised": "false", "spatial_norms": "true"}
+    place = ["model=lumina2", f"model.weights={directory}", "image_size=32"]
+    vq = vq_option(16384, (1, 1, 1, 2), **images)
+    return [*place, *RANDOM, *size_options(vocab_size=171384), vq]
+
+
+def write_simplear(directory: Path) -> list[str]:
+    """SimpleAR at 64×64 pixels, 24 codes behind 300 text tokens, as transformers saves it."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(**SIZES, vocab_size=324, num_key_value_heads=1, tie_word_embeddings=True)
+    model, make = Qwen2ForCausalLM(config), maker()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(make(*tensor.shape))
+    model.save_pretrained(directory)
+    sizes = ["+model.spec.text_tokens=300", "+model.spec.codes=24", "+model.tokenizer.codes=24"]
+    return ["model=simplear_05b", f"model.weights={directory}", "image_size=64", *sizes, *RANDOM]
+
+
 def write_anole(directory: Path) -> list[str]:
     """Anole in Meta's layout, on 4×4 codes."""
     (directory / "models/7b").mkdir(parents=True)
@@ -283,6 +308,36 @@ def write_janus(directory: Path) -> list[str]:
     images = vq_option(24, (1,) * 5, codebook_dim=8, channels=32, norm_groups=32)
     place = ["model=janus_pro_1b", f"model.weights={directory}", "model.prompt_weights=random"]
     return [*place, *spec, images]
+
+
+def tiny_glm() -> Any:
+    """A random `GlmImageForConditionalGeneration` of 24 codes; 8 of the 16 numbers of a head are
+    turned.
+    """
+    from transformers import GlmImageConfig, GlmImageForConditionalGeneration
+
+    torch.manual_seed(3)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    text = {
+        "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "vocab_size": 200, "vision_vocab_size": 32, "pad_token_id": 190, "eos_token_id": 25,
+        "rope_parameters": {**rope, "mrope_section": [1, 1, 2]},
+    }  # fmt: skip
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
+    config = GlmImageConfig(
+        text_config=text,
+        vision_config={**vision, "image_size": 64},
+        vq_config={"embed_dim": 16, "num_embeddings": 24, "latent_channels": 32},
+        image_token_id=195,
+        image_start_token_id=24,
+        image_end_token_id=25,
+    )
+    model = GlmImageForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(2.5 if weight.dim() > 1 else 1)
+    return model
 
 
 T5_SIZES = {"d_model": 8, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 40}
@@ -416,9 +471,11 @@ FAMILIES = {
     "llamagen_text": Family(write_llamagen_text),
     "llamagen_classes": Family(write_llamagen_classes, ("3", "7")),
     "lumina": Family(write_lumina),
+    "lumina2": Family(write_lumina2),
     "anole": Family(write_anole),
     "emu3": Family(write_emu3),
     "janus": Family(write_janus),
+    "simplear": Family(write_simplear),
 }
 
 

@@ -73,6 +73,7 @@ MODELS = {
     "temperature": Option(float, METHOD | Role.PAIRED),
     "top_k": Option(Count, METHOD | Role.PAIRED),
     "top_p": Option(Annotated[float, Field(gt=0, le=1)], METHOD | Role.PAIRED),
+    "min_p": Option(Annotated[float, Field(ge=0, le=1)], METHOD | Role.PAIRED),
     "entropy_temperature": Option(list[float] | None, METHOD | Role.PAIRED),
     "guidance_schedule": Option(str, METHOD),
     "denoising_steps": Option(Positive, METHOD),

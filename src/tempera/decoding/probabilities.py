@@ -16,7 +16,8 @@ from tempera.errors import TemperaError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become a distribution: guidance, then temperature, then top-k, then top-p.
+    """How logits become a distribution: guidance, then temperature, then top-k, then top-p, then
+    min-p.
 
     The entropy temperature is part of the target, not of its decoding: every method, plain
     autoregression included, draws from the new p, and exact rules are exact with respect to it.
@@ -27,6 +28,8 @@ class Sampling:
         temperature: 0 is greedy: all mass on the most probable token.
         top_k: keep the k most probable tokens (ties with the k-th are kept); 0 keeps all.
         top_p: keep the most probable tokens until their mass reaches top_p; 1 keeps all.
+        min_p: keep the tokens with at least min_p times the probability of the most probable one
+            (Nguyen et al. 2024, arXiv 2407.01082); 0 keeps all.
         entropy_temperature: (scale, decay, floor) of a further temperature, scale·exp(-H/decay) +
             floor, with H the entropy in nats at temperature 1 after top-k: certain positions are
             drawn more freely, and flat ones less (arXiv 2510.09012; its constants are 2.5, 3 and
@@ -37,6 +40,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     entropy_temperature: tuple[float, float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -45,6 +49,7 @@ class Sampling:
             ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("top_p", 0 < self.top_p <= 1, "a number above 0, at most 1 (all tokens)"),
+            ("min_p", 0 <= self.min_p <= 1, "a number from 0 (all tokens) to 1"),
         ):
             if not fits:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible; give {advice}")
@@ -79,12 +84,12 @@ class Sampling:
 
     @property
     def ranking(self) -> "Sampling":
-        """The same without top-k, top-p and entropy temperature, and at temperature 1 if it is
-        greedy.
+        """The same without top-k, top-p, min-p and entropy temperature, and at temperature 1 if it
+        is greedy.
 
         It ranks candidates for a draft, of which none is drawn, so it may differ from the target's:
-        the draft's own top-k or top-p could remove tokens that the target accepts, and greedy
-        sampling would leave only one.
+        the draft's own top-k, top-p or min-p could remove tokens that the target accepts, and
+        greedy sampling would leave only one.
         """
         return Sampling(self.guidance, self.temperature or 1.0)
 
@@ -140,6 +145,9 @@ class Sampling:
             # the tokens before this one already have the mass
             beyond = ranked.cumsum(-1) - ranked >= self.top_p
             p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
+            p = p / p.sum(-1, keepdim=True)
+        if self.min_p > 0:
+            p = p.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p
 

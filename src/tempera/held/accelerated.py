@@ -11,18 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tempera.api import Result, named_prompts, whole_seed
+from tempera.api import Result, check_callable, seeded_prompts, whole_seed
 from tempera.config import build
 from tempera.config.compose import composed, in_one_sentence, written
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Rule
 from tempera.decoding.loop import Output
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import now
 from tempera.decoding.trace import joined
-from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import DECODED_CODES, ImageDecoder
+from tempera.errors import TemperaError, shown
+from tempera.evaluation.pipeline import DECODED_CODES, ImageDecoder, observer
 from tempera.held.families import Chameleon, Emu3, Family, GlmImage, Janus, Request
 from tempera.runtime import huggingface
 from tempera.targets import chameleon
@@ -38,7 +37,7 @@ FAMILIES: dict[str, type[Family]] = {
     "GlmImageForConditionalGeneration": GlmImage,
 }
 OF_THE_MODEL = {"model", "weights", "device", "dtype", "compile", "batch_size", "seed", "truncate"}
-OF_THE_MODEL |= {"diagnostics", "image_size", "guidance", "temperature", "top_k", "top_p"}
+OF_THE_MODEL |= {"diagnostics", "image_size", "guidance", "temperature", "top_k", "top_p", "min_p"}
 """Options of `tempera.load` that say what a held model says itself, or an argument does."""
 
 
@@ -73,19 +72,20 @@ class Accelerated:
     def generate(
         self,
         prompts: str | Sequence[str],
-        seed: int = 0,
+        seed: int | Sequence[int] | torch.Generator = 0,
         *,
+        num_images: int = 1,
         progress: Callable[[int], object] | None = None,
+        callback: Callable[..., object] | None = None,
         batch_size: int = 4,
         images: bool = True,
         **options: Any,
     ) -> Result:
-        """One image per prompt; the prompt's format is the family's.
+        """Images of prompts; the prompt's format is the family's.
 
         Args:
             prompts: a text or several.
-            seed: of the random draws.
-            progress: called after each round with the number of its tokens, over all rows.
+            seed, num_images, progress, callback: see `tempera.LoadedModel.generate`.
             batch_size: prompts decoded together.
             images: whether to decode pictures; otherwise `Result.images` is empty.
             options: of the processor, such as `ratio` and `image_area` (Emu3), or `height` and
@@ -94,7 +94,12 @@ class Accelerated:
         Raises:
             TemperaError: a prompt or an option is not possible, or there is no image decoder.
         """
-        all_prompts, seed = named_prompts(prompts), whole_seed(seed)
+        all_prompts, seeds = seeded_prompts(prompts, seed, num_images)
+        check_callable(progress=progress, callback=callback)
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise TemperaError(
+                f"batch_size={shown(batch_size)} is not possible: give a whole number above 0"
+            )
         if images and self._decoder is None:
             raise TemperaError(
                 f"{type(self.family.model).__name__} has no image decoder in transformers: give "
@@ -104,11 +109,14 @@ class Accelerated:
         outputs, pictures, seconds = [], [], 0.0
         with self._lock, torch.no_grad():
             for first in range(0, len(all_prompts), batch_size):
-                batch = all_prompts[first : first + batch_size]
+                rows = slice(first, first + batch_size)
+                batch = all_prompts[rows]
                 arguments = self.family.arguments([prompt.text for prompt in batch], dict(options))
                 request = self.family.request(arguments)
                 start = now(self._device)
-                output = self._decode(request, seed, [prompt.id for prompt in batch], progress)
+                ids = [prompt.id for prompt in batch]
+                observe = observer(progress, callback)
+                output = self._decode(request, seeds[rows], ids, observe)
                 seconds += now(self._device) - start
                 outputs.append(output)
                 if images:
@@ -127,6 +135,7 @@ class Accelerated:
         *,
         seed: int | None = None,
         progress: Callable[[int], object] | None = None,
+        callback: Callable[..., object] | None = None,
         **arguments: Any,
     ) -> Any:
         """What the model's `generate` returns for the same arguments: int64 [B, T'].
@@ -134,7 +143,7 @@ class Accelerated:
         Args:
             inputs: ids of the prompts, if they are not given as `input_ids`.
             seed: of the random draws; by default drawn from PyTorch's generator.
-            progress: see `generate`.
+            progress, callback: see `generate`.
             arguments: of transformers' `generate`.
 
         Raises:
@@ -152,7 +161,7 @@ class Accelerated:
         with self._lock, torch.no_grad():
             request = self.family.request(arguments)
             ids = [str(row) for row in range(len(request.prompt))]
-            output = self._decode(request, whole_seed(seed), ids, progress)
+            output = self._decode(request, whole_seed(seed), ids, observer(progress, callback))
             sequences = self.family.returned(request, output.tokens)
         sequences = sequences.clone()  # an ordinary tensor
         if request.settings.config.return_dict_in_generate:
@@ -193,9 +202,9 @@ class Accelerated:
     def _decode(
         self,
         request: Request,
-        seed: int,
+        seed: int | Sequence[int],
         ids: list[str],
-        progress: Callable[[int], object] | None,
+        observe: Callable[..., None],
     ) -> Output:
         guidance = self.family.guidance
         sampling = self._sampling or request.settings.sampling(guidance)
@@ -210,14 +219,6 @@ class Accelerated:
             )
         with in_one_sentence("generate", []):
             decoding = build.build_method(self._cfg, target, self._rule)
-        written_so_far = 0
-
-        def observe(images: Images, *_: Any) -> None:
-            nonlocal written_so_far
-            if progress is not None:
-                progress(images.written - written_so_far)
-            written_so_far = images.written
-
         streams = RandomStreams(seed, ids, self._device)
         output: Output = decoding.decode(target, streams, ids, observe=observe)
         return output

@@ -10,7 +10,6 @@ from tempera.errors import TemperaError
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_return_sequences": (1,),
-    "min_p": (0,),
     "top_h": (),
     "typical_p": (1,),
     "epsilon_cutoff": (0,),
@@ -90,7 +89,8 @@ class Settings:
         top_k = 50 if config.top_k is None else config.top_k
         top_p = 1.0 if config.top_p is None else config.top_p
         temperature = 1.0 if config.temperature is None else config.temperature
-        return Sampling(float(scale), float(temperature), int(top_k), float(top_p))
+        numbers = float(temperature), int(top_k), float(top_p), float(config.min_p or 0)
+        return Sampling(float(scale), *numbers)
 
     def new(self, prompt: int, image: int, most: int, codes: range) -> int:
         """How many ids to return behind the prompt.

@@ -70,16 +70,45 @@ class Family(ABC):
 
     @abstractmethod
     def arguments(self, prompts: list[str], options: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `generate` for prompts, made by the processor with these options."""
+        """The arguments of `generate` for prompts, made by the processor.
+
+        Args:
+            prompts: texts, B of them.
+            options: further arguments of the processor, such as a size.
+
+        Returns:
+            ids int64 [B, T] and their mask under transformers' names, and what the family adds.
+
+        Raises:
+            TemperaError: there is no processor, or it has no such option.
+        """
 
     @abstractmethod
     def spec(self, settings: Settings, ids: Tensor) -> ModelSpec:
-        """The format of the images that a call asks for."""
+        """The format of the images that a call asks for; its prompts are empty.
+
+        Args:
+            settings: the call's settings, with the family's arguments as `settings.inputs`.
+            ids: of the prompts as given, int64 [B, T].
+
+        Raises:
+            TemperaError: the call does not tell the size, or the images of a batch differ in it.
+        """
 
     @abstractmethod
     def null(self, settings: Settings, rows: Tensor, ids: Tensor) -> Tensor:
-        """The null prompts [B, T'], padded on the left, of prompts [B, T] with and without
-        `PADDING`.
+        """The prompts of the unconditional rows of guidance; they are not read without guidance.
+
+        Args:
+            settings: see `spec`.
+            rows: ids of the prompts with `PADDING` where they are masked, int64 [B, T].
+            ids: the same as given.
+
+        Returns:
+            int64 [B, T'], with `PADDING` on the left.
+
+        Raises:
+            TemperaError: the model's settings lack what they are made of.
         """
 
     @property
@@ -384,8 +413,9 @@ class GlmImage(Family):
         chats = [[{"role": "user", "content": [{"type": "text", "text": p}]}] for p in prompts]
         if self.processor is None:
             return self.processed(prompts, options)
+        options |= {"return_tensors": "pt", "padding": True}
         made = self.processor.apply_chat_template(
-            chats, tokenize=True, return_dict=True, return_tensors="pt", padding=True, **options
+            chats, tokenize=True, return_dict=True, processor_kwargs=options
         )
         return dict(made.to(self.model.device))
 

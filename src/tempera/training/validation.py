@@ -58,7 +58,7 @@ def imitation(
 
 def _compared(target: TransformerTarget, predicted: Tensor, hidden: Tensor) -> Tensor:
     """The sums of `imitation` over hidden states of draft and target, [R, S, H]."""
-    ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0)
+    ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     mine, true = (target.head.lm_logits(states.to(target.dtype)) for states in (predicted, hidden))
     best = ranking.distribution(true).argmax(-1, keepdim=True)
     found = ranking.distribution(mine).topk(3, -1).indices == best
