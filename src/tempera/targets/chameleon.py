@@ -1,5 +1,5 @@
 """Chameleon (Chameleon team 2024) and the image generators derived from it: Lumina-mGPT (Liu et al.
-2024) and Anole (Chern et al. 2024).
+2024), Lumina-mGPT 2.0 (Xin et al. 2025) and Anole (Chern et al. 2024).
 
 The transformer is Hugging Face's inner model, because its `ForConditionalGeneration` sets the
 logits of image tokens to −∞. Ids are from Meta's Chameleon repository: `<s>` 0, `<pad>` 1, image
@@ -18,7 +18,7 @@ from tempera.runtime import huggingface
 from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.llamagen import from_meta
 from tempera.targets.shared_vocabulary import SharedVocabularyLM
-from tempera.targets.token_format import ModelSpec, patches
+from tempera.targets.token_format import END_OF_TEXT, ModelSpec, patches
 
 PATCH = 16
 """Pixels along each side of a code's patch."""
@@ -53,6 +53,37 @@ def lumina(height: int = 768, width: int = 768) -> ModelSpec:
         null=null,
         context=10240,
         line_end=8803,
+    )
+
+
+def lumina2(height: int = 768, width: int = 768) -> ModelSpec:
+    """Lumina-mGPT 2.0's format: that of the first, with the codes of MoVQ, of 8×8 pixels, and
+    Qwen's text tokenizer with Chameleon's special tokens. Ids are from its repository: codes 155000
+    … 171383, end of line 151670; the others are looked up. A prompt begins with the tokenizer's
+    end of text, because it has no begin.
+
+    Args:
+        height, width: pixels, multiples of 32.
+
+    Raises:
+        TemperaError: a side is not a multiple of 32.
+    """
+    size = [
+        f"<reserved{8800 + patches(pixels, 32, name):05d}>"
+        for pixels, name in ((height, "height"), (width, "width"))
+    ]
+    text = f"Generate an image of {width}x{height} according to the following prompt:\n{{text}}"
+    start = "<racm3:break>"
+    return ModelSpec(
+        height // 8,
+        width // 8,
+        codes=16384,
+        first_code=155000,
+        prompt=(END_OF_TEXT, text, "<reserved08706>", start, *size),
+        null=(start, *size),
+        context=10240,
+        line_end=151670,
+        special=("<reserved08706>", start, *size),
     )
 
 

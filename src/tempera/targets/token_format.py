@@ -13,6 +13,9 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 
+END_OF_TEXT = "{end of text}"
+"""Stands in `ModelSpec.prompt` for the end of text of the text tokenizer."""
+
 
 @dataclass(frozen=True)
 class ModelSpec:
