@@ -210,7 +210,11 @@ class LoadedModel:
                 )
                 outputs.append(output)
                 seconds += pipeline.now() - start
-        pictures = [torch.from_numpy(pipeline.pictures(output.tokens)) for output in outputs]
+        texts = [prompt.text for prompt in prompts]
+        pictures = []
+        for output in outputs:
+            part, texts = texts[: len(output.tokens)], texts[len(output.tokens) :]
+            pictures.append(torch.from_numpy(pipeline.pictures(output.tokens, part)))
         return Result(
             prompts=tuple(prompt.text for prompt in prompts),
             tokens=torch.cat([output.tokens.cpu() for output in outputs]),

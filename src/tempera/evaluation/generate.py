@@ -66,7 +66,8 @@ def generate(
             _keep_replays(pipeline, batch, output, drafts, directory, store.identity, replayed)
         store.add(rows)
         with suppress(Exception):
-            for prompt, picture in zip(batch, pipeline.pictures(output.tokens), strict=True):
+            pictures = pipeline.pictures(output.tokens, [prompt.text for prompt in batch])
+            for prompt, picture in zip(batch, pictures, strict=True):
                 write_picture(picture_path(directory, prompt.id), picture, store.identity)
 
 
@@ -104,6 +105,7 @@ def restore_pictures(
     ):
         for place in lost:
             tokens = torch.tensor([np.asarray(rows[place]["tokens"]).tolist()])
-            write_picture(paths[place], pipeline.pictures(tokens)[0], made_by)
+            (picture,) = pipeline.pictures(tokens, [rows[place]["text"]])
+            write_picture(paths[place], picture, made_by)
         return True
     return False

@@ -83,7 +83,7 @@ def measure(
     if waiting:
         for _ in range(warmup):
             for kind in kinds:
-                _decoded(pipeline, pipeline.tokens(groups[0], kind))
+                _decoded(pipeline, pipeline.tokens(groups[0], kind), groups[0])
     for place, group in enumerate(groups):
         if group[0].id in waiting:
             turn = kinds if place % 2 == 0 else kinds[::-1]
@@ -123,16 +123,16 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
         "ar": seconds["ar"],
         "method": seconds.get("method", seconds["ar"]),
         "text_encoder": text_seconds,
-        "image_decoder": _decoded(pipeline, output),
+        "image_decoder": _decoded(pipeline, output, prompts),
         "rounds": output.trace.rounds.float().mean().item(),
     }
 
 
-def _decoded(pipeline: Pipeline, output: Output) -> float | None:
+def _decoded(pipeline: Pipeline, output: Output, prompts: list[Prompt]) -> float | None:
     """Seconds of the image decoder; None if it fails, which concerns pictures only."""
     start = pipeline.now()
     with suppress(Exception):
-        pipeline.pictures(output.tokens)
+        pipeline.pictures(output.tokens, [prompt.text for prompt in prompts])
         return pipeline.now() - start
     return None
 

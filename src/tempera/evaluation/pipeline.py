@@ -27,7 +27,9 @@ from tempera.runtime.row_store import Numbers, Row
 
 
 class ImageDecoder(Protocol):
-    """The decoding half of an image tokenizer."""
+    """The decoding half of an image tokenizer. If it has `reads_prompts = True`, `decode_codes`
+    takes the texts of the prompts, too.
+    """
 
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
@@ -145,23 +147,32 @@ class Pipeline:
         )
 
     @torch.inference_mode()
-    def pictures(self, tokens: Tensor) -> NDArray[np.uint8]:
+    def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:
         """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W], made of the
         last grid of tokens: a preview before it (`ModelSpec.preview`) is dropped. The decoder's
         activations take gigabytes for a large image, so it takes few of these at a time. Where
         memory runs out it takes fewer, and if one is too many it moves to the CPU.
+
+        Args:
+            tokens: of the images.
+            prompts: their texts, for a decoder that reads them.
         """
         codes = tokens[:, -math.prod(self.target.grid) :].unflatten(1, self.target.grid)
-        chunks = codes.split(max(1, DECODED_CODES // self.target.length))
-        return np.concatenate([self._decoded(chunk) for chunk in chunks])
+        size = max(1, DECODED_CODES // self.target.length)
+        made = [
+            self._decoded(codes[first : first + size], prompts[first : first + size])
+            for first in range(0, len(codes), size)
+        ]
+        return np.concatenate(made)
 
-    def _decoded(self, codes: Tensor) -> NDArray[np.uint8]:
+    def _decoded(self, codes: Tensor, prompts: Sequence[str]) -> NDArray[np.uint8]:
         decoder: Any = self.image_decoder
         device = self.device
         if isinstance(decoder, nn.Module):
             device = next((weight.device for weight in decoder.parameters()), device)
         try:
-            images: Tensor = decoder.decode_codes(codes.to(device))
+            given = [prompts] if getattr(decoder, "reads_prompts", False) else []
+            images: Tensor = decoder.decode_codes(codes.to(device), *given)
             return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
         except RuntimeError as problem:
             from accelerate.utils.memory import should_reduce_batch_size  # half a second to import
@@ -172,10 +183,12 @@ class Pipeline:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         if not alone:
-            return np.concatenate([self._decoded(part) for part in codes.chunk(2)])
+            half = (len(codes) + 1) // 2
+            first = self._decoded(codes[:half], prompts[:half])
+            return np.concatenate([first, self._decoded(codes[half:], prompts[half:])])
         print(f"an image takes more memory than {device} has free: the CPU decodes the images.")
         decoder.to("cpu")
-        return self._decoded(codes)
+        return self._decoded(codes, prompts)
 
     def now(self) -> float:
         """The time in seconds, after all work on the device has finished."""

@@ -69,17 +69,17 @@ class CosmosTokenizer(nn.Module):
 
 class UntrainedDecoder(nn.Module):
     """What stands in for the published decoder with `weights=random`, since its architecture is not
-    published as code: a colour of 16×16 pixels for every code.
+    published as code: a colour of `factor`×`factor` pixels for every code.
     """
 
-    def __init__(self, codes: int) -> None:
+    def __init__(self, codes: int, factor: int = FACTOR) -> None:
         super().__init__()
-        self.colours = nn.Embedding(codes, 3)
+        self.colours, self.factor = nn.Embedding(codes, 3), factor
 
     def forward(self, codes: Tensor) -> Tensor:
         """Codes [B, 1, h, w] -> images [B, 3, 1, H, W]."""
         colours: Tensor = self.colours(codes).permute(0, 4, 1, 2, 3)
-        return colours.repeat_interleave(FACTOR, -1).repeat_interleave(FACTOR, -2)
+        return colours.repeat_interleave(self.factor, -1).repeat_interleave(self.factor, -2)
 
 
 class UntrainedEncoder(nn.Module):

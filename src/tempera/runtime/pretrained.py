@@ -163,7 +163,7 @@ class PretrainedFiles:
         if not str(content.get("model_type", kind)).lower().startswith(kind):
             raise _unsupported(place, "model_type", content["model_type"], kind)
         for name, value in only.items():
-            if stated.get(name, value) != value:
+            if name not in defaults and stated.get(name, value) != value:
                 raise _unsupported(place, name, stated[name], value)
         sizes = dict(defaults)
         for name in sizes.keys() & {name for name, value in stated.items() if value is not None}:
@@ -185,11 +185,19 @@ class PretrainedFiles:
         """`config.json`, fetched from the hub if need be; None if it cannot be had."""
         if (repository := self._repository) is None:
             place = Path(self.weights).expanduser()
-            return (place if place.is_dir() else place.parent) / "config.json"
+            return (place / self._sizes_file) if place.is_dir() else place.parent / "config.json"
         try:
-            return repository.file("config.json")
+            return repository.file(self._sizes_file)
         except TemperaError:
             return None
+
+    @property
+    def _sizes_file(self) -> str:
+        """`config.json`: in the directory where a pipeline of Hugging Face keeps one part, else at
+        the top.
+        """
+        folder, _, name = self.files[0].rpartition("/")
+        return f"{folder}/config.json" if name == "model.safetensors" and folder else "config.json"
 
     def check(self, cached: bool) -> None:
         """Raise TemperaError unless they are here or can be downloaded; see `Repository.check`."""
@@ -212,7 +220,7 @@ class PretrainedFiles:
             pattern
             for name in self.files
             for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
-        ] + ["config.json"]
+        ] + [self._sizes_file]
 
 
 def _take(source: str, values: Mapping[str, Any]) -> None:

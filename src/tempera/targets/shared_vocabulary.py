@@ -1,10 +1,12 @@
-"""Networks that read prompts as tokens (Chameleon, Emu3, Janus-Pro, SimpleAR), for
+"""Networks that read prompts as tokens (Chameleon, Emu3, Janus-Pro, SimpleAR, GLM-Image), for
 `TransformerTarget`: their loader, prompts and sizes.
 
 Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidden size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +14,12 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.runtime import huggingface
+from tempera.runtime.files import read_json
 from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
 from tempera.targets.decoder_layer import Decoder, LayerSizes
 from tempera.targets.network import family_module
 from tempera.targets.rotary import Rotary
-from tempera.targets.token_format import ModelSpec
+from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 Tokenize = Callable[[str], list[int]]
 """Text -> token ids."""
@@ -160,19 +163,33 @@ class PromptEncoder(nn.Module):
 
 
 def load_prompts(
-    spec: ModelSpec, weights: str, files: list[str], hub: str, truncate: bool = False
+    spec: ModelSpec,
+    weights: str,
+    files: list[str],
+    hub: str,
+    truncate: bool = False,
+    template: list[str] | None = None,
 ) -> PromptEncoder:
     """Load a prompt encoder with the model's text tokenizer, a `tokenizer.json`.
 
     Args:
         spec, truncate: see `PromptEncoder`.
+        template: possible names of a file with a chat template, in which the user's turn is
+            `{text}` of the format.
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`; `weights="random"`
             gives tokens without meaning.
 
     Raises:
         TemperaError: the file is missing, is not a tokenizer, or is another model's.
     """
-    tokenize, size = load_tokenize(PretrainedFiles(weights, files, hub))
+    place = PretrainedFiles(weights, files, hub)
+    tokenize, size = load_tokenize(place)
+    if END_OF_TEXT in spec.prompt:
+        end = _end_of_text(place)
+        prompt = tuple(end if piece == END_OF_TEXT else piece for piece in spec.prompt)
+        spec = replace(spec, prompt=prompt, special=(*spec.special, end))
+    if template is not None:
+        spec = _templated(spec, place, replace(place, files=template))
     special = spec.special if spec.null_filling is None else (*spec.special, spec.null_filling)
     for name in special:
         if size is not None and len(tokenize(name)) != 1:
@@ -187,6 +204,49 @@ def load_prompts(
             option="model.spec.text_tokens",
         )
     return PromptEncoder(spec, tokenize, truncate)
+
+
+def _end_of_text(tokenizer: PretrainedFiles) -> str:
+    """The end of text that the `tokenizer_config.json` beside a tokenizer names.
+
+    Raises:
+        TemperaError: the file is missing or names none.
+    """
+    names = [str(Path(name).with_name("tokenizer_config.json")) for name in tokenizer.files]
+    files = replace(tokenizer, files=names)
+    if files.random or is_noted(files):
+        return END_OF_TEXT
+    (file,) = files.find()
+    end = read_json(file).get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    if not isinstance(end, str):
+        raise TemperaError(f"{file} names no eos_token, with which prompts begin: get it again.")
+    return end
+
+
+def _templated(spec: ModelSpec, tokenizer: PretrainedFiles, files: PretrainedFiles) -> ModelSpec:
+    """The format with the turn of a chat template around the prompt.
+
+    Raises:
+        TemperaError: the file is missing or is not a template of texts.
+    """
+    if files.random or is_noted(files):
+        return spec
+    (file,) = files.find()
+    turn = [{"role": "user", "content": [{"type": "text", "text": "{text}"}]}]
+    try:
+        text = _tokenizer(tokenizer).apply_chat_template(
+            turn, chat_template=file.read_text(encoding="utf-8"), tokenize=False
+        )
+    except Exception as problem:  # Jinja's have no common class but this
+        raise TemperaError(f"{file} is not a chat template ({problem}): get it again.") from problem
+    if str(text).count("{text}") != 1:
+        raise TemperaError(f"{file} does not give a prompt's text back: get it again.")
+    pieces = [
+        piece.replace("{text}", str(text)) if isinstance(piece, str) else piece
+        for piece in spec.prompt
+    ]
+    return replace(spec, prompt=tuple(pieces))
 
 
 def about_as_many(text: str) -> list[int]:
@@ -205,18 +265,22 @@ def load_tokenize(files: PretrainedFiles) -> tuple[Tokenize, int | None]:
     """
     if files.random or is_noted(files):
         return about_as_many, None
-    file = files.find()[0]
-    try:
-        tokenizer = huggingface.PreTrainedTokenizerFast(tokenizer_file=str(file))
-    except Exception as problem:  # the tokenizers library raises plain Exception
-        raise TemperaError(
-            f"{file} is not a tokenizer ({str(problem).splitlines()[0]}): download it again."
-        ) from None
+    tokenizer = _tokenizer(files)
 
     def tokenize(text: str) -> list[int]:
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
     return tokenize, len(tokenizer)
+
+
+def _tokenizer(files: PretrainedFiles) -> Any:
+    file = files.find()[0]
+    try:
+        return huggingface.PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as problem:  # the tokenizers library raises plain Exception
+        raise TemperaError(
+            f"{file} is not a tokenizer ({str(problem).splitlines()[0]}): download it again."
+        ) from None
 
 
 def load_network(
@@ -228,12 +292,12 @@ def load_network(
     sizes: Mapping[str, Any],
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
-) -> SharedVocabularyLM:
+) -> PromptedLM:
     """Load a network with published weights.
 
     Args:
-        family: `chameleon`, `emu3`, `janus` or `qwen2`: the module of `tempera.targets` with its
-            `build`, `translate`, and `UNUSED` names in its files.
+        family: `chameleon`, `emu3`, `janus`, `qwen2` or `glm_image`: the module of
+            `tempera.targets` with its `build`, `translate`, and `UNUSED` names in its files.
         spec: format of its sequences.
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
         sizes: by their names in `config.json`, `rope_theta` among them; those of a `config.json`
@@ -246,7 +310,7 @@ def load_network(
     """
     module, published = family_module(family), PretrainedFiles(weights, files, hub)
     stated = stated_sizes(published, family, sizes)
-    network: SharedVocabularyLM = load_pretrained(
+    network: PromptedLM = load_pretrained(
         lambda: module.build(dict(stated), spec),
         published,
         lambda state: module.translate(state, stated),
@@ -255,6 +319,10 @@ def load_network(
         ignore=module.UNUSED,
     )
     return network
+
+
+ROPE = ("partial_rotary_factor", "mrope_section")
+"""Sizes of rotary embeddings that only some models have."""
 
 
 def stated_sizes(files: PretrainedFiles, kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,4 +338,5 @@ def stated_sizes(files: PretrainedFiles, kind: str, sizes: Mapping[str, Any]) ->
     """
     stated = files.stated({"num_key_value_heads": sizes["num_attention_heads"], **sizes}, kind)
     rope = {"rope_type": "default", "rope_theta": stated.pop("rope_theta")}
+    rope |= {name: stated.pop(name) for name in ROPE if name in stated}
     return {**stated, "rope_parameters": rope}

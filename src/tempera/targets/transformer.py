@@ -58,6 +58,7 @@ class TransformerTarget:
         self.conditioner = PromptConditioner(conditioner)
         self.session = Session(network, granularity)
         self._root = torch.empty(0)  # embedding of each row's root, [R, 1, H]
+        self._check_guidance(sampling)
         self.head = TokenHead(network, sampling, self.length)
         self.vocab_size = self.head.vocab_size
         self.device, self.dtype = self.session.device, self.session.dtype
@@ -74,7 +75,19 @@ class TransformerTarget:
 
     @sampling.setter
     def sampling(self, sampling: Sampling) -> None:
+        self._check_guidance(sampling)
         self.head.sampling = sampling
+
+    def _check_guidance(self, sampling: Sampling) -> None:
+        """Raise TemperaError for guidance of a model that has no unconditional row."""
+        spec = self.network.spec
+        unguided = spec is not None and spec.prompt and not (spec.null or spec.null_filling)
+        if sampling.guided and unguided:
+            raise TemperaError(
+                f"guidance={sampling.guidance} is not possible, because this model is not guided: "
+                "give guidance=1",
+                option="guidance",
+            )
 
     @cached_property
     def identity(self) -> str:

@@ -1,0 +1,163 @@
+"""Pictures of GLM-Image's codes, by the diffusion transformer, text encoder and autoencoder of
+diffusers' `GlmImagePipeline`, which read the prompt as well.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.cosmos import UntrainedDecoder
+from tempera.runtime.hub import Repository
+from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
+
+FACTOR = 32
+PARTS = ("transformer", "text_encoder", "vae")
+FILES = ("model_index.json", "tokenizer/*", "scheduler/*", *(f"{part}/*" for part in PARTS))
+
+
+@dataclass(frozen=True)
+class GlmDecoderConfig:
+    """Number of codes, denoising steps, and guidance of the denoising."""
+
+    codebook_size: int = 16384
+    steps: int = 50
+    guidance: float = 1.5
+
+
+class GlmDecoder(nn.Module):
+    """Codes and prompts → pictures. There is no encoder: GLM-Image's own is a vision transformer
+    for images as prompts.
+
+    Args:
+        pipeline: a `diffusers.GlmImagePipeline`, whose autoregressive part is not used.
+        config: its options.
+    """
+
+    reads_prompts = True
+
+    def __init__(self, pipeline: Any, config: GlmDecoderConfig) -> None:
+        super().__init__()
+        self.pipeline, self.config = pipeline, config
+        self.vocab_size = config.codebook_size
+        self.parts = nn.ModuleList(getattr(pipeline, part) for part in PARTS)
+
+    @property
+    def codebook(self) -> Tensor:
+        """There is none here.
+
+        Raises:
+            TemperaError: always.
+        """
+        raise TemperaError(
+            "GLM-Image's decoder has no codebook whose codes could be compared: choose a rule "
+            "without neighbours, such as exact or relaxed.",
+            option="rule",
+        )
+
+    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Height and width in pixels of an image of these lines and columns of codes."""
+        return grid[0] * FACTOR, grid[1] * FACTOR
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Images have no codes here.
+
+        Raises:
+            TemperaError: always.
+        """
+        raise TemperaError("GLM-Image has no codes of given images: take encoder=target.")
+
+    def decode_codes(self, codes: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Codes int64 [B, h, w] and their B prompts → images [B, 3, 32·h, 32·w] in [−1, 1]. The
+        noise of a picture depends on its codes alone.
+        """
+        height, width = self.image_size((codes.shape[1], codes.shape[2]))
+        fine = codes.repeat_interleave(2, -1).repeat_interleave(2, -2)
+        made = self.pipeline(
+            prompt=list(prompts),
+            height=height,
+            width=width,
+            prior_token_ids=fine.flatten(1),
+            num_inference_steps=self.config.steps,
+            guidance_scale=self.config.guidance,
+            generator=[torch.Generator().manual_seed(_seed(image)) for image in codes],
+            output_type="np",
+        )
+        pictures = torch.from_numpy(made.images).to(codes.device)
+        return pictures.permute(0, 3, 1, 2) * 2 - 1
+
+
+class UntrainedGlmDecoder(nn.Module):
+    """What stands in for the pipeline with `weights=random`: a colour of 32×32 pixels for every
+    code.
+    """
+
+    reads_prompts = True
+
+    def __init__(self, config: GlmDecoderConfig) -> None:
+        super().__init__()
+        self.config, self.vocab_size = config, config.codebook_size
+        self.colours = UntrainedDecoder(config.codebook_size, FACTOR)
+
+    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Height and width in pixels of an image of these lines and columns of codes."""
+        return grid[0] * FACTOR, grid[1] * FACTOR
+
+    def decode_codes(self, codes: Tensor, prompts: Sequence[str] = ()) -> Tensor:
+        """Codes int64 [B, h, w] → images [B, 3, 32·h, 32·w]."""
+        out: Tensor = self.colours(codes.unsqueeze(1))[:, :, 0].clamp(-1, 1)
+        return out
+
+
+def load_glm_decoder(
+    weights: str, hub: str, steps: int = 50, guidance: float = 1.5, codes: int = 16384
+) -> GlmDecoder | UntrainedGlmDecoder:
+    """Load the parts of GLM-Image that make pictures, with diffusers.
+
+    Args:
+        weights, hub: see `PretrainedFiles`; `weights="random"` gives `UntrainedGlmDecoder`.
+        steps: of the denoising.
+        guidance: of the denoising.
+        codes: number of codes.
+
+    Raises:
+        TemperaError: diffusers is not installed, or the files are missing or not a pipeline's.
+    """
+    config = GlmDecoderConfig(codes, steps, guidance)
+    files = PretrainedFiles(weights, FILES, hub)
+    if files.random or is_noted(files):
+        nothing = PretrainedFiles("random", FILES, hub)
+        return load_pretrained(lambda: UntrainedGlmDecoder(config), nothing)
+    try:
+        from diffusers import GlmImagePipeline
+    except ImportError as problem:
+        raise TemperaError(
+            "GLM-Image's pictures need diffusers: pip install 'tempera-decoding[diffusers]', or "
+            "give model.tokenizer_weights=random for patches of colour instead of pictures."
+        ) from problem
+    repository = None if Path(weights).exists() else Repository.named(weights)
+    place = Path(weights) if repository is None else repository.snapshot(FILES)
+    if not (place / FILES[0]).is_file():
+        files.find()  # says how to get it
+    kind: Any = GlmImagePipeline
+    try:
+        pipeline = kind.from_pretrained(
+            place, vision_language_encoder=None, processor=None, local_files_only=True
+        )
+    except (OSError, ValueError) as problem:
+        raise TemperaError(
+            f"{place} is not GLM-Image's pipeline ({str(problem).splitlines()[0]}): get it again."
+        ) from problem
+    pipeline.set_progress_bar_config(disable=True)
+    return GlmDecoder(pipeline, config)
+
+
+def _seed(codes: Tensor) -> int:
+    """A seed of an image's codes."""
+    digest = hashlib.sha256(repr(codes.tolist()).encode()).digest()
+    return int.from_bytes(digest[:7], "big")
