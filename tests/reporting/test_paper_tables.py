@@ -35,7 +35,7 @@ from tempera.reporting.tables import Section, texts
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 OURS = {
     *("frontier", "frontier_continuous", "relaxations", "study"),
-    *("results", "results_mar", "results_speed"),
+    *("results", "results_mar", "results_speed", "evidence"),
 }
 FILES = {path.stem for path in (CONF / "experiment").glob("*.yaml")}
 PRESETS = sorted(FILES - OURS - {"paper", "paper_mar"})

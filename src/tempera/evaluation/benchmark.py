@@ -7,8 +7,6 @@ much is accepted. Images of continuous tokens are decoded whole, because it does
 at an accepted length is accepted length × time of AR's round ÷ time of the method's round.
 """
 
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -24,6 +22,7 @@ from tempera.decoding.timing import Clock, now
 from tempera.errors import TemperaError
 from tempera.evaluation.latency import name_of
 from tempera.evaluation.pipeline import DecodingMethod, Method
+from tempera.runtime.processor import peak_memory
 from tempera.targets.transformer import TransformerTarget
 
 READ = {"cpu": 2**28, "cuda": 2**32}
@@ -314,11 +313,3 @@ def _timed(
         emitted = output.trace.proposed.gt(0).sum(-1).float().mean()
         found["accepted_length"] = float(emitted) / max(1, rounds)
     return found
-
-
-def peak_memory(device: torch.device) -> int:
-    """Peak bytes: allocated on a GPU, resident on a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return resident if sys.platform == "darwin" else 1024 * resident  # bytes on macOS, else KiB

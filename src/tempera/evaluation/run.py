@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from pydantic import Field
 from tqdm import tqdm
 
@@ -28,6 +29,7 @@ from tempera.metrics.scores import intervals as intervals_of
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import sha256_file, write_json
 from tempera.runtime.image_files import picture_path, read_picture
+from tempera.runtime.processor import peak_memory
 from tempera.runtime.row_store import Numbers, Row, Store, write_table
 
 
@@ -88,6 +90,8 @@ def evaluate(
     """
     if processes.is_main:
         evaluator.fetch()
+    if pipeline.target.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(pipeline.target.device)
     rows = _generated(plan, pipeline, prompts, processes)
     if not processes.is_main:
         return None
@@ -111,6 +115,7 @@ def evaluate(
         "grid": list(pipeline.target.grid),
         "metrics": {name: _plain(interval.as_dict()) for name, interval in metrics.items()},
         **_profiles(rows),
+        "memory": peak_memory(pipeline.target.device),
         "time": _plain(latency.breakdown(timings)) if timings else {},
         "about": dict(plan.about),
     }

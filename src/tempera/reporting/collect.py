@@ -62,6 +62,9 @@ class Run(BaseModel):
     expected_length: float | None = _of("settings", "expected_length")
     changes: dict[str, Any] = _of("about", "changes", default={})
     machine: str = _of("about", "machine", default="")
+    started: str = _of("about", "started", default="")
+    version: str = _of("about", "versions", "tempera-decoding", default="")
+    memory: int | None = None
     data: str | None = _of("about", "data", "preset", default="")
     paper: dict[str, str] | None = _of("about", "paper")
     matched: Matched | None = _of("about", "matched")

@@ -1,5 +1,7 @@
-"""What the processor computes fast, and in what dtype."""
+"""What the processor computes fast, in what dtype, and how much memory was used."""
 
+import resource
+import sys
 from pathlib import Path
 
 import torch
@@ -50,3 +52,11 @@ def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
     if not computes_bfloat16(device):
         place = "GPU, which emulates it" if device.type == "cuda" else "processor, without AVX-512"
         print(f"{option} is several times as slow as {instead} on this {place}")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return resident if sys.platform == "darwin" else 1024 * resident  # bytes on macOS, else KiB
