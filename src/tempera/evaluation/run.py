@@ -90,8 +90,8 @@ def evaluate(
     """
     if processes.is_main:
         evaluator.fetch()
-    if pipeline.target.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(pipeline.target.device)
+    if pipeline.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(pipeline.device)
     rows = _generated(plan, pipeline, prompts, processes)
     if not processes.is_main:
         return None
@@ -115,7 +115,7 @@ def evaluate(
         "grid": list(pipeline.target.grid),
         "metrics": {name: _plain(interval.as_dict()) for name, interval in metrics.items()},
         **_profiles(rows),
-        "memory": peak_memory(pipeline.target.device),
+        "memory": peak_memory(pipeline.device),
         "time": _plain(latency.breakdown(timings)) if timings else {},
         "about": dict(plan.about),
     }

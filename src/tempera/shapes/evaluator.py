@@ -116,8 +116,8 @@ def structure_scores(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, T
     found = torch.full((len(prompts), 3), torch.nan)
     for place, prompt in enumerate(prompts):
         if told := parse_caption(prompt.text):
-            picture = pictures[place].cpu().numpy().transpose(1, 2, 0).astype(np.float32) / 255
-            fit = structures.structure(picture, told)
+            picture = pictures[place].permute(1, 2, 0).float() / 255
+            fit = structures.structure(picture.cpu().numpy(), told)
             found[place] = torch.tensor([fit.broken, fit.stray.sum(), fit.missing.sum()])
     return dict(zip(("broken", "stray", "missing"), found.T, strict=True))
 
