@@ -75,6 +75,7 @@ def test_a_report_of_many_runs(made: Path) -> None:
     assert f"{value:.4f}" in line  # three values have no interval
     assert low < value < high and f"{known.loc[3, 'fid']:.2f}" not in line
     assert list(known["name"]) == ["ar", "eagle", "coolsd δ=1.1", "coolsd δ=2"]
+    assert "In all runs: model shapes, seed 0, machine cpu. Values have 95% intervals" in text
     assert "## Difference from plain autoregression" in text
     assert "Left out because unfinished" in text
     assert "](../3_coolsd/report.html)" in text

@@ -78,8 +78,18 @@ def results_section(runs: Sequence[Run], only_axes: bool = False) -> Section:
         "Results",
         table(labels(runs), columns),
         {"images": ".0f"} | {metric.heading: metric.format for metric in metrics},
-        "Each value has its 95% interval over prompts.",
+        f"{_shared(runs)}Values have 95% intervals over prompts, where there are five or more.",
     )
+
+
+def _shared(runs: Sequence[Run]) -> str:
+    """A sentence about what is the same in all runs."""
+    named = []
+    for name in ("model", "data", "seed", "machine"):
+        values = {getattr(run, name) for run in runs} - {None, ""}
+        if len(values) == 1:
+            named.append(f"{name} {values.pop()}")
+    return f"In all runs: {', '.join(named)}. " if named else ""
 
 
 def _measured(run: Run, metric: Metric) -> Cell:
