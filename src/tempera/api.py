@@ -345,6 +345,16 @@ def load(
     method = method or ("coolsd" if parts.drafter is None else "ar")  # ar drafts nothing itself
     if parts.rule is not None:
         options["rule"] = "exact"  # so that options of the method's rule are refused
+    _check_names(options)
+    given = {"diagnostics": False, "model": model, "method": method, **options}
+    arguments = [written(*option) for option in given.items()]
+    cfg = composed("generate", arguments)
+    with in_one_sentence("generate", arguments):
+        return LoadedModel(cfg, method, parts)
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Raise TemperaError for options of the command line that have no meaning in Python."""
     for name in options:
         if name == "seed" or name.startswith("hydra"):
             raise TemperaError(
@@ -352,11 +362,6 @@ def load(
                 "are written",
                 option=name,
             )
-    given = {"diagnostics": False, "model": model, "method": method, **options}
-    arguments = [written(*option) for option in given.items()]
-    cfg = composed("generate", arguments)
-    with in_one_sentence("generate", arguments):
-        return LoadedModel(cfg, method, parts)
 
 
 def generate(
