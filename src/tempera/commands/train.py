@@ -21,7 +21,7 @@ from tempera.runtime.files import writable_directory
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import draft_directory
-from tempera.runtime.pretrained import recording_taken
+from tempera.runtime.pretrained import Taken, recording_taken
 from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
@@ -65,16 +65,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     recipe = replace(recipe, steps=_steps(cfg, codes, recipe.batch_size))
     torch.manual_seed(recipe.seed)
     draft = instantiate(cfg.draft, target=target, model=cfg.model.name)
-    recorded = [
-        str(key)
-        for key in cfg
-        if Role.IDENTITY in role_of(str(key), "train_draft") and key not in asdict(recipe)
-    ]
-    record: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, recorded))
-    if taken:
-        record["taken"] = taken
-    if isinstance(codes, ShardCodes):
-        record["data"] = codes.described
+    record = _record(cfg, recipe, codes, taken)
 
     def start_tracker() -> Tracker:
         chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
@@ -94,6 +85,21 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             f"drafter={draft.drafter} {place}"
         )
     return metrics
+
+
+def _record(cfg: DictConfig, recipe: Recipe, codes: Codes, taken: Taken) -> dict[str, Any]:
+    """What must be the same when the training is resumed, beside the recipe."""
+    recorded = [
+        str(key)
+        for key in cfg
+        if Role.IDENTITY in role_of(str(key), "train_draft") and key not in asdict(recipe)
+    ]
+    record: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, recorded))
+    if taken:
+        record["taken"] = taken
+    if isinstance(codes, ShardCodes):
+        record["data"] = codes.described
+    return dict(record)
 
 
 def build_recipe(cfg: DictConfig) -> Recipe:
