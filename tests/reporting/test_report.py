@@ -250,6 +250,7 @@ def test_publishing_makes_a_wandb_report(made: Path, monkeypatch: pytest.MonkeyP
         return {"upsertView": {"view": {**view, "id": "new", "project": place}}}
 
     monkeypatch.setattr(wandb_report, "wandb_tracker", started)
+    monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setattr("wandb.login", lambda **_: True)
     monkeypatch.setattr(workspaces, "_get_api", lambda: Mock(projects=lambda _: []))
     monkeypatch.setattr(workspaces, "execute_graphql", answer)
@@ -282,6 +283,9 @@ def test_publishing_that_fails_says_where_the_report_is(
     runs, online = read(made), Mock(spec=WandbTracker)
     online.run = Mock(id="abc", offline=True)
     monkeypatch.setattr(wandb_report, "wandb_tracker", Mock(return_value=online))
+    with pytest.raises(TemperaError, match=r"WANDB_MODE=offline: unset it.*already in .*out"):
+        wandb_report.publish(runs, made / "out")
+    monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setattr("wandb.login", lambda **_: False)
     with pytest.raises(TemperaError, match=r"wandb login.*already in .*out"):
         wandb_report.publish(runs, made / "out")

@@ -1,5 +1,6 @@
 """A W&B Report of compared runs; only this module needs the network."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,15 @@ def publish(
     its directory keeps. The report's files become an artifact.
 
     Raises:
-        TemperaError: nobody is logged in, or W&B refuses.
+        TemperaError: nobody is logged in, W&B is offline, or it refuses.
     """
     import wandb
 
+    if (mode := os.environ.get("WANDB_MODE", "online")) != "online":
+        raise TemperaError(
+            f"publish=true needs W&B online, but WANDB_MODE={mode}: unset it and run the command "
+            f"again; the report is already in {output}."
+        )
     if not wandb.login(prompt=False, verify=False):
         raise TemperaError(
             "publish=true needs a W&B account: run `wandb login` and the command again; the "
