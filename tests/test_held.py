@@ -413,6 +413,20 @@ def test_pictures_and_the_trace() -> None:
     assert torch.equal(result.pixels, theirs)
 
 
+def test_a_decoder_may_read_the_prompts() -> None:
+    class Grey:
+        reads_prompts = True
+
+        def decode_codes(self, codes: Tensor, prompts: list[str]) -> Tensor:
+            read.extend(prompts)
+            return torch.zeros(len(codes), 3, 32, 32)
+
+    read: list[str] = []
+    fast = tempera.accelerate(glm_image().model, glm_processor(), window=64, decoder=Grey())  # type: ignore[arg-type]
+    result = fast.generate(["a cat", "red"], batch_size=2, height=32, width=32)
+    assert read == ["a cat", "red"] and result.images[1].getpixel((0, 0)) == (128, 128, 128)
+
+
 def test_several_images_and_a_seed_for_each() -> None:
     fast = tempera.accelerate(
         janus().model, janus_processor(), "sjd", window=4, sampling=Sampling(guidance=2.0)

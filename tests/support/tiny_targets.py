@@ -24,6 +24,7 @@ from tempera.continuous.mar import MAR
 from tempera.image_tokenizers.emu3 import Emu3Tokenizer
 from tempera.image_tokenizers.kl import KLModel
 from tempera.image_tokenizers.line_ends import LinedTokenizer
+from tempera.runtime import huggingface
 from tempera.runtime.tensor_files import renamed
 
 DIM, INNER, LAYERS, HEADS = 16, 24, 2, 2
@@ -235,11 +236,11 @@ def write_lumina2(directory: Path) -> list[str]:
 
 def write_simplear(directory: Path) -> list[str]:
     """SimpleAR at 64×64 pixels, 24 codes behind 300 text tokens, as transformers saves it."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     torch.manual_seed(0)
-    config = Qwen2Config(**SIZES, vocab_size=324, num_key_value_heads=1, tie_word_embeddings=True)
-    model, make = Qwen2ForCausalLM(config), maker()
+    config = huggingface.Qwen2Config(
+        **SIZES, vocab_size=324, num_key_value_heads=1, tie_word_embeddings=True
+    )
+    model, make = huggingface.Qwen2ForCausalLM(config), maker()
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.copy_(make(*tensor.shape))
@@ -314,8 +315,6 @@ def tiny_glm() -> Any:
     """A random `GlmImageForConditionalGeneration` of 24 codes; 8 of the 16 numbers of a head are
     turned.
     """
-    from transformers import GlmImageConfig, GlmImageForConditionalGeneration
-
     torch.manual_seed(3)
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     text = {
@@ -325,7 +324,7 @@ def tiny_glm() -> Any:
         "rope_parameters": {**rope, "mrope_section": [1, 1, 2]},
     }  # fmt: skip
     vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
-    config = GlmImageConfig(
+    config = huggingface.GlmImageConfig(
         text_config=text,
         vision_config={**vision, "image_size": 64},
         vq_config={"embed_dim": 16, "num_embeddings": 24, "latent_channels": 32},
@@ -333,7 +332,7 @@ def tiny_glm() -> Any:
         image_start_token_id=24,
         image_end_token_id=25,
     )
-    model = GlmImageForConditionalGeneration(config).eval()
+    model = huggingface.GlmImageForConditionalGeneration(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(2.5 if weight.dim() > 1 else 1)

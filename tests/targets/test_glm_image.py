@@ -142,6 +142,15 @@ def test_the_decoder_gets_the_prompts_and_finer_codes() -> None:
     assert pipeline.given["generator"][0].initial_seed() == seeds[1] != seeds[0]
 
 
+def test_files_that_are_no_pipeline(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    with pytest.raises(TemperaError, match=r"holds no model_index.json: get the pipeline with `hf"):
+        load_glm_decoder(str(tmp_path), "zai-org/GLM-Image")
+    (tmp_path / "model_index.json").write_text("{}")
+    with pytest.raises(TemperaError, match="is not GLM-Image's pipeline"):
+        load_glm_decoder(str(tmp_path), "zai-org/GLM-Image")
+
+
 @pytest.mark.slow
 def test_pictures_are_those_of_diffusers(tmp_path: Path) -> None:
     """A tiny pipeline, saved and loaded, against its own call."""

@@ -120,7 +120,8 @@ class Accelerated:
                 seconds += now(self._device) - start
                 outputs.append(output)
                 if images:
-                    pictures.append(self._pictures(request.spec, output.tokens))
+                    texts = [prompt.text for prompt in batch]
+                    pictures.append(self._pictures(request.spec, output.tokens, texts))
         return Result(
             prompts=tuple(prompt.text for prompt in all_prompts),
             tokens=torch.cat([output.tokens.cpu() for output in outputs]),
@@ -233,13 +234,18 @@ class Accelerated:
         self._target.sampling = sampling
         return self._target
 
-    def _pictures(self, spec: ModelSpec, tokens: Tensor) -> Tensor:
-        """Tokens [B, T] -> pictures uint8 [B, 3, H, W]."""
+    def _pictures(self, spec: ModelSpec, tokens: Tensor, prompts: list[str]) -> Tensor:
+        """Tokens [B, T] and their B prompts -> pictures uint8 [B, 3, H, W]."""
         decoder: Any = self._decoder
         lines, columns = spec.grid
         codes = tokens[:, -lines * columns :].unflatten(1, spec.grid)
-        chunks = codes.split(max(1, DECODED_CODES // (lines * columns)))
-        images = torch.cat([decoder.decode_codes(chunk).float().cpu() for chunk in chunks])
+        size = max(1, DECODED_CODES // (lines * columns))
+        made = []
+        for first in range(0, len(codes), size):
+            rows = slice(first, first + size)
+            given = [prompts[rows]] if getattr(decoder, "reads_prompts", False) else []
+            made.append(decoder.decode_codes(codes[rows], *given).float().cpu())
+        images = torch.cat(made)
         return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.cosmos import UntrainedDecoder
+from tempera.runtime.files import reason
 from tempera.runtime.hub import Repository
 from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
+from tempera.runtime.torchvision import import_torchvision
 
 FACTOR = 32
 PARTS = ("transformer", "text_encoder", "vae")
@@ -133,6 +135,7 @@ def load_glm_decoder(
     if files.random or is_noted(files):
         nothing = PretrainedFiles("random", FILES, hub)
         return load_pretrained(lambda: UntrainedGlmDecoder(config), nothing)
+    import_torchvision()  # diffusers imports it, with transformers
     try:
         from diffusers import GlmImagePipeline
     except ImportError as problem:
@@ -143,15 +146,19 @@ def load_glm_decoder(
     repository = None if Path(weights).exists() else Repository.named(weights)
     place = Path(weights) if repository is None else repository.snapshot(FILES)
     if not (place / FILES[0]).is_file():
-        files.find()  # says how to get it
+        command = Repository(hub).command(list(FILES), "DIR")
+        raise TemperaError(
+            f"{place} holds no {FILES[0]}: get the pipeline with `{command}` and give "
+            "model.tokenizer_weights=DIR, or random for patches of colour instead of pictures."
+        )
     kind: Any = GlmImagePipeline
     try:
         pipeline = kind.from_pretrained(
             place, vision_language_encoder=None, processor=None, local_files_only=True
         )
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise TemperaError(
-            f"{place} is not GLM-Image's pipeline ({str(problem).splitlines()[0]}): get it again."
+            f"{place} is not GLM-Image's pipeline ({reason(problem)}): get it again."
         ) from problem
     pipeline.set_progress_bar_config(disable=True)
     return GlmDecoder(pipeline, config)
