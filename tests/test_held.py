@@ -24,7 +24,7 @@ import tempera
 from tempera import Sampling, TemperaError
 from tempera.runtime import huggingface as hf
 from tempera.targets.cache import KVCache
-from tempera.targets.token_format import ModelSpec
+from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 TEXT = {
     "hidden_size": 32,
@@ -425,6 +425,24 @@ def test_a_decoder_may_read_the_prompts() -> None:
     fast = tempera.accelerate(glm_image().model, glm_processor(), window=64, decoder=Grey())  # type: ignore[arg-type]
     result = fast.generate(["a cat", "red"], batch_size=2, height=32, width=32)
     assert read == ["a cat", "red"] and result.images[1].getpixel((0, 0)) == (128, 128, 128)
+
+
+def test_a_layout_may_name_tokens_of_the_tokenizer() -> None:
+    """As Lumina-mGPT 2.0's does."""
+    names = {"prompt": (END_OF_TEXT, "{text}", "<boi>"), "null": ("<boi>",), "special": ("<boi>",)}
+    layout = ModelSpec(3, 4, 10, 12, **names, context=128, line_end=10)  # type: ignore[arg-type]
+    processor = chameleon_processor()
+    processor.tokenizer.add_special_tokens({"eos_token": "red"})
+    with pytest.raises(TemperaError, match="has no token <boi>"):
+        tempera.accelerate(chameleon().model, processor, layout=layout)
+    with pytest.raises(TemperaError, match="give its processor"):
+        tempera.accelerate(chameleon().model, layout=layout)
+    processor.tokenizer.add_special_tokens({"bos_token": "<boi>"})
+    boi = processor.tokenizer.get_vocab()["<boi>"]
+    family = tempera.accelerate(chameleon().model, processor, layout=layout).family
+    arguments = family.arguments(["a cat"], {})
+    assert arguments["input_ids"].tolist() == [[6, 4, 5, boi]]
+    assert family.request(arguments).condition[0, 1].tolist() == [-1, -1, -1, boi]
 
 
 def test_several_images_and_a_seed_for_each() -> None:

@@ -22,7 +22,7 @@ from tempera.decoding.timing import now
 from tempera.decoding.trace import joined
 from tempera.errors import TemperaError, shown
 from tempera.evaluation.pipeline import DECODED_CODES, ImageDecoder, observer
-from tempera.held.families import Chameleon, Emu3, Family, GlmImage, Janus, Request
+from tempera.held.families import Chameleon, Emu3, Family, GlmImage, Janus, Request, in_ids
 from tempera.runtime import huggingface
 from tempera.targets import chameleon
 from tempera.targets.prompt_state import PromptConditioner
@@ -275,7 +275,8 @@ def accelerate(
         sampling: in place of that of the model's generation_config.
         decoder: makes pictures of codes, in place of the model's own. Chameleon and GLM-Image have
             none in transformers.
-        layout: of a Chameleon's images: `anole`, `lumina` (768 pixels) or a `ModelSpec`.
+        layout: of a Chameleon's images: `anole`, `lumina` or `lumina2` (768 pixels), or a
+            `ModelSpec`.
         options: of the method, such as `window=16`.
 
     Raises:
@@ -290,7 +291,7 @@ def accelerate(
         )
     family = found(model, processor)
     if isinstance(family, Chameleon):
-        family.layout = _layout(layout)
+        family.layout = in_ids(_layout(layout), processor)
     elif layout is not None:
         raise TemperaError("layout= is for Chameleon's models alone: leave it away.")
     _check(family)
@@ -300,12 +301,14 @@ def accelerate(
 def _layout(layout: str | ModelSpec | None) -> ModelSpec:
     if isinstance(layout, ModelSpec):
         return layout
-    if layout not in ("anole", "lumina"):
+    made = {"anole": chameleon.anole, "lumina": chameleon.lumina, "lumina2": chameleon.lumina2}
+    if layout not in made:
         raise TemperaError(
             "a Chameleon's weights do not tell the format of its images: give layout='anole', "
-            "'lumina', or a ModelSpec such as tempera.targets.chameleon.lumina(1024, 1024)."
+            "'lumina', 'lumina2', or a ModelSpec such as "
+            "tempera.targets.chameleon.lumina(1024, 1024)."
         )
-    return chameleon.anole() if layout == "anole" else chameleon.lumina()
+    return made[layout]()
 
 
 def _method(preset: str, method: str, options: dict[str, Any]) -> Any:

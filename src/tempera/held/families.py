@@ -6,7 +6,7 @@ Shapes: B prompts, T ids of a prompt, V image tokens.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from tempera.image_tokenizers.emu3 import Emu3Tokenizer
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.targets import chameleon, emu3
 from tempera.targets.shared_vocabulary import PADDING, PromptEncoder
-from tempera.targets.token_format import ModelSpec
+from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -388,6 +388,35 @@ class Chameleon(Family):
     def null(self, settings: Settings, rows: Tensor, ids: Tensor) -> Tensor:
         null = [piece for piece in self.layout.null if isinstance(piece, int)]
         return ids.new_tensor([null or [int(ids[0, -1])]] * len(ids))
+
+
+def in_ids(spec: ModelSpec, processor: Any) -> ModelSpec:
+    """A format with the ids of the special tokens that it names.
+
+    Args:
+        spec: the format.
+        processor: the model's; read if the format names some.
+
+    Raises:
+        TemperaError: it does, and there is no processor, or its tokenizer has no such token.
+    """
+    named = {*spec.special, END_OF_TEXT} & {*spec.prompt, *spec.null}
+    if not named:
+        return spec
+    if processor is None:
+        raise TemperaError(
+            "this layout names tokens of the model's tokenizer: give its processor, too."
+        )
+    tokenizer, ids = processor.tokenizer, dict[Any, int]()
+    for name in named:
+        text = tokenizer.eos_token if name == END_OF_TEXT else name
+        ids[name] = tokenizer.get_vocab().get(text, -1)
+        if ids[name] < 0:
+            raise TemperaError(f"the processor's tokenizer has no token {text}: give the model's.")
+    prompt, null = (
+        tuple(ids.get(piece, piece) for piece in part) for part in (spec.prompt, spec.null)
+    )
+    return replace(spec, prompt=prompt, null=null, special=())
 
 
 class GlmImage(Family):
