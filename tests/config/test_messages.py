@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 from hydra.errors import MissingConfigException
+from submitit.core.utils import UncompletedJobError
 
 from tempera.config.messages import sentence
 from tempera.config.resolvers import at, own_or
 from tempera.errors import TemperaError
 
 LAUNCHERS = ["basic"]
+DIED = "Job 7 has not produced any output (state: FAILED)\nError stream produced:\n---"
 TOLD = [
     (MemoryError(), "^out of memory: give a smaller batch_size"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"), "^out of memory"),
@@ -22,6 +24,8 @@ TOLD = [
     (OSError(errno.ENOENT, "No", "a.txt"), "^cannot read 'a.txt': No; give another file"),
     (TemperaError("give a number above 0", option="delta"), r"above 0 \(delta=\)$"),
     (TemperaError("delta=0 is not possible", option="delta"), "^delta=0 is not possible$"),
+    (RuntimeError('Could not detect "srun", are you on a cluster?'), "^launcher=slurm needs srun"),
+    (UncompletedJobError(DIED), r"^Job 7 has .* \(state: FAILED\): see the logs in .submitit"),
     *(
         (MissingConfigException("", f"hydra/launcher/{name}", LAUNCHERS), r"pip .*\[launchers\]")
         for name in ("joblib", "submitit_slurm")

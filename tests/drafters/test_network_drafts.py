@@ -155,6 +155,18 @@ def test_greedy_drafting_equals_greedy_autoregression(name):
     assert (fast.trace.rounds <= plain.trace.rounds).all()
 
 
+@pytest.mark.parametrize("name", ["eagle", "medusa", "parallel"])
+def test_a_draft_takes_the_sampling_of_its_image(name):
+    """And not that of the image before, which was greedy."""
+    target = tiny_target(Sampling(3.0, temperature=0))
+    used, fresh = DRAFTERS[name](target), DRAFTERS[name](target)
+    decoded(target, used)
+    target.sampling = Sampling(3.0, temperature=1.3)
+    one, other = (decoded(target, drafter, diagnostics=True) for drafter in (used, fresh))
+    assert torch.equal(one.tokens, other.tokens)
+    torch.testing.assert_close(one.trace.tv, other.trace.tv, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_batch_generates_the_same_images_as_single_prompts_and_a_round_is_read_once(name):
     target = tiny_target(Sampling(3.0, top_k=6))

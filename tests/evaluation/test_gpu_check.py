@@ -53,7 +53,8 @@ def test_the_check_on_a_cpu(
     assert json.loads((tmp_path / "gpu.json").read_text()) == found
     assert (tmp_path / "gpu.md").read_text().count("llamagen_b_c2i") == 1
     assert "llamagen_b_c2i, chain" in capsys.readouterr().out
-    monkeypatch.setattr(gpu_check, "AGREE", 1.1)
+    made = iter([torch.zeros(2, 10), torch.tensor([[0.0] * 8 + [1.0] * 2] * 2)] * 9)
+    monkeypatch.setattr(gpu_check, "tokens", lambda *_: next(made))
     with pytest.raises(TemperaError, match="lumina sjd"):
         gpu_check.main(options(tmp_path, "families=[lumina]", "real=[]"))
 

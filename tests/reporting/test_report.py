@@ -1,5 +1,6 @@
 """Reports on several runs: what is compared, and what their files hold."""
 
+import io
 import json
 import runpy
 import sys
@@ -187,6 +188,13 @@ def test_a_narrow_console_breaks_no_value(capsys: pytest.CaptureFixture[str]) ->
     told = capsys.readouterr().out
     assert [told.count(f"{value}  ") for value in values] == [2] * 7
     assert max(map(len, told.splitlines())) <= 40
+
+
+def test_an_output_that_nobody_reads_is_an_error_and_no_exit() -> None:
+    closed = Mock(spec=io.TextIOWrapper, encoding="utf-8")
+    closed.write.side_effect = BrokenPipeError(32, "Broken pipe")
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        tables.show(pd.DataFrame({"run": ["ar"], "n": ["2"]}), console=tables.Output(file=closed))
 
 
 def test_the_console_begins_with_gain_and_cost() -> None:

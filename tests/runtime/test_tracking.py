@@ -118,7 +118,7 @@ def test_a_directory_that_wandb_cannot_write_is_told_and_the_run_goes_on(
 
 
 def test_a_tracker_that_fails_is_told_of_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Mock()
     run.log.side_effect = OSError(28, "No space left on device")
@@ -130,4 +130,6 @@ def test_a_tracker_that_fails_is_told_of_once(
         tracker.finish()
     (line,) = capsys.readouterr().out.splitlines()
     assert "W&B failed" in line and "No space left on device" in line
+    (record,) = caplog.records  # in the run's log file
+    assert record.exc_info is not None and record.exc_info[0] is OSError
     run.finish.assert_not_called()

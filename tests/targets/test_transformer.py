@@ -96,7 +96,7 @@ def test_a_plain_language_model_with_text_and_image_tokens_and_forced_positions(
 def test_identity_depends_on_the_weights_and_not_on_their_dtype():
     name = tiny_target().identity
     assert len(name) == 16 and name == identity_of(llamagen().bfloat16())
-    for other in (llamagen(seed=1), llamagen(intermediate_size=32)):
+    for other in (llamagen(seed=1), llamagen(intermediate_size=32), llamagen(rope_base=5.0)):
         assert name != identity_of(other)
     assert tiny_target(identity="mine").identity == "mine"
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig
-from rich.console import Console
 
 from tempera.config import build
 from tempera.config.instantiate import from_options, parsed
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import BenchmarkColumn, BenchmarkPlan, Spread, measure
 from tempera.evaluation.latency import PARTS
-from tempera.reporting.tables import show
+from tempera.reporting.tables import Output, show
 from tempera.runtime.files import write_json
 
 
@@ -28,7 +27,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         )
     plan = from_options(cfg, BenchmarkPlan)
     target: Any = build.build_fast_target(cfg)
-    console = Console()
+    console = Output()
     with console.status("timing") as status:
         method = build.build_method(cfg, target, rule)
         report = measure(target, method, plan, lambda part: status.update(f"timing: {part}"))

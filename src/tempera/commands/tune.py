@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from tempera.commands import evaluate
 from tempera.config import build
@@ -31,7 +30,7 @@ from tempera.evaluation.tuning import (
     try_out,
 )
 from tempera.reporting.collect import Run, collect
-from tempera.reporting.tables import cell, number, show
+from tempera.reporting.tables import Output, cell, number, show
 from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
 
@@ -80,7 +79,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     target: Any = build.build_fast_target(base)
     drafters = settings.drafters(target)
     known = [one for one in candidates if one.shape in drafters]
-    console = Console()
+    console = Output()
     with console.status("measuring") as status:
         predictions = predict(
             target, drafters, known, prompts, plan, PLAIN, lambda part: status.update(part)

@@ -62,6 +62,11 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             told = "a defaults list leads back to itself: take the circle out of your YAML files"
         case MemoryError() | RuntimeError() if _is_out_of_memory(problem, text):
             told = OUT_OF_MEMORY
+        case RuntimeError() if 'Could not detect "srun"' in text:
+            told = "launcher=slurm needs srun: start the sweep on a machine of the cluster"
+        case Exception() if type(problem).__module__.startswith("submitit."):
+            first = text.strip().splitlines()[0]
+            told = f"{first}: see the logs in .submitit of the sweep, and run the command again"
         case ConfigAttributeError(full_key=str(missing)):
             told = f"`{missing}` is missing: it cannot be removed, as by ~{missing}"
         case OmegaConfBaseException():

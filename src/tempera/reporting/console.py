@@ -10,7 +10,7 @@ from rich.console import Console
 from tempera.metrics import table
 from tempera.metrics.quality import ENOUGH
 from tempera.reporting.collect import Run
-from tempera.reporting.tables import cell, show
+from tempera.reporting.tables import Output, cell, show
 
 FOR_FID = 256
 """Images below which the console shows no FID: it would be mostly bias."""
@@ -22,7 +22,7 @@ def print_run(run: Run, verbose: bool = False, console: Console | None = None) -
     """Print what a run gains and costs in two lines, then its metrics, each with its 95%
     interval and its number of prompts: the ten that matter, or all.
     """
-    console = console or Console()
+    console = console or Output()
     known = [metric for metric in table.METRICS if metric.key in run.metrics]
     lines = []
     for metric in known if verbose else main_metrics(known, run):

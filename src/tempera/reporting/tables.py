@@ -2,6 +2,7 @@
 CSV.
 """
 
+import errno
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import override
 
 FEW = 5
 """Fewer values than this have no interval."""
@@ -40,6 +42,16 @@ class Section:
     formats: Mapping[str, str]
     text: str = ""
     notes: Sequence[str] = field(default_factory=tuple)
+
+
+class Output(Console):
+    """Rich's console, but where nobody reads it raises the error that `print` does: rich would end
+    the process.
+    """
+
+    @override
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
 
 
 def table(
@@ -145,7 +157,7 @@ def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -
     """Print a table of text. Columns that are too many for the console follow in tables below, so
     that no value is broken.
     """
-    console = console or Console()
+    console = console or Output()
     if title:
         console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
     names = frame.columns[0]
