@@ -10,6 +10,7 @@ import torch
 from cases import slow_but
 from hub import Hub
 from live_bytes import LiveBytes
+from paths import ROOT
 from tiny_evaluation import tiny_pipeline
 from tiny_targets import FAMILIES, composed, write_lumina
 
@@ -73,6 +74,24 @@ def test_every_family_is_weighed_without_its_files(
     assert "to do: 1 image of" in told
     assert re.search(r"to do: \d+ epochs of [\d,]+ images, [\d,]+ tokens each, 2 at a time\n", told)
     assert told.count("in float32 on cpu") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_what_fits_one_card_is_what_dry_runs_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokens and the memory of docs/real/one_card.md."""
+    page = (ROOT / "docs/real/one_card.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| `(\w+)` \| \S+ \| ([\d,]+) \| ([\d.]+) GB", page)
+    assert {"janus_pro_7b", "lumina", "simplear_05b", "glm_image"} < {name for name, *_ in rows}
+    with Hub(tmp_path / "cache") as hub:
+        hub.here(monkeypatch, offline=True)
+        for name, tokens, memory in rows:
+            options = ["device=cuda", "batch_size=1", "dry_run=true", "metrics=none"]
+            cfg = composed(f"model={name}", "method=scd", "prompt=a red bicycle", *options)
+            assert evaluate(cfg)["memory"] / 1e9 == pytest.approx(float(memory), abs=0.06), name
+            assert f"1 image of {tokens} tokens" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -60,7 +60,8 @@ def lumina2(height: int = 768, width: int = 768) -> ModelSpec:
     """Lumina-mGPT 2.0's format: that of the first, with the codes of MoVQ, of 8×8 pixels, and
     Qwen's text tokenizer with Chameleon's special tokens. Ids are from its repository: codes 155000
     … 171383, end of line 151670; the others are looked up. A prompt begins with the tokenizer's
-    end of text, because it has no begin.
+    end of text, because it has no begin. Start and size of the image are given here; its code
+    draws them.
 
     Args:
         height, width: pixels, multiples of 32.

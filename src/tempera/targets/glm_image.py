@@ -28,7 +28,8 @@ START = 16384
 def glm_image(height: int = 1024, width: int = 1024, codes: int = 16384) -> ModelSpec:
     """GLM-Image's format: the prompt in the tokenizer's chat template, the two sizes in codes as
     text, and the start of the image. The preview has about 16×16 codes, in the proportions of the
-    image. There is no unconditional row.
+    image. There is no unconditional row. Codes alone are drawn: transformers draws from all ids of
+    the head, so that special ids, which must not come, count in its top-p.
 
     Args:
         height, width: pixels, multiples of 32.
