@@ -277,7 +277,7 @@ class Parts:
         """
         target: Any = pipeline.target
         codes = getattr(pipeline.image_decoder, "vocab_size", None)
-        if self.target is not None and codes != target.vocab_size:
+        if self.target is not None and codes not in (None, target.vocab_size):
             raise TemperaError(
                 f"the target has {target.vocab_size:,} tokens, and the image decoder of the model "
                 f"{codes:,}: give model= the name of the model whose pictures they are",
