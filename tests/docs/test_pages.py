@@ -61,7 +61,7 @@ def test_prose_and_code_are_at_most_100_columns_wide(page: Path) -> None:
 def test_two_set_up_commands_and_ci_runs_them() -> None:
     assert re.findall(r"(?m)^    (pip .*)$", text_of(README)) == [
         "pip install -c constraints.txt -e . && python eval/run.py method=coolsd delta=2",
-        'pip install -c constraints.txt -e ".[dev]" && pytest',
+        'pip install -c constraints.txt -e ".[dev]" && pytest -n 2 --dist loadfile',
     ]
     reads = r"grep -E '^    pip install -c constraints\.txt -e ' README.md"
     assert reads in text_of(ROOT / ".ci" / "run")
