@@ -15,7 +15,7 @@ from tempera.reporting import paper_results
 README = ROOT / "README.md"
 OURS = {
     *("frontier", "frontier_continuous", "relaxations", "study"),
-    *("results", "results_mar", "results_speed"),
+    *("results", "results_mar", "results_speed", "evidence"),
 }
 """Presets that are not a paper's."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
