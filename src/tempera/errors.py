@@ -4,6 +4,7 @@ An error carries the option at fault where one is; the command line adds it wher
 not name it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -12,13 +13,21 @@ class TemperaError(ValueError):
 
     option: the option at fault as the command line spells it, such as "delta" or
         "metrics.reference"; None if no single option is.
+    details: lines that follow the sentence, such as commands to run.
     """
 
     option: str | None = None
+    details: Sequence[str] = ()
 
-    def __init__(self, message: str = "", *, option: str | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, option: str | None = None, details: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
         self.option = option
+        self.details = details
+
+    def __str__(self) -> str:
+        return "\n  ".join([super().__str__(), *self.details])
 
 
 @dataclass(eq=False)

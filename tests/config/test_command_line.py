@@ -205,6 +205,7 @@ def test_a_job_can_be_sent_to_another_process() -> None:
     ("options", "jobs"),
     [
         ("method=cspd gamma=2", ["cspd 2"]),
+        ("method=cspd,cspd_exact gamma=2", ["cspd 2", "cspd_exact 2"]),
         ("method=cspd,cspd_published", ["cspd 4", "cspd_published 4", "cspd_published 8"]),
     ],
 )

@@ -49,8 +49,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield started
 
 
+LIMITS: dict[str, Any] = {
+    "concurrency": 8,
+    "timeout": 5.0,
+    "max_bytes": 20_000_000,
+    "min_side": 8,
+    "size": 768,
+    "robots": True,
+}
+
+
 def test_every_trouble_has_its_kind_and_the_rest_arrives(web: ImageServer) -> None:
-    limits = Limits(concurrency=8, timeout=0.8, max_bytes=1_000_000, min_side=8, size=32)
+    changed = {"timeout": 0.8, "max_bytes": 1_000_000, "size": 32}
+    limits = Limits(**LIMITS | changed)
     others = {"http://127.0.0.1:1/x": "ConnectError", "x": "UnsupportedProtocol"}
     addresses = [*(f"{web.url}/{path}" for path in TROUBLE), *others]
     outcomes = download(addresses, limits)
@@ -58,9 +69,9 @@ def test_every_trouble_has_its_kind_and_the_rest_arrives(web: ImageServer) -> No
         assert isinstance(found, bytes) if told is None else told in found
     image = Image.open(io.BytesIO(outcomes[0]))  # type: ignore[arg-type]
     assert image.format == "JPEG" and min(image.size) == 32
-    kept = usable(jpeg(size=(48, 40)), Limits(min_side=8))
+    kept = usable(jpeg(size=(48, 40)), Limits(**LIMITS))
     assert isinstance(kept, bytes) and Image.open(io.BytesIO(kept)).size == (48, 40)
-    robots = Limits(robots=False, min_side=8)
+    robots = Limits(**LIMITS | {"robots": False})
     assert isinstance(download([f"{web.url}/noai/a"], robots)[0], bytes)
 
 
@@ -84,8 +95,8 @@ def fill(hub: Hub, web: ImageServer) -> None:
 
 
 def source(tmp_path: Path, **options: Any) -> LaionCoco:
-    chosen = {"limit": 20, "shard_size": 10, "min_side": 8, "timeout": 5.0, **options}
-    return LaionCoco(images=str(tmp_path / "images"), **chosen)
+    chosen = LIMITS | {"limit": 20, "shard_size": 10, "seed": 0, **options}
+    return LaionCoco("laion/relaion-coco", str(tmp_path / "images"), **chosen)
 
 
 def captions(source: LaionCoco, start: int = 0) -> list[str]:

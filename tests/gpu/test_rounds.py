@@ -1,5 +1,6 @@
 """On a GPU: a round is read once, and `eval/gpu_check.py` runs. Run them with `pytest -m gpu`."""
 
+import json
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -61,6 +62,7 @@ def test_a_round_is_read_once(name: str, compiled: bool) -> None:
 
 def test_the_gpu_check(tmp_path: Path) -> None:
     quick = ["batch_sizes=[1]", "repeats=2", f"directory={tmp_path}"]
-    found = gpu_check.main(composed("device=cuda", *quick, config="gpu_check"))
+    gpu_check.main(composed("device=cuda", *quick, config="gpu_check"))
+    found = json.loads((tmp_path / "gpu.json").read_text())
     assert min(found["same_tokens"].values()) > 0.9 and len(found["rounds"]) == 6
     assert all(row["graph replays"] is not None for row in found["rounds"])

@@ -24,7 +24,7 @@ from tiny_evaluation import tiny_options
 from tempera.config import build, changes
 from tempera.config.build import build_method, build_rule, build_target
 from tempera.config.compose import composed_run
-from tempera.config.instantiate import instantiate, parsed
+from tempera.config.instantiate import instantiate, part
 from tempera.decoding.interfaces import Target
 from tempera.errors import TemperaError
 from tempera.reporting import figures, paper_tables
@@ -188,7 +188,7 @@ def test_every_job(
         kind = tuple(cfg.choices.get(name) for name in GROUPS)
         if kind not in built and not {"calibrated", "optimal"} & {*kind}:
             build_method(cfg, targets[cfg.model.name], build_rule(cfg))
-            parsed(cfg.pipeline, ["target", "method", "image_decoder", "device"])
+            part(cfg.pipeline)
             instantiate(cfg.speed)
             instantiate(cfg.metrics)
         built.add(kind)

@@ -14,9 +14,10 @@ import pytest
 from filelock import FileLock
 from hub import Hub
 
+from tempera.config.messages import sentence
 from tempera.errors import TemperaError
 from tempera.runtime import waiting
-from tempera.runtime.hub import Repository
+from tempera.runtime.hub import CannotReach, Repository, together
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +86,23 @@ def test_without_a_network_and_a_cache_the_command_is_told(
     command = r'`hf download owner/name --repo-type dataset --include "data/\*"`'
     with pytest.raises(TemperaError, match=f"owner/name is not in the hub's cache.*{command}"):
         REPOSITORY.snapshot(["data/*"])
+
+
+def test_what_cannot_be_downloaded_is_one_sentence_and_a_command_for_each_repository() -> None:
+    first, second = Repository("a/b"), Repository("c/d", revision="main")
+    problems = [
+        CannotReach(first, ["x"], "it is down"),
+        CannotReach(second, ["y"], "it is down"),
+        CannotReach(first, ["x", "z"], "it is down"),
+        TemperaError("there is no directory e."),
+    ]
+    said, *commands = str(sentence(together(problems), "eval", [])).splitlines()
+    assert said.startswith("there is no directory e; 2 repositories are not in the hub's cache")
+    assert [line.strip() for line in commands] == [
+        'hf download a/b --include "x" --include "z"',
+        'hf download c/d --revision main --include "y"',
+    ]
+    assert "\n" not in str(together(problems[2:]))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,15 @@ import pytest
 import torch
 from tiny_targets import composed
 
-from tempera.config.build import build_image_decoder, parse_device, parse_dtype
+from tempera.config.build import build_image_decoder
 from tempera.errors import TemperaError
-from tempera.runtime.processor import computes_bfloat16, tell_device, tell_slow_bfloat16
+from tempera.runtime.processor import (
+    computes_bfloat16,
+    parse_device,
+    parse_dtype,
+    tell_device,
+    tell_slow_bfloat16,
+)
 
 
 @pytest.mark.parametrize("supported", [True, False])

@@ -98,7 +98,7 @@ def tiny_evaluate(
         pipeline or tiny_pipeline(),
         prompts,
         ToyEvaluator(),
-        SpeedProtocol(timed, batches=[batch] if batch else []),
+        SpeedProtocol(timed, warmup=3, batches=[batch] if batch else []),
         Processes(cpu=True),
         given,
     )

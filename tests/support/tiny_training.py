@@ -2,11 +2,15 @@
 training run of theirs.
 """
 
+import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tempera.commands.train import build_recipe
+from tempera.config.compose import composed
 from tempera.data.shards import CodedImages
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.draft_network import DraftNetwork
@@ -36,6 +40,17 @@ RECIPE: dict[str, Any] = {
     "ema": 0.9,
     "seed": 1,
 }
+
+
+@functools.cache
+def usual_recipe() -> Recipe:
+    """The defaults of conf/train_draft.yaml."""
+    return build_recipe(composed("train_draft", ["recipe=default"]))
+
+
+def recipe_with(**changes: Any) -> Recipe:
+    """A recipe that differs from the usual one."""
+    return replace(usual_recipe(), **changes)
 
 
 def tiny_target(guidance: float = 2.0, dtype: torch.dtype = torch.float32) -> TransformerTarget:
@@ -90,7 +105,7 @@ def tiny_train(
 ) -> dict[str, Any]:
     """A whole training run."""
     target = target or tiny_target()
-    recipe = Recipe(**{**RECIPE, **changes})
+    recipe = recipe_with(**RECIPE | changes)
     draft, record = tiny_draft(target, kind=kind), {"data": {"source": "tiny"}, "loss": {}}
     run = TrainingRun(target, draft, tiny_codes(), loss, recipe, directory, record)
     return run.train(lambda: tracker or Tracker())

@@ -1,14 +1,14 @@
 import pytest
 import torch
+from tiny_training import recipe_with
 
 from tempera.errors import TemperaError
 from tempera.training.lr_schedules import SCHEDULES, cosine, set_rate, trapezoid
-from tempera.training.recipe import Recipe
 
 
 @pytest.mark.parametrize(("parts", "processes"), [(1, 1), (4, 1), (2, 2), (1, 4)])
 def test_a_step_covers_the_same_images_however_it_is_split(parts: int, processes: int) -> None:
-    recipe = Recipe(batch_size=16, gradient_accumulation=parts)
+    recipe = recipe_with(batch_size=16, gradient_accumulation=parts)
     seen = [
         p
         for part in range(parts)
@@ -17,17 +17,17 @@ def test_a_step_covers_the_same_images_however_it_is_split(parts: int, processes
     ]
     assert seen == list(range(48, 64))
     with pytest.raises(TemperaError, match="batch_size=17 does not divide into"):
-        Recipe(batch_size=17, gradient_accumulation=2 * parts).part(processes)
+        recipe_with(batch_size=17, gradient_accumulation=2 * parts).part(processes)
 
 
 def test_noise_is_less_for_longer_sequences_where_its_length_is_told() -> None:
-    assert Recipe(hidden_noise=0.2).noise(128) == pytest.approx(0.2)
-    assert Recipe(hidden_noise=0.2, noise_length=512).noise(1024) == pytest.approx(0.1)
+    assert recipe_with(hidden_noise=0.2).noise(128) == pytest.approx(0.2)
+    assert recipe_with(hidden_noise=0.2, noise_length=512).noise(1024) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("decay", SCHEDULES)
 def test_schedules_warm_up_and_fall_from_one(decay: str) -> None:
-    factor = Recipe(steps=100, warmup_steps=10, decay=decay).schedule  # type: ignore[arg-type]
+    factor = recipe_with(steps=100, warmup_steps=10, decay=decay).schedule
     assert [factor(step) for step in range(10)] == pytest.approx([n / 10 for n in range(1, 11)])
     later = [factor(step) for step in range(9, 120)]
     assert later[:2] == [1.0, 1.0] and later == sorted(later, reverse=True) and later[-1] >= 0

@@ -12,7 +12,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_training import RECIPE, tiny_codes, tiny_draft, tiny_target, tiny_train
+from tiny_training import (
+    RECIPE,
+    recipe_with,
+    tiny_codes,
+    tiny_draft,
+    tiny_target,
+    tiny_train,
+)
 
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
@@ -26,7 +33,6 @@ from tempera.training import checkpoint, trainer
 from tempera.training.averaging import moving_average
 from tempera.training.checkpoint import LAST, load_state
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
-from tempera.training.recipe import Recipe
 from tempera.training.teacher_forcing import teach
 from tempera.training.trainer import TrainingRun
 
@@ -93,7 +99,7 @@ def run_of(
     kind: type[DraftNetwork] = EagleModel,
     **changes: Any,
 ) -> TrainingRun:
-    target, recipe = tiny_target(), Recipe(**{**RECIPE, **changes})
+    target, recipe = tiny_target(), recipe_with(**RECIPE | changes)
     draft = tiny_draft(target, kind=kind)
     return TrainingRun(target, draft, tiny_codes(), loss, recipe, directory)
 
@@ -173,7 +179,7 @@ def test_sample_pictures_are_drawn_with_the_draft(
 
     def run(directory: Path, decode_codes: Any) -> str:
         changes = {"steps": 8, "validate_every": 4, "decodes": 2}
-        target, recipe = tiny_target(), Recipe(**{**RECIPE, **changes})
+        target, recipe = tiny_target(), recipe_with(**RECIPE | changes)
         made = TrainingRun(target, tiny_draft(target), tiny_codes(), EagleLoss(), recipe, directory,
                            decode_codes=decode_codes)  # fmt: skip
         made.train(lambda: notebook)

@@ -1,56 +1,110 @@
 """`tempera-bench`: the time of a round and its parts, without a data set."""
 
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 from omegaconf import DictConfig
 
 from tempera.config import build
-from tempera.config.instantiate import from_options, parsed
+from tempera.config.build import AnyRule
+from tempera.config.instantiate import from_options
+from tempera.config.tracking import Tracking
 from tempera.errors import TemperaError
-from tempera.evaluation.benchmark import BenchmarkColumn, BenchmarkPlan, Spread, measure
+from tempera.evaluation.benchmark import (
+    BenchmarkColumn,
+    BenchmarkPlan,
+    BenchmarkReport,
+    Spread,
+    measure,
+)
 from tempera.evaluation.latency import PARTS
-from tempera.reporting.tables import Output, show
+from tempera.reporting.tables import Cell, Output, Section, show, table, transposed
 from tempera.runtime.files import write_json
+from tempera.runtime.processor import parse_device, parse_dtype
+
+MILLISECONDS = ".4g"
+FORMATS = {
+    "speed-up ÷ accepted length": ".2f",
+    "the same, at most": ".2f",
+    "accepted length that breaks even": ".2f",
+    "memory at the peak, GiB": ".2f",
+    "images/s of AR": ".3g",
+    "AR ÷ its limit": ".2f",
+    "accepted length": ".2f",
+    "speed-up of whole images": ".2f",
+}
+"""Of what is no time."""
 
 
-def main(cfg: DictConfig) -> dict[str, Any]:
-    """Measure, print a table, write bench.json and return its content."""
-    parsed(cfg.tracking)
-    rule, continuous = build.build_rule(cfg), not build.is_discrete(cfg)
-    if continuous and "gamma" not in cfg.decoding:
+@dataclass(frozen=True)
+class Checked:
+    """A benchmark whose options are right, before weights are read.
+
+    Attributes:
+        rule: the acceptance rule.
+        plan: what is measured.
+        tracking: where the result goes.
+        model: the model's name.
+        made_of: what network and draft are read from, or `random`.
+        dtype: of the weights.
+        directory: of bench.json.
+    """
+
+    rule: AnyRule | None
+    plan: BenchmarkPlan
+    tracking: Tracking
+    model: str
+    made_of: Mapping[str, str | None]
+    dtype: str
+    directory: Path
+
+
+def main(cfg: DictConfig) -> None:
+    """Measure, print a table and write bench.json."""
+    checked = _check(cfg)
+    target = build.build_fast_target(cfg)
+    console = Output()
+    with console.status("timing") as status:
+        method = build.build_method(cfg, target, checked.rule)
+        report = measure(
+            target, method, checked.plan, lambda part: status.update(f"timing: {part}")
+        )
+    _show(replace(report, dtype=checked.dtype), checked, console)
+
+
+def _check(cfg: DictConfig) -> Checked:
+    tracking = Tracking.of(cfg, "bench")
+    rule = build.build_rule(cfg)
+    if not build.is_discrete(cfg) and "gamma" not in cfg.decoding:
         raise TemperaError(
             "a benchmark of continuous tokens times rounds of draft and verification: choose "
             "method=cspd, cspd_published or cspd_exact."
         )
-    plan = from_options(cfg, BenchmarkPlan)
-    target: Any = build.build_fast_target(cfg)
-    console = Output()
-    with console.status("timing") as status:
-        method = build.build_method(cfg, target, rule)
-        report = measure(target, method, plan, lambda part: status.update(f"timing: {part}"))
-    # the dtype of the weights, which differs from the target's for float16 on a CPU
-    dtype = build.parse_dtype(cfg.dtype, target.device)
-    report = replace(report, dtype=str(dtype).removeprefix("torch."))
-    made_of = {"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")}
-    random = [what for what, path in made_of.items() if path == "random"]
-    title = cfg.model.name + (f" (random {' and '.join(random)})" if random else "")
-    title += f" · {report.device} · {report.dtype}{' · compiled' if report.compiled else ''}"
-    if report.bandwidth is not None and report.weights is not None:
-        title += f" · {report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB"
-    columns = {f"batch {one.batch_size}": rows(one, report.steps) for one in report.columns}
-    named = pd.DataFrame(columns).rename_axis("ms: median (quartiles)").reset_index()
-    show(named, title, console)
-    result = {"model": cfg.model.name, "made_of": made_of, **asdict(report)}
-    place = Path(str(cfg.directory))
-    write_json(place / "bench.json", result)
-    build.track(cfg, place, "bench", _medians(report), named, [place / "bench.json"])
-    return result
+    # that of the weights differs from the target's for float16 on a CPU
+    dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
+    return Checked(
+        rule=rule,
+        plan=from_options(cfg, BenchmarkPlan),
+        tracking=tracking,
+        model=cfg.model.name,
+        made_of={"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")},
+        dtype=str(dtype).removeprefix("torch."),
+        directory=Path(str(cfg.directory)),
+    )
 
 
-def _medians(report: Any) -> dict[str, float]:
+def _show(report: BenchmarkReport, checked: Checked, console: Output) -> None:
+    """Print and write what was measured, and send it to the tracker."""
+    section = as_table(report, checked)
+    shown = transposed(section)
+    show(shown, section.title, console)
+    file = checked.directory / "bench.json"
+    write_json(file, {"model": checked.model, "made_of": checked.made_of, **asdict(report)})
+    checked.tracking.record(checked.directory, _medians(report), shown, [file])
+
+
+def _medians(report: BenchmarkReport) -> dict[str, float]:
     """Seconds of a round and its parts, by batch size."""
     return {
         f"batch_{column.batch_size}/{name}/{part}": spread.median
@@ -60,36 +114,47 @@ def _medians(report: Any) -> dict[str, float]:
     }
 
 
-def rows(column: BenchmarkColumn, steps: int) -> dict[str, str]:
-    """A column of the table by the names of its rows: milliseconds, or what follows from them."""
-    own, ar = column.method, column.ar["round"]
-    ratio = ar.median / own["target"].median
-    cells = {f"round: {part}": _spread(own[part]) for part in PARTS}
-    cells |= {
-        f"round: one of {steps} draft steps": milliseconds(own["draft"].median / steps),
+def as_table(report: BenchmarkReport, checked: Checked) -> Section:
+    """What was measured, a row for each batch size."""
+    random = [name for name, path in checked.made_of.items() if path == "random"]
+    title = checked.model + (f" (random {' and '.join(random)})" if random else "")
+    title += f" · {report.device} · {report.dtype}"
+    if report.compiled:
+        title += " · compiled"
+    if report.bandwidth is not None and report.weights is not None:
+        title += f" · {report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB"
+    rows = [cells(column, report.steps) for column in report.columns]
+    columns = {heading: [row[heading] for row in rows] for heading in rows[0]}
+    names = [f"batch {column.batch_size}" for column in report.columns]
+    numbers = table(names, columns, "ms: median (quartiles)")
+    return Section(title, numbers, dict.fromkeys(columns, MILLISECONDS) | FORMATS)
+
+
+def cells(column: BenchmarkColumn, steps: int) -> dict[str, Cell]:
+    """A row of the table: milliseconds, or what follows from them."""
+    own = column.method
+    ar = column.ar["round"]
+    found = {f"round: {part}": _spread(own[part]) for part in PARTS}
+    found |= {
+        f"round: one of {steps} draft steps": {"value": own["draft"].median / steps},
         "round of the method": _spread(own["round"]),
         "round of AR": _spread(ar),
-        "speed-up ÷ accepted length": f"{column.ratio:.2f} of at most {ratio:.2f}",
-        "accepted length that breaks even": f"{1 / column.ratio:.2f}",
-        "memory at the peak, GiB": f"{column.memory / 2**30:.2f}",
-        "images/s of AR": f"{column.images:.3g}",
+        "speed-up ÷ accepted length": {"value": column.ratio},
+        "the same, at most": {"value": ar.median / own["target"].median},
+        "accepted length that breaks even": {"value": 1 / column.ratio},
+        "memory at the peak, GiB": {"value": column.memory / 2**30},
+        "images/s of AR": {"value": column.images},
     }
     if column.limit is not None:
-        times = ar.median / column.limit
-        return cells | {
-            "bandwidth limit of AR": f"{milliseconds(column.limit)}; AR takes {times:.2f}×"
+        return found | {
+            "bandwidth limit of AR": {"value": column.limit},
+            "AR ÷ its limit": {"value": ar.median / column.limit},
         }
-    return cells | {
-        "accepted length": f"{own['accepted_length'].median:.2f}",
-        "speed-up of whole images": f"{column.ar['whole'].median / own['whole'].median:.2f}×",
+    return found | {
+        "accepted length": {"value": own["accepted_length"].median},
+        "speed-up of whole images": {"value": column.ar["whole"].median / own["whole"].median},
     }
 
 
-def milliseconds(time: float) -> str:
-    """A time to three digits."""
-    return f"{time:.0f}" if time >= 100 else f"{time:.3g}"
-
-
-def _spread(times: Spread) -> str:
-    median, low, high = map(milliseconds, (times.median, times.low, times.high))
-    return f"{median} ({low} … {high})"
+def _spread(times: Spread) -> Cell:
+    return {"value": times.median, "low": times.low, "high": times.high}

@@ -2,42 +2,73 @@
 and `schedule=optimal`.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from tempera.config import build
-from tempera.config.instantiate import instantiate, parsed
+from tempera.config.instantiate import instantiate
+from tempera.config.tracking import Tracking
+from tempera.data.prompts import Prompt
 from tempera.evaluation import calibration
+from tempera.evaluation.calibration import Statistics
 from tempera.rules.optimal_prices import reachable_by_price
 from tempera.runtime.installation import command
+from tempera.runtime.processor import parse_device
 
 
-def main(cfg: DictConfig) -> dict[str, float]:
-    """Write the statistics; return the expected lengths of exact decoding and of the most relaxed
-    schedule.
+@dataclass(frozen=True)
+class Checked:
+    """A calibration whose options are right, before weights are read.
+
+    Attributes:
+        path: of the file of statistics.
+        measured_with: what they depend on.
+        prompts: whose drafts are measured.
+        tracking: where the result goes.
     """
+
+    path: Path
+    measured_with: Mapping[str, Any]
+    prompts: list[Prompt]
+    tracking: Tracking
+
+
+def main(cfg: DictConfig) -> None:
+    """Write the statistics, and print what they make possible."""
+    checked = _check(cfg)
+    target = build.build_discrete_target(cfg)
+    target.pack()
+    drafter = build.build_drafter(cfg, target)
+    device = parse_device(cfg.device)
+    found = calibration.record(target, drafter, checked.prompts, cfg.seed, device, cfg.batch_size)
+    calibration.save_statistics(checked.path, found, checked.measured_with)
+    _show(found, checked)
+
+
+def _check(cfg: DictConfig) -> Checked:
     build.check_tokens(cfg)
     build.check_discrete(cfg, f"`{command('calibrate')}` measures drafts of discrete tokens")
     calibration.check_tree(build.build_tree(cfg))
     build.check_draft(cfg)
     path = Path(str(cfg.statistics))
     calibration.check_place(path)
-    parsed(cfg.tracking)
-    measured_with, prompts = instantiate(cfg.measured_with), instantiate(cfg.data)
-    target: Any = build.build_target(cfg)
-    target.pack()
-    drafter, device = build.build_drafter(cfg, target), build.parse_device(cfg.device)
-    found = calibration.record(target, drafter, prompts, cfg.seed, device, cfg.batch_size)
-    calibration.save_statistics(path, found, measured_with)
+    tracking = Tracking.of(cfg, "calibrate")
+    return Checked(path, instantiate(cfg.measured_with), list(instantiate(cfg.data)), tracking)
+
+
+def _show(found: Statistics, checked: Checked) -> None:
+    """Print what was measured and which lengths are possible, and send it to the tracker."""
     rounds = found.rounds
     low, high = reachable_by_price(rounds)
-    print(f"{len(rounds.weights)} rounds of {rounds.tree.nodes} drafted tokens: {path}")
+    count = len(rounds.weights)
+    print(f"{count} rounds of {rounds.tree.nodes} drafted tokens: {checked.path}")
     print(
         f"next: {command('eval')} method=optimal_rsd schedule=optimal "
         f"expected_length={(low + high) / 2:.1f}   (possible: {low:.2f} to {high:.2f})"
     )
-    values = {"rounds": len(rounds.weights), "shortest": low, "longest": high}
-    build.track(cfg, path.with_suffix(""), "calibrate", values, files=[path])
-    return values
+    values = {"rounds": count, "shortest": low, "longest": high}
+    checked.tracking.record(checked.path.with_suffix(""), values, files=[checked.path])

@@ -4,7 +4,7 @@ the networks have sizes and no data.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from omegaconf import DictConfig
@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 from tempera.config import build
+from tempera.config.build import AnyTarget
 from tempera.config.instantiate import instantiate
 from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
@@ -22,7 +23,9 @@ from tempera.evaluation.pipeline import DECODED_CODES
 from tempera.metrics.evaluators import Evaluator
 from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
+from tempera.runtime.processor import parse_device, parse_dtype
 from tempera.targets.prompt_state import PromptState
+from tempera.targets.transformer import TransformerTarget
 from tempera.training.recipe import Recipe
 
 T = TypeVar("T")
@@ -51,29 +54,30 @@ def dry_evaluation(
         build.build_rule(cfg)
     batch = [prompt.text for prompt in prompts[: build.batch_size(cfg)]]
     with build.without_weights(cfg) as (sized, files):
-        target: Any = build.build_fast_target(sized)
+        target = build.build_fast_target(sized)
         memory = decoding_memory(target, sized, batch)
-    images = f"{len(prompts):,} image{'s' * (len(prompts) > 1)}"
+    images = "1 image" if len(prompts) == 1 else f"{len(prompts):,} images"
     work = f"{images} of {target.length:,} tokens, {len(batch)} at a time"
-    return _told(cfg, work, memory, to_download(files, evaluator))
+    return _shown(cfg, work, memory, to_download(files, evaluator))
 
 
-def decoding_memory(target: Any, cfg: DictConfig, prompts: list[str]) -> Memory:
+def decoding_memory(target: AnyTarget, cfg: DictConfig, prompts: list[str]) -> Memory:
     """What decoding a batch takes, by a target and a configuration of `without_weights`."""
-    drafter: Any = build.build_drafter(cfg, target)
-    decoder: Any = build.build_image_decoder(cfg)
-    continuous = isinstance(target, MARTarget)
+    drafter = build.build_drafter(cfg, target)
+    decoder = build.build_image_decoder(cfg)
     images = min(len(prompts), max(1, DECODED_CODES // target.length))
-    shape = (images, *target.grid, *([target.channels] if continuous else []))
-    kind = torch.float32 if continuous else torch.int64
+    shape = (images, *target.grid, *([target.channels] if isinstance(target, MARTarget) else []))
+    kind = torch.float32 if isinstance(target, MARTarget) else torch.int64
     layers: list[int] = [0]
 
-    def note(_: nn.Module, given: Any, made: Any) -> None:
-        tensors = tree_leaves((given, made))
+    def note(_: nn.Module, inputs: object, output: object) -> None:
+        tensors = tree_leaves((inputs, output))
         layers.append(sum(part.nbytes for part in tensors if isinstance(part, torch.Tensor)))
 
     with torch.inference_mode():
-        cache, logits = (0, 0) if continuous else _batch(target, prompts, drafter.nodes)
+        cache = logits = 0
+        if isinstance(target, TransformerTarget):
+            cache, logits = _batch(target, prompts, drafter.nodes)
         watched = register_module_forward_hook(note)
         try:
             decoder.decode_codes(torch.zeros(shape, dtype=kind, device=build.META))
@@ -83,9 +87,10 @@ def decoding_memory(target: Any, cfg: DictConfig, prompts: list[str]) -> Memory:
     return {"weights": weights, "KV cache": cache, "logits": logits, "image decoder": max(layers)}
 
 
-def _batch(target: Any, prompts: list[str], nodes: int) -> tuple[int, int]:
+def _batch(target: TransformerTarget, prompts: list[str], nodes: int) -> tuple[int, int]:
     """Bytes of the KV cache and of the logits of a batch of discrete tokens."""
-    copies, session = target.sampling.rows, target.session
+    copies = target.sampling.rows
+    session = target.session
     keep = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
     session.prompt = PromptState(torch.empty(0), keep, copies, target.length)
     session.cache.begin(len(keep), session.capacity(nodes))
@@ -99,7 +104,7 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
     drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
     captions = [CAPTION] * max(drawn, recipe.decodes)
     with build.without_weights(cfg) as (sized, files):
-        target: Any = build.build_target(sized)
+        target = build.build_discrete_target(sized)
         with target.device:
             draft = instantiate(sized.draft, target=target, model=cfg.model.name)
         nets = [*networks(target), build.build_tokenizer(sized), draft]
@@ -110,7 +115,7 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
     logits = max(logits, 4 * recipe.logit_chunk * target.vocab_size)
     memory = {"weights": size_of(*nets), "KV cache": cache, "logits": logits}
     memory["gradients and optimiser"] = copies * size_of(draft)
-    return _told(cfg, work, memory, to_download(files))
+    return _shown(cfg, work, memory, to_download(files))
 
 
 def _training(cfg: DictConfig, recipe: Recipe, tokens: int) -> str:
@@ -123,16 +128,18 @@ def _training(cfg: DictConfig, recipe: Recipe, tokens: int) -> str:
     )
 
 
-def _told(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> dict[str, float]:
-    device = build.parse_device(cfg.device, dry=True)
-    dtype = str(build.parse_dtype(cfg.dtype, device)).removeprefix("torch.")
+def _shown(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> dict[str, float]:
+    device = parse_device(cfg.device, dry=True)
+    dtype = str(parse_dtype(cfg.dtype, device)).removeprefix("torch.")
     print(f"to do: {work}\nto download: {downloads(download)}")
     # the image decoder works when the logits are gone
     total = sum(memory.values()) - min(memory["logits"], memory.get("image decoder", 0))
     parts = ", ".join(f"{name} {decimal(size)}" for name, size in memory.items() if size)
     print(f"memory: about {decimal(total)} ({parts}) in {dtype} on {device}")
-    known = {} if download is None else {"download": float(download)}
-    return {"memory": float(total), **known}
+    found = {"memory": float(total)}
+    if download is not None:
+        found["download"] = float(download)
+    return found
 
 
 def to_download(files: Sequence[PretrainedFiles], evaluator: Evaluator | None = None) -> int | None:
@@ -142,15 +149,17 @@ def to_download(files: Sequence[PretrainedFiles], evaluator: Evaluator | None = 
     Raises:
         TemperaError: the hub refuses one.
     """
-    different = {(one.weights, *one.files): one for one in files}
+    different = {(network.weights, *network.files): network for network in files}
     try:
-        missing = sum(one.to_download() for one in different.values())
+        missing = sum(network.to_download() for network in different.values())
         return missing + (evaluator.to_download() if evaluator else 0)
     except CannotReach:
         return None
 
 
-def read_with_files(cfg: DictConfig, make: Callable[[DictConfig], Any], read: Callable[[], T]) -> T:
+def read_with_files(
+    cfg: DictConfig, make: Callable[[DictConfig], object], read: Callable[[], T]
+) -> T:
     """Read what a run needs beside its networks, and check that the files of these can be had, so
     that it does not stop after hours of downloads. A dry run reports downloads by itself.
 
@@ -171,9 +180,9 @@ def read_with_files(cfg: DictConfig, make: Callable[[DictConfig], Any], read: Ca
         problems.append(problem)
     with build.without_weights(cfg) as (sized, files):
         make(sized)
-    for one in files:
+    for network in files:
         try:
-            one.check(cached=any(isinstance(problem, CannotReach) for problem in problems))
+            network.check(cached=any(isinstance(problem, CannotReach) for problem in problems))
         except TemperaError as problem:
             problems.append(problem)
     if problems:
@@ -188,7 +197,7 @@ def downloads(missing: int | None) -> str:
     return decimal(missing) if missing else "nothing"
 
 
-def networks(thing: Any, seen: set[int] | None = None) -> Iterator[nn.Module]:
+def networks(thing: object, seen: set[int] | None = None) -> Iterator[nn.Module]:
     """The networks among the attributes of tempera's objects, and of those of a user's package."""
     seen = set() if seen is None else seen
     thing = getattr(thing, "__self__", thing)  # a network's method
@@ -202,5 +211,5 @@ def networks(thing: Any, seen: set[int] | None = None) -> Iterator[nn.Module]:
 
 def size_of(*modules: nn.Module) -> int:
     """Bytes of the networks' tensors; shared ones count once."""
-    tensors = [part for one in modules for part in (*one.parameters(), *one.buffers())]
-    return sum({id(part): part.nbytes for part in tensors}.values())
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())

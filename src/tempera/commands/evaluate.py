@@ -2,20 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
+from tempera.commands.expected_length import Wanted
 from tempera.config import build
 from tempera.config.changes import changes
-from tempera.config.instantiate import from_options, instantiate, parsed
+from tempera.config.instantiate import from_options, instantiate, part
 from tempera.config.options import Role, role_of
+from tempera.config.tracking import Tracking, tracked
 from tempera.data.prompts import Prompt, check_prompts, described, one_prompt, warnings_of
 from tempera.errors import TemperaError
 from tempera.evaluation.latency import SpeedProtocol
@@ -29,10 +31,11 @@ from tempera.metrics.torch_metrics import TorchMetrics
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
 from tempera.runtime.pretrained import recording_taken
-from tempera.runtime.processor import tell_slow_bfloat16
+from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.runtime.torchvision import import_torchvision
 from tempera.runtime.tracking import Tracker, in_background
+from tempera.targets.conditioners import ClassLabels
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
@@ -71,7 +74,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of a run before weights are read: its options are right."""
+    """What is known of a run before weights are read: its options are right.
+
+    Attributes:
+        wanted: what `expected_length=` asks for.
+    """
 
     facts: Facts
     device: torch.device
@@ -79,6 +86,8 @@ class Checked:
     evaluator: Evaluator
     protocol: SpeedProtocol
     prompts: list[Prompt]
+    tracking: Tracking
+    wanted: Wanted | None
 
 
 @dataclass(frozen=True)
@@ -104,55 +113,43 @@ def main(cfg: DictConfig) -> dict[str, float]:
 def _check(cfg: DictConfig) -> Checked:
     """Check the options, read the prompts, and see that every file can be had."""
     facts = Facts.of(cfg)
-    device = build.parse_device(cfg.device, dry=cfg.dry_run)
+    device = parse_device(cfg.device, dry=cfg.dry_run)
     build.check_tokens(cfg)
-    for part in (cfg.tracking, cfg.drafter):
-        parsed(part)
-    evaluator, protocol = _evaluator(cfg), instantiate(cfg.speed)
+    tracking = Tracking.of(cfg, "eval", facts.choices)
+    evaluator = _evaluator(cfg)
+    protocol: SpeedProtocol = instantiate(cfg.speed)
     if not cfg.dry_run:
         build.check_draft(cfg, of_the_hub=False)  # before downloads are listed
-    if cfg.expected_length is not None:
-        expected_length.check_options(cfg, facts.overrides)
+    searches = cfg.expected_length is not None
+    wanted = expected_length.check_options(cfg, facts.overrides) if searches else None
     processes = Processes(cpu=device.type == "cpu")
-    if processes.is_main and build.parse_dtype(cfg.dtype, device) == torch.bfloat16:
+    if processes.is_main and parse_dtype(cfg.dtype, device) == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", device)
-    text = cfg.prompt
-    read = partial(instantiate, cfg.data) if text is None else partial(one_prompt, text)
+    read = part(cfg.data).make if cfg.prompt is None else partial(one_prompt, cfg.prompt)
     prompts = read_with_files(cfg, _networks, read)
-    return Checked(facts, device, processes, evaluator, protocol, prompts)
+    return Checked(facts, device, processes, evaluator, protocol, prompts, tracking, wanted)
 
 
 def _build(cfg: DictConfig, checked: Checked) -> Built:
     """Build what decodes, and claim the run's directory for its identity."""
-    facts, processes, device = checked.facts, checked.processes, checked.device
-    prompts = checked.prompts
+    processes = checked.processes
     build.check_draft(cfg)
-    searches = cfg.expected_length is not None
-    rule = None if searches else build.build_rule(cfg)
+    rule = None if checked.wanted else build.build_rule(cfg)
     directory = shared_directory(processes, Path(str(cfg.directory)))
     checked.evaluator.check(cfg.model.name)
-    unread = _check_prompts(cfg, prompts)
-    for warning in unread if processes.is_main else ():
-        print(f"warning: {warning}.")
-    if isinstance(checked.evaluator, TorchMetrics):
-        checked.evaluator.check_prompts(prompts)
-    scores = read_scores(cfg.scores, [prompt.id for prompt in prompts])
+    unread = _check_prompts(cfg, checked)
+    scores = read_scores(cfg.scores, [prompt.id for prompt in checked.prompts])
     matched: dict[str, Any] = {}
     with recording_taken() as taken:
         target = build.build_fast_target(cfg)
-        if searches:
-            cfg, matched = expected_length.matched(cfg, target, directory, processes)
+        if checked.wanted is not None:
+            cfg, matched = expected_length.matched(
+                cfg, checked.wanted, target, directory, processes
+            )
             rule = build.build_rule(cfg)
         pipeline = build.build_pipeline(cfg, target, rule)
-    options = {
-        str(key): list(cfg[key]) if isinstance(cfg[key], ListConfig) else cfg[key]
-        for key in cfg
-        if Role.IDENTITY in role_of(str(key))
-    }
-    identity = run_identity(options, facts.choices, pipeline, build.parse_dtype(cfg.dtype, device))
-    notes = about(device, facts.overrides) | matched
-    notes |= {"changes": changes(cfg, facts.choices), "paper": facts.paper, "taken": taken}
-    notes["data"] = facts.data | described(prompts) | {"warnings": unread}
+    identity = _identity(cfg, checked, pipeline)
+    notes = _notes(cfg, checked, unread) | matched | {"taken": taken}
     name = run_name(
         identity["method"],
         notes["changes"],
@@ -160,20 +157,40 @@ def _build(cfg: DictConfig, checked: Checked) -> Built:
         matched.get(expected_length.MATCHED, {}).get("option"),
         cfg.expected_length,
     )
-    run = {"directory": directory, "name": name, "settings": identity, "about": notes}
-    plan = from_options(cfg, RunPlan, **run, **_batches(cfg, device))
-    claim(directory, identity, notes, write=processes.is_main)
-    tracker = in_background(
-        partial(
-            build.start_tracker,
-            cfg,
-            directory,
-            "eval",
-            facts.choices,
-            {**identity, **notes},
-        )
+    plan = from_options(
+        cfg,
+        RunPlan,
+        directory=directory,
+        name=name,
+        settings=identity,
+        about=notes,
+        **_batches(cfg, checked.device),
     )
+    claim(directory, identity, notes, write=processes.is_main)
+    tracking = replace(checked.tracking, config=tracked(cfg))
+    tracker = in_background(partial(tracking.start, directory, {**identity, **notes}))
     return Built(plan, pipeline, scores, tracker)
+
+
+def _identity(cfg: DictConfig, checked: Checked, pipeline: Pipeline) -> dict[str, Any]:
+    """What the run's numbers depend on."""
+    options = {
+        str(key): list(cfg[key]) if isinstance(cfg[key], ListConfig) else cfg[key]
+        for key in cfg
+        if Role.IDENTITY in role_of(str(key))
+    }
+    dtype = parse_dtype(cfg.dtype, checked.device)
+    return run_identity(options, checked.facts.choices, pipeline, dtype)
+
+
+def _notes(cfg: DictConfig, checked: Checked, unread: Sequence[str]) -> dict[str, Any]:
+    """What run.json says about the run beside its identity; `unread` as of `_check_prompts`."""
+    facts = checked.facts
+    return about(checked.device, facts.overrides) | {
+        "changes": changes(cfg, facts.choices),
+        "paper": facts.paper,
+        "data": facts.data | described(checked.prompts) | {"warnings": unread},
+    }
 
 
 def _run(checked: Checked, built: Built, verbose: bool) -> dict[str, float]:
@@ -206,26 +223,26 @@ def _evaluator(cfg: DictConfig) -> Evaluator:
     if not named and cfg.against is None:
         return evaluator
     import_torchvision()  # torchmetrics imports it
-    with open_dict(cfg):
-        for node in named.values():
-            node["_partial_"] = True  # networks are not read before it is their turn
-    makers = {str(key): instantiate(node) for key, node in named.items()}
+    # networks are not read before it is their turn
+    makers = {str(name): part(node).partial() for name, node in named.items()}
     return TorchMetrics(evaluator, makers, cfg.against)
 
 
-def _networks(cfg: DictConfig) -> tuple[Any, Any]:
-    return build.build_drafter(cfg, build.build_target(cfg)), build.build_image_decoder(cfg)
+def _networks(cfg: DictConfig) -> None:
+    build.build_drafter(cfg, build.build_target(cfg))
+    build.build_image_decoder(cfg)
 
 
-def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> list[str]:
-    """Raise TemperaError for prompts that the model cannot draw, or that calibrate it; return what
-    it does not understand of the others.
+def _check_prompts(cfg: DictConfig, checked: Checked) -> list[str]:
+    """Raise TemperaError for prompts that the model cannot draw, that calibrate it, or that a
+    metric cannot take; print and return what the model does not understand of the others.
     """
-    if cfg.expected_length is not None:
+    prompts = checked.prompts
+    if checked.wanted is not None:
         expected_length.check_prompts(cfg, prompts)
     captions = build.build_captions(cfg)
     numbers = cfg.prompt is None and all(prompt.text.isdigit() for prompt in prompts)
-    if numbers and not _takes_classes(captions):
+    if numbers and not isinstance(captions, ClassLabels):
         raise TemperaError(
             f"these prompts are numbers of classes, and model={cfg.model.name} draws texts: choose "
             "data=coco, parti or file, or a model of classes",
@@ -233,13 +250,12 @@ def _check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> list[str]:
         )
     if captions is not None:
         check_prompts(prompts, captions)
-    return warnings_of(prompts, captions)
-
-
-def _takes_classes(captions: Any) -> bool:
-    from tempera.targets.conditioners import ClassLabels  # transformers takes seconds to import
-
-    return isinstance(captions, ClassLabels)
+    if isinstance(checked.evaluator, TorchMetrics):
+        checked.evaluator.check_prompts(prompts)
+    unread = warnings_of(prompts, captions)
+    for warning in unread if checked.processes.is_main else ():
+        print(f"warning: {warning}.")
+    return unread
 
 
 def _batches(cfg: DictConfig, device: torch.device) -> dict[str, Any]:

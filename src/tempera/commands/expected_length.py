@@ -6,22 +6,25 @@ import copy
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import build
+from tempera.config.build import AnyTarget
 from tempera.config.compose import option_name
-from tempera.config.instantiate import instantiate, parsed, takes
+from tempera.config.instantiate import instantiate, part
 from tempera.data.prompts import Prompt
+from tempera.decoding.interfaces import Rule, Target
 from tempera.errors import TemperaError
 from tempera.evaluation import calibration, length_search
 from tempera.evaluation.length_search import FreeParameter, LengthSearch
 from tempera.evaluation.pipeline import Method
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import read_json
+from tempera.runtime.processor import parse_device
 
 MATCHED = "matched"
 """Where run.json and metrics.json (under `about`) record what was found."""
@@ -29,28 +32,54 @@ RECORDED = 16
 """Calibration prompts that measure the draft for a schedule that is solved for a length."""
 
 
-def check_options(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Raise TemperaError for wrong options of a search, a length that is not possible, or a method
-    without a free parameter or with one that the command line sets.
+@dataclass(frozen=True)
+class Wanted:
+    """A length that a method may be able to have.
+
+    Attributes:
+        length: tokens per round.
+        parameter: what is varied.
+        search: how it is searched for.
     """
-    parsed(cfg.matching)
+
+    length: float
+    parameter: FreeParameter
+    search: LengthSearch
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What must be the same for a value to be used again."""
+        return {"length": self.length, **asdict(self.search)}
+
+
+def check_options(cfg: DictConfig, overrides: Sequence[str]) -> Wanted:
+    """What `expected_length=` wants.
+
+    Raises:
+        TemperaError: an option of the search is wrong, the length is not possible, or the method
+            has no free parameter or one that the command line sets.
+    """
+    search: LengthSearch = instantiate(cfg.matching)
     if cfg.get("free_parameter") is None:
         raise TemperaError(
             "expected_length= has nothing to set in this method: leave it out, or choose a relaxed "
             "method, such as coolsd, uniform_rsd, optimal_rsd, lantern, lanternpp or gsd"
         )
-    most = build.build_tree(cfg).max_depth + 1 if takes(cfg.drafter, "tree") else math.inf
+    has_tree = part(cfg.drafter).takes("tree")
+    most = build.build_tree(cfg).max_depth + 1 if has_tree else math.inf
     if not 1 <= cfg.expected_length <= most:
         raise TemperaError(
             f"expected_length={cfg.expected_length:g} is not possible: a round of this draft emits "
             f"1 to {most} tokens"
         )
-    parsed(cfg.free_parameter)
-    option = cfg.free_parameter.option
-    if given := [one for one in overrides if option_name(one) == option]:
+    parameter: FreeParameter = instantiate(cfg.free_parameter)
+    setting = [option for option in overrides if option_name(option) == parameter.option]
+    if setting:
         raise TemperaError(
-            f"{given[0]} does not go with expected_length=, which finds {option}: leave one out"
+            f"{setting[0]} does not go with expected_length=, which finds {parameter.option}: "
+            "leave one out"
         )
+    return Wanted(float(cfg.expected_length), parameter, search)
 
 
 def check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
@@ -63,12 +92,13 @@ def check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def matched(
-    cfg: DictConfig, target: Any, directory: Path, processes: Processes
+    cfg: DictConfig, wanted: Wanted, target: AnyTarget, directory: Path, processes: Processes
 ) -> tuple[DictConfig, dict[str, Any]]:
     """The configuration with the free parameter set, and what to record about it in run.json.
 
     Args:
         cfg: the configuration.
+        wanted: the length.
         target: the target, made fast for decoding.
         directory: the run directory, whose recorded value is used again.
         processes: of the run; the main one searches.
@@ -77,47 +107,51 @@ def matched(
         TemperaError: the length is out of reach, or the directory's value was found under other
             conditions.
     """
-    text = json.dumps(_found(cfg, target, directory)) if processes.is_main else "null"
+    text = json.dumps(_found(cfg, wanted, target, directory)) if processes.is_main else "null"
     notes: dict[str, Any] = json.loads(processes.from_main(text))
     if processes.is_main:
         print(
-            f"expected_length={cfg.expected_length:g}: {notes['option']}={notes['value']:g} "
+            f"expected_length={wanted.length:g}: {notes['option']}={notes['value']:g} "
             f"accepts {notes['length']:.3f} tokens per round on {notes['prompts']} calibration "
             "prompts"
         )
     return _with(cfg, notes["option"], notes["value"]), {MATCHED: notes}
 
 
-def _found(cfg: DictConfig, target: Any, directory: Path) -> dict[str, Any]:
+def _found(cfg: DictConfig, wanted: Wanted, target: AnyTarget, directory: Path) -> dict[str, Any]:
     """What run.json records, searched for in a new directory."""
-    options: LengthSearch = instantiate(cfg.matching)
-    wanted = {"length": cfg.expected_length, **asdict(options)}
     path = directory / "run.json"
     if not path.is_file():
-        return {**_searched(cfg, target, options), "search": wanted}
-    known = read_json(path).get(MATCHED)
-    if not isinstance(known, dict) or known.get("search") != wanted:
+        return {**_searched(cfg, wanted, target), "search": wanted.recorded}
+    recorded = read_json(path).get(MATCHED)
+    if not isinstance(recorded, dict) or recorded.get("search") != wanted.recorded:
         raise TemperaError(
             f"{directory} holds a run whose length was not matched, or under other conditions: "
             "choose another directory (hydra.run.dir=DIR), or the same settings to continue it"
         )
-    return known
+    return recorded
 
 
-def _searched(cfg: DictConfig, target: Any, options: LengthSearch) -> dict[str, Any]:
+def _searched(cfg: DictConfig, wanted: Wanted, target: AnyTarget) -> dict[str, Any]:
     """The value of the free parameter, with its length on the calibration prompts."""
-    parameter: FreeParameter = instantiate(cfg.free_parameter)
-    drafter, prompts = build.build_drafter(cfg, target), _prompts(cfg)
-    where = options.seed, build.parse_device(cfg.device), build.batch_size(cfg)
+    parameter = wanted.parameter
+    drafter = build.build_drafter(cfg, target)
+    prompts = _prompts(cfg)
+    seed = wanted.search.seed
+    device = parse_device(cfg.device)
+    batch_size = build.batch_size(cfg)
 
     def measure(value: float) -> float:
         rule = build.build_rule(_with(cfg, parameter.option, value))
-        return length_search.accepted_length(target, Method(drafter, rule), prompts, *where)
+        method = Method(drafter, cast(Rule, rule))
+        return length_search.accepted_length(target, method, prompts, seed, device, batch_size)
 
     if parameter.least is None or parameter.most is None:
         path = Path(str(cfg.statistics))
         if not path.is_file():
-            found = calibration.record(target, drafter, prompts[:RECORDED], *where)
+            found = calibration.record(
+                cast(Target, target), drafter, prompts[:RECORDED], seed, device, batch_size
+            )
             notes = calibration.conditions(**cfg.schedule.measured_with)
             calibration.save_statistics(path, found, notes)
         statistics = calibration.load_statistics(path)[0].first_depths(drafter.depth)
@@ -125,8 +159,9 @@ def _searched(cfg: DictConfig, target: Any, options: LengthSearch) -> dict[str, 
         ends = math.ceil(1000 * low) / 1000, math.floor(1000 * high) / 1000
     else:
         ends = parameter.least, parameter.most
-    wanted, tolerance = float(cfg.expected_length), options.tolerance
-    value, length = length_search.search(wanted, parameter.option, ends, tolerance, measure)
+    value, length = length_search.search(
+        wanted.length, parameter.option, ends, wanted.search.tolerance, measure
+    )
     return {"option": parameter.option, "value": value, "length": length, "prompts": len(prompts)}
 
 

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tempera.config import build
 from tempera.config.compose import composed
+from tempera.config.tracking import Tracking
 from tempera.decoding.interfaces import JointRule, Rule
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -21,8 +22,11 @@ from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import BenchmarkPlan, measure
 from tempera.evaluation.latency import name_of
 from tempera.evaluation.launches import launches
+from tempera.evaluation.pipeline import Method
 from tempera.reporting.tables import Section, markdown, show, table, texts
 from tempera.runtime.files import write_json, write_text
+from tempera.runtime.processor import parse_device
+from tempera.targets.transformer import TransformerTarget
 
 METHODS = (
     "ar",
@@ -91,40 +95,56 @@ FORMATS = {
 }
 
 
-def main(cfg: DictConfig) -> dict[str, Any]:
-    """Time, check, print a table, write gpu.json and gpu.md and return the content of gpu.json."""
+@dataclass(frozen=True)
+class Found:
+    """What a check found; gpu.json holds it.
+
+    Attributes:
+        device: its name.
+        same_tokens: by family and method, the share of equal tokens.
+        rounds: the timed rounds.
+        left_out: what there was no time for.
+    """
+
+    device: str
+    same_tokens: dict[str, float]
+    rounds: list[dict[str, Any]]
+    left_out: list[str]
+
+
+def main(cfg: DictConfig) -> None:
+    """Time, check, print a table, and write gpu.json and gpu.md."""
+    tracking = Tracking.of(cfg, "gpu_check")
+    directory = Path(str(cfg.directory))
+    device = name_of(parse_device(cfg.device))
     deadline = Deadline(60 * cfg.minutes)
     rounds = [row for model in cfg.real for row in timed_rounds(cfg, model, deadline)]
     shares: dict[str, float] = {}
     for family in cfg.families:
         print(f"checking {family}", flush=True)
         shares |= same_tokens(cfg.device, family, deadline)
-    section = as_table(rounds)
-    result = {
-        "device": name_of(build.parse_device(cfg.device)),
-        "same_tokens": shares,
-        "rounds": rounds,
-        "left_out": deadline.left_out,
-    }
-    directory = Path(str(cfg.directory))
-    write_json(directory / "gpu.json", result)
-    write_text(directory / "gpu.md", markdown(texts(section)) + "\n")
-    show(texts(section), section.title)
-    print(f"{result['device']}: {len(shares)} checks of compiled rounds")
-    if deadline.left_out:
-        print(f"left out after {cfg.minutes:g} minutes: {', '.join(deadline.left_out)}")
-    values = {f"same_tokens/{name}": share for name, share in shares.items()}
-    files = [directory / "gpu.json", directory / "gpu.md"]
-    build.track(
-        cfg, directory, "gpu_check", {"device": result["device"], **values}, texts(section), files
-    )
+    _show(Found(device, shares, rounds, deadline.left_out), directory, tracking, cfg.minutes)
     wrong = [name for name, share in shares.items() if share < AGREE]
     if wrong:
         raise TemperaError(
             f"compiled rounds emit other tokens than eager ones with {'; '.join(wrong)}: this is a "
             f"fault of tempera or of PyTorch; report it with {directory / 'gpu.json'}"
         )
-    return result
+
+
+def _show(found: Found, directory: Path, tracking: Tracking, minutes: float) -> None:
+    """Print and write what was found, and send it to the tracker."""
+    section = as_table(found.rounds)
+    shown = texts(section)
+    write_json(directory / "gpu.json", asdict(found))
+    write_text(directory / "gpu.md", markdown(shown) + "\n")
+    show(shown, section.title)
+    print(f"{found.device}: {len(found.same_tokens)} checks of compiled rounds")
+    if found.left_out:
+        print(f"left out after {minutes:g} minutes: {', '.join(found.left_out)}")
+    values: dict[str, Any] = {"device": found.device}
+    values |= {f"same_tokens/{name}": share for name, share in found.same_tokens.items()}
+    tracking.record(directory, values, shown, [directory / "gpu.json", directory / "gpu.md"])
 
 
 class Deadline:
@@ -147,9 +167,9 @@ def same_tokens(device: str, family: str, deadline: Deadline) -> dict[str, float
     options = [f"device={device}", f"model={family}", *FAMILIES.get(family, TINY)]
     options += ["dtype=float32", "top_k=10"]
     plain = composed("bench", [*options, "method=ar"])
-    eager: Any = build.build_target(plain)
+    eager = build.build_discrete_target(plain)
     eager.pack()
-    compiled: Any = build.build_target(plain)
+    compiled = build.build_discrete_target(plain)
     compiled.pack()
     compiled.compile()
     shares = {}
@@ -157,13 +177,13 @@ def same_tokens(device: str, family: str, deadline: Deadline) -> dict[str, float
         if not deadline.allows(f"{family} {method}"):
             continue
         cfg = composed("bench", [*options, *f"method={method}".split()])
-        rule = build.build_rule(cfg)
+        rule = cast(Rule | JointRule, build.build_rule(cfg))
         same = tokens(cfg, eager, rule) == tokens(cfg, compiled, rule)
         shares[f"{family} {method}"] = float(same.double().mean())
     return shares
 
 
-def tokens(cfg: DictConfig, target: Any, rule: Rule | JointRule) -> Tensor:
+def tokens(cfg: DictConfig, target: TransformerTarget, rule: Rule | JointRule) -> Tensor:
     """The tokens of two batches [2B, N]; if compiled, the second one replays the first's graphs."""
     with redirect_stdout(StringIO()):  # which says of each draft that it is random
         drafter = build.build_drafter(cfg, target)
@@ -177,7 +197,7 @@ def tokens(cfg: DictConfig, target: Any, rule: Rule | JointRule) -> Tensor:
 def timed_rounds(cfg: DictConfig, model: str, deadline: Deadline) -> Iterator[dict[str, Any]]:
     """A model's rows of the table, without numbers where the memory is too small."""
     options = [f"model={model}", "weights=random", f"device={cfg.device}", f"compile={cfg.compile}"]
-    target: Any = None
+    target: TransformerTarget | None = None
     for name, method in ROUNDS.items():
         chosen = composed("bench", [*options, *f"method={method}".split()])
         for size in cfg.batch_sizes:
@@ -187,16 +207,16 @@ def timed_rounds(cfg: DictConfig, model: str, deadline: Deadline) -> Iterator[di
             print(f"timing {title}", flush=True)
             row = {"model": model, "round": name, "batch": size}
             try:
-                target = target or build.build_fast_target(chosen)
+                target = target or cast(TransformerTarget, build.build_fast_target(chosen))
                 row |= timed(target, chosen, BenchmarkPlan([size], cfg.repeats))
             except torch.OutOfMemoryError:
                 print("does not fit into the memory")
             yield row
 
 
-def timed(target: Any, cfg: DictConfig, plan: BenchmarkPlan) -> dict[str, Any]:
+def timed(target: TransformerTarget, cfg: DictConfig, plan: BenchmarkPlan) -> dict[str, Any]:
     """Milliseconds of a round, and what it gives the device to do."""
-    method = build.build_method(cfg, target, build.build_rule(cfg))
+    method = cast(Method, build.build_method(cfg, target, build.build_rule(cfg)))
     (column,) = measure(target, method, plan).columns
     prompts = PROMPTS[:1] * column.batch_size
     row = {

@@ -1,20 +1,22 @@
 """`tempera-train`: train the draft of a model."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands.costs import dry_training, read_with_files
 from tempera.config import build
 from tempera.config.compose import pasted
-from tempera.config.instantiate import accepted, from_options, instantiate, parsed
+from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.options import Role, role_of
+from tempera.config.tracking import Tracking
+from tempera.data.entries import Source
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes, started_as_main
 from tempera.runtime.files import writable_directory
@@ -22,69 +24,104 @@ from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import draft_directory
 from tempera.runtime.pretrained import Taken, recording_taken
-from tempera.runtime.processor import tell_slow_bfloat16
+from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
-from tempera.runtime.tracking import Tracker
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, TrainingRun
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A training whose options are right, before anything is read.
+
+    Attributes:
+        recipe: its `steps` are 1 if epochs will set them.
+        loss: the loss to minimise.
+        draft: makes the network to train.
+        codes: makes the training images.
+        processes: share the work.
+        tracking: where the numbers go.
+    """
+
+    recipe: Recipe
+    loss: Loss
+    draft: Part[DraftNetwork]
+    codes: Part[Codes]
+    processes: Processes
+    tracking: Tracking
+
+
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
+    checked = _check(cfg)
+    if cfg.dry_run:
+        return dry_training(cfg, checked.recipe) if checked.processes.is_main else {}
+    run = _build(cfg, checked)
+    notes = {"data": run.record.get("data"), "target": run.target.identity}
+    metrics = run.train(partial(checked.tracking.start, run.directory, notes))
+    if checked.processes.is_main:
+        _publish(run, cfg.push_to_hub)
+    return metrics
+
+
+def _check(cfg: DictConfig) -> Checked:
+    """Check the options, and the places of drafts that are read or written."""
+    tracking = Tracking.of(cfg, "train_draft")
     build.check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
     recipe = build_recipe(cfg)
     loss: Loss = instantiate(cfg.loss)
-    for part in (cfg.tracking, cfg.train_data, cfg.draft):
-        parsed(part)
+    codes: Part[Codes] = part(cfg.train_data)
+    draft: Part[DraftNetwork] = part(cfg.draft)
     _check_drafts(cfg)
-    device = build.parse_device(cfg.device, dry=cfg.dry_run)
+    device = parse_device(cfg.device, dry=cfg.dry_run)
     processes = Processes(cpu=device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
         tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", device)
-    if cfg.dry_run:
-        return dry_training(cfg, recipe) if processes.is_main else {}
+    return Checked(recipe, loss, draft, codes, processes, tracking)
+
+
+def _build(cfg: DictConfig, checked: Checked) -> TrainingRun:
+    """Read the target and the images, and make the draft."""
     directory = writable_directory(Path(str(cfg.directory)))
-    offered: dict[str, Any] = {"processes": processes}
+    offered: dict[str, object] = {"processes": checked.processes}
     if "source" in cfg:
-        read = partial(instantiate, cfg.source)
-        offered["source"] = read_with_files(cfg, _networks, read)
-        offered["captions"] = build.build_captions(cfg)
-        offered["source"].fetch(processes)
+        source: Source = read_with_files(cfg, _networks, part(cfg.source).make)
+        source.fetch(checked.processes)
+        offered |= {"source": source, "captions": build.build_captions(cfg)}
     with recording_taken() as taken:
-        target: Any = build.build_target(cfg)
-        tokenizer: Any = build.build_tokenizer(cfg)
-    codes = instantiate(
-        cfg.train_data,
-        target=target,
-        tokenizer=tokenizer,
-        directory=directory,
-        **accepted(cfg.train_data, offered),
+        target = build.build_discrete_target(cfg)
+        tokenizer = build.build_tokenizer(cfg)
+    codes = checked.codes.make_with(
+        offered, target=target, tokenizer=tokenizer, directory=directory
     )
-    recipe = replace(recipe, steps=_steps(cfg, codes, recipe.batch_size))
+    steps = _steps(cfg, codes, checked.recipe.batch_size)
+    recipe = replace(checked.recipe, steps=steps)
     torch.manual_seed(recipe.seed)
-    draft = instantiate(cfg.draft, target=target, model=cfg.model.name)
-    record = _record(cfg, recipe, codes, taken)
+    return TrainingRun(
+        target=target,
+        draft=checked.draft.make(target=target, model=cfg.model.name),
+        codes=codes,
+        loss=checked.loss,
+        recipe=recipe,
+        directory=directory,
+        record=_record(cfg, recipe, codes, taken),
+        decode_codes=tokenizer.decode_codes,
+    )
 
-    def start_tracker() -> Tracker:
-        chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-        notes = {"data": record.get("data"), "target": target.identity}
-        return build.start_tracker(cfg, directory, "train_draft", chosen, notes)
 
-    run = TrainingRun(target, draft, codes, loss, recipe, directory, record, tokenizer.decode_codes)
-    metrics = run.train(start_tracker)
-    if processes.is_main:
-        place = pasted("drafter.path", directory / DRAFT)
-        if cfg.push_to_hub is not None:
-            with side_service("{why}."):
-                Repository(str(cfg.push_to_hub)).upload(directory / DRAFT)
-                place = f"drafter.path={cfg.push_to_hub}"
-        print(
-            f"the draft is in {directory / DRAFT}: {command('eval')} model={draft.config.model} "
-            f"drafter={draft.drafter} {place}"
-        )
-    return metrics
+def _publish(run: TrainingRun, repository: str | None) -> None:
+    """Upload the best draft, if that is wanted, and say how to decode with it."""
+    place = pasted("drafter.path", run.directory / DRAFT)
+    if repository is not None:
+        with side_service("{why}."):
+            Repository(str(repository)).upload(run.directory / DRAFT)
+            place = f"drafter.path={repository}"
+    print(
+        f"the draft is in {run.directory / DRAFT}: {command('eval')} "
+        f"model={run.draft.config.model} drafter={run.draft.drafter} {place}"
+    )
 
 
 def _record(cfg: DictConfig, recipe: Recipe, codes: Codes, taken: Taken) -> dict[str, Any]:
@@ -110,7 +147,7 @@ def build_recipe(cfg: DictConfig) -> Recipe:
     if cfg.steps is None:
         decided["steps"] = 1
     if cfg.mixed_precision == "auto":
-        dtype = build.parse_dtype("auto", build.parse_device(cfg.device, dry=cfg.dry_run))
+        dtype = parse_dtype("auto", parse_device(cfg.device, dry=cfg.dry_run))
         decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
     return from_options(cfg, Recipe, **decided)
 
@@ -130,8 +167,9 @@ def _check_drafts(cfg: DictConfig) -> None:
         draft_directory(str(cfg.start), advice)
 
 
-def _networks(cfg: DictConfig) -> tuple[Any, Any]:
-    return build.build_target(cfg), build.build_tokenizer(cfg)
+def _networks(cfg: DictConfig) -> None:
+    build.build_target(cfg)
+    build.build_tokenizer(cfg)
 
 
 def _steps(cfg: DictConfig, codes: Codes, batch_size: int) -> int:

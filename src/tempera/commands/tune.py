@@ -2,20 +2,20 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import evaluate
 from tempera.config import build
 from tempera.config.compose import composed, composed_run, option_name, written
-from tempera.config.instantiate import from_options, instantiate, parsed
+from tempera.config.instantiate import from_options, instantiate
 from tempera.config.options import Role, role_of
-from tempera.data.prompts import check_prompts
-from tempera.decoding.interfaces import Drafter
+from tempera.config.tracking import Tracking
+from tempera.data.prompts import Prompt, check_prompts
+from tempera.decoding.interfaces import Drafter, Rule
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import DraftTooShort, TemperaError
@@ -30,9 +30,11 @@ from tempera.evaluation.tuning import (
     try_out,
 )
 from tempera.reporting.collect import Run, collect
-from tempera.reporting.tables import Output, cell, number, show
+from tempera.reporting.tables import Cell, Output, Section, show, table, texts
+from tempera.rules.standard import BlockVerification
 from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
+from tempera.targets.transformer import TransformerTarget
 
 PLAIN = ("method=ar",)
 """The options of plain autoregression, which may be the fastest setting."""
@@ -57,6 +59,22 @@ class _DraftKind(NamedTuple):
         return f"method={self.name}"
 
 
+class _ChainMethod(NamedTuple):
+    """A method on chains.
+
+    Attributes:
+        options: that choose it.
+        varied: the option that is varied, if one is.
+        values: of that option.
+        by_depth: whether its tests depend on the depth of the chain.
+    """
+
+    options: tuple[str, ...]
+    varied: str = ""
+    values: Sequence[float] = (0.0,)
+    by_depth: bool = False
+
+
 DRAFTS = (
     _DraftKind("eagle", "drafter.path", dynamic=("eagle2",)),
     _DraftKind("parallel", "++model.parallel", others=("drafter=parallel",)),
@@ -64,57 +82,95 @@ DRAFTS = (
 )
 
 
-def main(cfg: DictConfig) -> dict[str, Any]:
-    """Predict, run the best settings, print a table and the command to use, and return what it
-    writes to tune.json.
+@dataclass(frozen=True)
+class Checked:
+    """A tuning whose options are right, before anything is read.
+
+    Attributes:
+        budget: what a setting may cost.
+        plan: how settings are measured.
+        settings: those to predict.
+        prompts: whose drafts are tested.
+        tracking: where the result goes.
+        directory: of the real runs and tune.json.
     """
-    budget = _checked(cfg)
-    settings = _Settings(cfg, lossless=budget.measure == "none")
-    prompts = instantiate(cfg.data)
-    plan = from_options(cfg, TuningPlan)
-    candidates = list(settings.candidates())
-    base = settings.evaluation((DRAFTS[0].exact,))
-    if (captions := build.build_captions(cfg)) is not None:
-        check_prompts(prompts, captions)
-    target: Any = build.build_fast_target(base)
-    drafters = settings.drafters(target)
-    known = [one for one in candidates if one.shape in drafters]
+
+    budget: Budget
+    plan: TuningPlan
+    settings: "_Settings"
+    prompts: list[Prompt]
+    tracking: Tracking
+    directory: Path
+
+
+def main(cfg: DictConfig) -> None:
+    """Predict, run the best settings, print a table and the command to use, and write tune.json."""
+    checked = _check(cfg)
     console = Output()
-    with console.status("measuring") as status:
-        predictions = predict(
-            target, drafters, known, prompts, plan, PLAIN, lambda part: status.update(part)
-        )
-    del target, drafters
-    for name, outcome in settings.tried.items():
-        console.print(f"{name}: {outcome}", highlight=False, soft_wrap=True)
-    runs = _RealRuns(settings)
-    outcomes = try_out(predictions, budget, cfg.runs, runs)
-    best = fastest(outcomes, budget)
-    about = {"budget": cfg.budget, "batch_size": cfg.batch_size, "drafters": settings.tried}
-    about["chosen"] = runs.summary(best.options)
-    result = about | {
-        "runs": [runs.summary(one.options) for one in outcomes],
-        "predictions": [asdict(one) for one in predictions],
-    }
-    write_json(Path(str(cfg.directory)) / "tune.json", result)
-    compared = runs.compared()
-    show(compared, f"predicted → measured, 95% intervals; {cfg.images} images")
-    use = shlex.join(settings.arguments(best.options))
-    console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
-    values = {"use": use, **asdict(best)}
-    place = Path(str(cfg.directory))
-    build.track(cfg, place, "tune", values, compared, [place / "tune.json"])
-    return result
+    predictions = _predict(checked, console)
+    runs = _RealRuns(checked.settings)
+    outcomes = try_out(predictions, checked.budget, cfg.runs, runs)
+    best = fastest(outcomes, checked.budget)
+    write_json(
+        checked.directory / "tune.json",
+        {
+            "budget": cfg.budget,
+            "batch_size": cfg.batch_size,
+            "drafters": checked.settings.tried,
+            "chosen": runs.summary(best.options),
+            "runs": [runs.summary(outcome.options) for outcome in outcomes],
+            "predictions": [asdict(prediction) for prediction in predictions],
+        },
+    )
+    _show(best, runs.compared(f"{cfg.images} images"), checked, console)
 
 
-def _checked(cfg: DictConfig) -> Budget:
-    """The budget; raises TemperaError for options that are wrong or do not suit the model."""
+def _check(cfg: DictConfig) -> Checked:
+    """Check the options, and read the prompts."""
+    tracking = Tracking.of(cfg, "tune")
     build.check_discrete(cfg, f"`{command('tune')}` chooses among methods for discrete tokens")
     for name in cfg.trees:
         Tree.named(name)  # raises TemperaError
-    parsed(cfg.tracking)
     instantiate(cfg.metrics).check(cfg.model.name)
-    return Budget.parse(cfg.budget)
+    budget = Budget.parse(cfg.budget)
+    settings = _Settings(cfg, lossless=budget.measure == "none")
+    prompts = list(instantiate(cfg.data))
+    captions = build.build_captions(cfg)
+    if captions is not None:
+        check_prompts(prompts, captions)
+    plan = from_options(cfg, TuningPlan)
+    return Checked(budget, plan, settings, prompts, tracking, Path(str(cfg.directory)))
+
+
+def _predict(checked: Checked, console: Output) -> list[Outcome]:
+    """What every setting is expected to do, by rounds and drafts measured here."""
+    settings = checked.settings
+    candidates = list(settings.candidates())
+    target = build.build_fast_discrete_target(settings.evaluation((DRAFTS[0].exact,)))
+    drafters = settings.drafters(target)
+    with console.status("measuring") as status:
+        predictions = predict(
+            target,
+            drafters,
+            [candidate for candidate in candidates if candidate.shape in drafters],
+            checked.prompts,
+            checked.plan,
+            PLAIN,
+            lambda name: status.update(name),
+        )
+    for name, outcome in settings.tried.items():
+        console.print(f"{name}: {outcome}", highlight=False, soft_wrap=True)
+    return predictions
+
+
+def _show(best: Outcome, compared: Section, checked: Checked, console: Output) -> None:
+    """Print the table and the command to use, and send both to the tracker."""
+    shown = texts(compared)
+    show(shown, compared.title)
+    use = shlex.join(checked.settings.arguments(best.options))
+    console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
+    values = {"use": use, **asdict(best)}
+    checked.tracking.record(checked.directory, values, shown, [checked.directory / "tune.json"])
 
 
 def _is_own(name: str) -> bool:
@@ -137,9 +193,11 @@ class _Settings:
     """
 
     def __init__(self, cfg: DictConfig, lossless: bool) -> None:
-        self.cfg, self.lossless = cfg, lossless
-        self.shared = [one for one in cfg.overrides if not _is_own(option_name(one))]
-        self.drafts, self.tried = list(DRAFTS), dict[str, str]()
+        self.cfg = cfg
+        self.lossless = lossless
+        self.shared = [option for option in cfg.overrides if not _is_own(option_name(option))]
+        self.drafts = list(DRAFTS)
+        self.tried: dict[str, str] = {}
         for draft in DRAFTS:
             try:
                 build.check_draft(self.evaluation((draft.exact,)), draft.path)
@@ -149,7 +207,7 @@ class _Settings:
 
     def _leave_out(self, draft: _DraftKind, problem: TemperaError) -> None:
         """Go on without a draft, unless the user named it or there is no other."""
-        named = any(option_name(given) == option_name(draft.path) for given in self.cfg.overrides)
+        named = option_name(draft.path) in map(option_name, self.cfg.overrides)
         if named or self.drafts == [draft]:
             raise problem
         self.drafts.remove(draft)
@@ -164,14 +222,15 @@ class _Settings:
             dropped = "drafter."
         elif any(option in OWN_DRAFT for option in options):
             dropped = "drafter.path="
-        kept = [one for one in self.shared if not (dropped and one.startswith(dropped))]
-        return [*kept, *options]
+        if not dropped:
+            return [*self.shared, *options]
+        return [*(option for option in self.shared if not option.startswith(dropped)), *options]
 
     def evaluation(self, options: Sequence[str]) -> DictConfig:
         """The configuration of an evaluation with a setting."""
         return composed("eval", self.arguments(options))
 
-    def drafters(self, target: Any) -> dict[str, Drafter]:
+    def drafters(self, target: TransformerTarget) -> dict[str, Drafter]:
         """The drafters by the name of their shape: chains and static trees of each draft, and
         dynamic trees.
         """
@@ -183,17 +242,18 @@ class _Settings:
                 self._leave_out(draft, problem)
         return found
 
-    def _drafters_of(self, draft: _DraftKind, target: Any) -> dict[str, Drafter]:
-        found: dict[str, Drafter] = {}
+    def _drafters_of(self, draft: _DraftKind, target: TransformerTarget) -> dict[str, Drafter]:
         trees = {written("depth", depth): Tree.chain(depth) for depth in self.cfg.depths}
         trees |= {written("tree", name): Tree.named(name) for name in self.cfg.trees}
-        by_depth = sorted(trees, key=lambda name: trees[name].max_depth)
-        for shallowest in by_depth[:1]:
-            first: Any = build.build_drafter(self.evaluation((draft.exact, shallowest)), target)
+        found: dict[str, Drafter] = {}
+        if trees:
+            shallowest = min(trees, key=lambda name: trees[name].max_depth)
+            first = build.build_drafter(self.evaluation((draft.exact, shallowest)), target)
+            model = cast(StaticTreeDrafter, first).model
         for name, tree in trees.items():
             try:
-                model = first.model.for_depth(tree.max_depth)
-                found[f"{draft.name} {name}"] = StaticTreeDrafter(model, tree)
+                fitted = model.for_depth(tree.max_depth)
+                found[f"{draft.name} {name}"] = StaticTreeDrafter(fitted, tree)
             except DraftTooShort as problem:
                 self.tried[f"{draft.name}, {name}"] = f"left out: it drafts {problem.slots} tokens"
         for method in draft.dynamic:
@@ -212,42 +272,45 @@ class _Settings:
 
     def _chains(self, draft: _DraftKind) -> Iterator[Candidate]:
         deepest = max(self.cfg.depths, default=0)
-        for options, knob, values, by_depth in self._rules(draft):
-            cfg = self.evaluation(options)
-            for value in values:
-                if knob:
-                    OmegaConf.update(cfg, knob, value)
+        for method in self._methods(draft):
+            cfg = self.evaluation(method.options)
+            for value in method.values:
+                if method.varied:
+                    OmegaConf.update(cfg, method.varied, value)
                 for depth in self.cfg.depths:
-                    OmegaConf.update(cfg, "depth", depth if by_depth else deepest)
-                    rule = build.build_rule(cfg)
+                    OmegaConf.update(cfg, "depth", depth if method.by_depth else deepest)
                     chain = written("depth", depth)
+                    setting = [written(method.varied, value)] if method.varied else []
                     yield Candidate(
-                        (*options, chain, *([written(knob, value)] if knob else [])),
+                        (*method.options, chain, *setting),
                         draft.name,
                         f"{draft.name} {chain}",
-                        TestedRule(rule, not knob, depth if by_depth else None),
+                        TestedRule(
+                            cast(Rule | BlockVerification, build.build_rule(cfg)),
+                            lossless=not method.varied,
+                            depth=depth if method.by_depth else None,
+                        ),
                     )
 
-    def _rules(
-        self, draft: _DraftKind
-    ) -> Iterator[tuple[tuple[str, ...], str, Sequence[float], bool]]:
-        """The methods on chains: their options, the option that is varied, its values, and whether
-        their tests depend on the depth of the chain.
-        """
-        prices, deltas = self.cfg.prices, self.cfg.deltas
-        yield (draft.exact,), "", [0.0], False
-        yield ("method=block", *draft.others), "", [0.0], True
-        if not self.lossless:
-            yield ("method=optimal_rsd", *draft.others), "price", prices, False
-            yield ("method=uniform_rsd", *draft.others), "delta", deltas, False
-            yield ("method=coolsd", *draft.others, "floor=1"), "delta", deltas, True
+    def _methods(self, draft: _DraftKind) -> Iterator[_ChainMethod]:
+        yield _ChainMethod((draft.exact,))
+        yield _ChainMethod(("method=block", *draft.others), by_depth=True)
+        if self.lossless:
+            return
+        prices = self.cfg.prices
+        deltas = self.cfg.deltas
+        yield _ChainMethod(("method=optimal_rsd", *draft.others), "price", prices)
+        yield _ChainMethod(("method=uniform_rsd", *draft.others), "delta", deltas)
+        coolsd = ("method=coolsd", *draft.others, "floor=1")
+        yield _ChainMethod(coolsd, "delta", deltas, by_depth=True)
 
 
 class _RealRuns:
     """Real runs, each in a directory of its own."""
 
     def __init__(self, settings: _Settings) -> None:
-        self.settings, self.cfg = settings, settings.cfg
+        self.settings = settings
+        self.cfg = settings.cfg
         size = self.cfg.batch_size
         self.speed = "speedup" if size == 1 else f"speedup_{size}"
         self.options = [
@@ -263,28 +326,40 @@ class _RealRuns:
         place = Path(str(self.cfg.directory)) / "runs" / ",".join(options)
         arguments = [*self.settings.arguments(options), *self.options]
         evaluate.main(composed_run("eval", arguments, place))
-        (row,), _ = collect([place])
-        self.found[options] = prediction, row
-        speed, kl, tv = (row.value(name) for name in (self.speed, "kl_per_token", "tv_bound"))
-        return replace(prediction, speedup=speed, kl_per_token=kl, tv_bound=tv)
+        (run,), _ = collect([place])
+        self.found[options] = prediction, run
+        return replace(
+            prediction,
+            speedup=run.value(self.speed),
+            kl_per_token=run.value("kl_per_token"),
+            tv_bound=run.value("tv_bound"),
+        )
 
     def summary(self, options: tuple[str, ...]) -> dict[str, Any]:
         """What tune.json says about a run."""
-        one, row = self.found[options]
-        return {"predicted": asdict(one), "measured": row.metrics, "directory": row.directory}
+        prediction, run = self.found[options]
+        return {
+            "predicted": asdict(prediction),
+            "measured": run.metrics,
+            "directory": run.directory,
+        }
 
-    def compared(self) -> pd.DataFrame:
-        """Predicted against measured, as text."""
-        rows = []
-        for one, row in self.found.values():
-            compared = {
-                "speed-up": (one.speedup, self.speed, ".2f"),
-                "accepted length": (one.accepted_length, "accepted_length", ".2f"),
-                "KL per token": (one.kl_per_token, "kl_per_token", ".4f"),
-            }
-            cells = {
-                heading: f"{number(value, form)} → {cell(row.metrics[key], form)}"
-                for heading, (value, key, form) in compared.items()
-            }
-            rows.append({"setting": " ".join(one.options)} | cells)
-        return pd.DataFrame(rows)
+    def compared(self, work: str) -> Section:
+        """Predicted against measured; `work` says on what."""
+        shown = {
+            "speed-up": ("speedup", self.speed, ".2f"),
+            "accepted length": ("accepted_length", "accepted_length", ".2f"),
+            "KL per token": ("kl_per_token", "kl_per_token", ".4f"),
+        }
+        columns: dict[str, Sequence[Cell]] = {}
+        formats: dict[str, str] = {}
+        for heading, (field, metric, form) in shown.items():
+            predicted = [{"value": getattr(before, field)} for before, _ in self.found.values()]
+            columns[f"{heading}, predicted"] = predicted
+            columns[f"{heading}, measured"] = [
+                run.metrics[metric] for _, run in self.found.values()
+            ]
+            formats |= {f"{heading}, predicted": form, f"{heading}, measured": form}
+        names = [" ".join(options) for options in self.found]
+        title = f"predicted and measured, 95% intervals; {work}"
+        return Section(title, table(names, columns, "setting"), formats)

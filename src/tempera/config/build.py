@@ -1,48 +1,52 @@
 """From the groups of conf/ to objects: targets, drafters, rules, encoders."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import hydra
 import torch
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
-from tempera.config.instantiate import (
-    accepted,
-    declared,
-    fitting,
-    from_options,
-    instantiate,
-    needs,
-    parsed,
-    product,
-    takes,
-)
-from tempera.config.options import Role, role_of
-from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule, Target
+from tempera.config.instantiate import Part, fitting, from_options, instantiate, part, product
+from tempera.continuous.rules import DensityRule
+from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
-from tempera.errors import TemperaError, shortened
+from tempera.errors import TemperaError
 from tempera.rules.schedules import floored
 from tempera.rules.standard import BlockVerification
-from tempera.runtime.distributed import started_as_main, started_with_others
+from tempera.runtime.distributed import started_as_main
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.pretrained import RANDOM, PretrainedFiles, are_sizes_enough, sizes_only
-from tempera.runtime.processor import arithmetic, computes_bfloat16
-from tempera.runtime.tracking import Tracker
+from tempera.runtime.pretrained import RANDOM, PretrainedFiles, sizes_only
+from tempera.runtime.processor import arithmetic, parse_device, parse_dtype
+from tempera.targets.forward import granularity_on
 
-if TYPE_CHECKING:
-    import pandas as pd
+if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
+    from tempera.continuous.loop import Decoding
+    from tempera.continuous.target import MARTarget
+    from tempera.data.encoders import CodeEncoder
+    from tempera.data.prompts import CaptionCheck
+    from tempera.evaluation.pipeline import Method, Pipeline
+    from tempera.image_tokenizers.cosmos import CosmosTokenizer
+    from tempera.image_tokenizers.emu3 import Emu3Tokenizer
+    from tempera.image_tokenizers.kl import KLModel
+    from tempera.image_tokenizers.vq import VQModel
+    from tempera.targets.transformer import TransformerTarget
 
+AnyTarget: TypeAlias = "ImageTarget | MARTarget"
+"""A target of discrete or of continuous tokens."""
+AnyRule: TypeAlias = Rule | JointRule | DensityRule
+"""A rule for discrete or for continuous tokens."""
+AnyTokenizer: TypeAlias = "VQModel | KLModel | Emu3Tokenizer | CosmosTokenizer"
+"""An image tokenizer."""
 META = torch.device("meta")
 METHODS_FOR = {
     "discrete": "method=ar, eagle or coolsd",
@@ -55,35 +59,34 @@ def build_text_encoder(cfg: DictConfig) -> nn.Module:
     """Build `model.text_encoder`: frozen, on `device` in `dtype`. Its `encode(prompts)` returns the
     network's condition and its mask.
     """
-    encoder: nn.Module = instantiate(cfg.model.text_encoder, **_truncate(cfg, "text_encoder"))
-    return _frozen(encoder, cfg)
+    encoder: Part[nn.Module] = part(cfg.model.text_encoder)
+    return _frozen(encoder.make_with(_truncate(cfg)), cfg)
 
 
-def build_captions(cfg: DictConfig) -> Any:
+def build_captions(cfg: DictConfig) -> "CaptionCheck | None":
     """Build `model.captions`, whose `check(prompts)` raises TemperaError for a prompt or caption
     that the model cannot use. It needs no weights; None for a model without it.
     """
     if "captions" not in cfg.model:
         return None
-    return instantiate(cfg.model.captions, **_truncate(cfg, "captions"))
+    captions: Part[CaptionCheck] = part(cfg.model.captions)
+    return captions.make_with(_truncate(cfg))
 
 
-def _truncate(cfg: DictConfig, part: str) -> dict[str, Any]:
-    """The option `truncate`, for a part of the model that has such an argument."""
-    if "truncate" not in cfg:
-        return {}
-    return accepted(cfg.model[part], {"truncate": cfg.truncate})
+def _truncate(cfg: DictConfig) -> dict[str, bool]:
+    """The option `truncate`, for parts of the model that take it."""
+    return {"truncate": cfg.truncate} if "truncate" in cfg else {}
 
 
-def build_tokenizer(cfg: DictConfig) -> nn.Module:
+def build_tokenizer(cfg: DictConfig) -> AnyTokenizer:
     """Build `model.tokenizer`, which maps images to codes and back: frozen, on `device`, always in
     float32.
     """
-    tokenizer: nn.Module = instantiate(cfg.model.tokenizer)
+    tokenizer: AnyTokenizer = instantiate(cfg.model.tokenizer)
     return tokenizer.to(parse_device(cfg.device)).eval().requires_grad_(False)
 
 
-def build_image_decoder(cfg: DictConfig) -> nn.Module:
+def build_image_decoder(cfg: DictConfig) -> AnyTokenizer:
     """Build `model.tokenizer` to make pictures of codes: in bfloat16 if `dtype` is, since the
     activations of a large picture take gigabytes, otherwise in float32.
     """
@@ -91,7 +94,7 @@ def build_image_decoder(cfg: DictConfig) -> nn.Module:
     return build_tokenizer(cfg).to(dtype if dtype == torch.bfloat16 else torch.float32)
 
 
-def build_target(cfg: DictConfig) -> ImageTarget:
+def build_target(cfg: DictConfig) -> AnyTarget:
     """Build the target: `model.target` with its network and text encoder, and the sampling of the
     top-level options. The network is frozen, on `device` in `dtype`; see `processor.arithmetic`.
     Its identity is that of the weights before they are rounded to `dtype`.
@@ -101,14 +104,21 @@ def build_target(cfg: DictConfig) -> ImageTarget:
     sampling = build_sampling(cfg)
     device = parse_device(cfg.device)
     dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
-    made = accepted(cfg.model.network, {"device": device, "dtype": dtype})
-    network: nn.Module = instantiate(cfg.model.network, **made)
-    identity = accepted(cfg.model.target, {"identity": identity_of(network)})
-    network = _frozen(network, cfg)
-    conditioner = build_text_encoder(cfg).encode
-    parts = {"network": network, "conditioner": conditioner, "sampling": sampling}
-    target: ImageTarget = instantiate(cfg.model.target, **parts, **identity)
-    return target
+    network: Part[nn.Module] = part(cfg.model.network)
+    made = network.make_with({"device": device, "dtype": dtype})
+    identity = identity_of(made)
+    target: Part[AnyTarget] = part(cfg.model.target)
+    return target.make_with(
+        {"identity": identity},
+        network=_frozen(made, cfg),
+        conditioner=build_text_encoder(cfg).encode,
+        sampling=sampling,
+    )
+
+
+def build_discrete_target(cfg: DictConfig) -> "TransformerTarget":
+    """`build_target`, for a model that `check_discrete` passes."""
+    return cast("TransformerTarget", build_target(cfg))
 
 
 def _check_image_size(cfg: DictConfig) -> None:
@@ -126,18 +136,18 @@ def _check_image_size(cfg: DictConfig) -> None:
         )
 
 
-def build_encoder(cfg: DictConfig) -> Any:
+def build_encoder(cfg: DictConfig) -> "CodeEncoder":
     """Build `encoder`, which maps captions and images to codes. The target's weights are read only
     if the encoder needs the target.
     """
     check_tokens(cfg)
-    tokenizer = build_tokenizer(cfg)
-    makers: dict[str, Callable[[DictConfig], Any]] = {"target": build_target, "grid": _grid}
-    return instantiate(
-        cfg.encoder,
-        tokenizer=tokenizer,
-        **{name: make(cfg) for name, make in accepted(cfg.encoder, makers).items()},
-    )
+    encoder: Part[CodeEncoder] = part(cfg.encoder)
+    objects: dict[str, object] = {"tokenizer": build_tokenizer(cfg)}
+    if encoder.takes("target"):
+        objects["target"] = build_target(cfg)
+    if encoder.takes("grid"):
+        objects["grid"] = _grid(cfg)
+    return encoder.make(**objects)
 
 
 def _grid(cfg: DictConfig) -> tuple[int, int]:
@@ -149,24 +159,28 @@ def _grid(cfg: DictConfig) -> tuple[int, int]:
     return rows, columns
 
 
-def build_fast_target(cfg: DictConfig) -> Any:
+def build_fast_target(cfg: DictConfig) -> AnyTarget:
     """Build the target, and pack its weights for decoding. With `compile`, its rounds are compiled;
     `auto` means on a GPU.
 
     Raises:
         TemperaError: also for `compile=true` with continuous tokens.
     """
-    discrete, compiles = is_discrete(cfg), cfg.compile
-    if compiles == "auto":
-        compiles = discrete and parse_device(cfg.device).type == "cuda"
-    if compiles and not discrete:
+    if is_discrete(cfg):
+        return build_fast_discrete_target(cfg)
+    if cfg.compile is True:
         raise TemperaError(
             "compile=true is for models of discrete tokens: leave it out.", option="compile"
         )
-    target: Any = build_target(cfg)
-    if discrete:
-        target.pack()
-    if compiles:
+    return build_target(cfg)
+
+
+def build_fast_discrete_target(cfg: DictConfig) -> "TransformerTarget":
+    """`build_fast_target`, for a model that `check_discrete` passes."""
+    target = build_discrete_target(cfg)
+    target.pack()
+    is_on_gpu = parse_device(cfg.device).type == "cuda"
+    if is_on_gpu if cfg.compile == "auto" else cfg.compile:
         target.compile()
     return target
 
@@ -208,7 +222,7 @@ def check_discrete(cfg: DictConfig, what: str) -> None:
         )
 
 
-def build_sampling(cfg: DictConfig) -> Any:
+def build_sampling(cfg: DictConfig) -> object:
     """Build the sampling from the top-level options: `tempera.decoding.probabilities.Sampling`, or
     the class that `model.sampling` names.
     """
@@ -247,16 +261,16 @@ def check_draft(cfg: DictConfig, option: str = "drafter.path", *, of_the_hub: bo
             print(f"draft: {path} of the hub, commit {place.name}")
 
 
-def build_drafter(cfg: DictConfig, target: Target) -> Drafter:
+def build_drafter(cfg: DictConfig, target: AnyTarget) -> Drafter:
     """The drafter of the method; it receives the target and the tree if it takes them, and the
     target's dtype unless it has its own.
     """
-    offered = accepted(cfg.drafter, {"target": target, "tree": build_tree(cfg)})
-    if cfg.drafter.get("dtype", "") is None:
+    drafter: Part[Drafter] = part(cfg.drafter)
+    own: dict[str, str] = {}
+    if drafter.options.get("dtype", "") is None:
         dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
-        offered["dtype"] = str(dtype).removeprefix("torch.")
-    drafter: Drafter = instantiate(cfg.drafter, **offered)
-    return drafter
+        own["dtype"] = str(dtype).removeprefix("torch.")
+    return drafter.make_with({"target": target, "tree": build_tree(cfg)}, **own)
 
 
 def draft_depth(cfg: DictConfig) -> int:
@@ -266,12 +280,13 @@ def draft_depth(cfg: DictConfig) -> int:
     Raises:
         TemperaError: the drafter takes no tree and declares nothing.
     """
-    depth = declared(cfg.drafter, "depth")
+    drafter: Part[Drafter] = part(cfg.drafter)
+    depth = getattr(drafter.call, "depth", None)
     if isinstance(depth, int):
         return depth
     if depth is not None:
-        return int(depth(**parsed(cfg.drafter)))
-    if takes(cfg.drafter, "tree"):
+        return int(depth(**drafter.options))
+    if drafter.takes("tree"):
         return build_tree(cfg).max_depth
     raise TemperaError(
         f"{cfg.drafter._target_} does not say how deep it drafts, which the rule's schedule needs: "
@@ -280,7 +295,7 @@ def draft_depth(cfg: DictConfig) -> int:
     )
 
 
-def build_rule(cfg: DictConfig) -> Any:
+def build_rule(cfg: DictConfig) -> AnyRule | None:
     """The acceptance rule of the method; None if it has none. It needs no target: called before
     weights are read, it tells what is wrong in time. A relaxed rule's schedule spreads its budget
     over the depth of a draft, and is raised to `floor` if there is one. A rule with `neighbours`
@@ -296,21 +311,21 @@ def build_rule(cfg: DictConfig) -> Any:
     return rule
 
 
-def _rule(cfg: DictConfig) -> Any:
-    parsed(cfg.rule)
-    offered: dict[str, Any] = {}
+def _rule(cfg: DictConfig) -> AnyRule:
+    rule: Part[AnyRule] = part(cfg.rule)
+    neighbours = part(cfg.neighbours) if "neighbours" in cfg else None
+    objects: dict[str, object] = {}
     if "schedule" in cfg:
-        offered["schedule"] = _schedule(cfg)
-    if "neighbours" in cfg:
-        parsed(cfg.neighbours)  # before a codebook is read
+        objects["schedule"] = _schedule(cfg)
+    if neighbours is not None:
         codebook = instantiate(cfg.model.tokenizer).codebook
-        offered["neighbours"] = instantiate(cfg.neighbours, codebook=codebook)
-    rule = instantiate(cfg.rule, **offered)
-    check_rule(cfg, rule)
-    return rule
+        objects["neighbours"] = neighbours.make(codebook=codebook)
+    made = rule.make(**objects)
+    check_rule(cfg, made)
+    return made
 
 
-def check_rule(cfg: DictConfig, rule: Any) -> None:
+def check_rule(cfg: DictConfig, rule: object) -> None:
     """Raise TemperaError for a rule that is not for the model's tokens or the method's tree."""
     if is_discrete(cfg) and not isinstance(rule, Rule | JointRule):
         raise TemperaError(
@@ -330,7 +345,8 @@ def _check_drafter(cfg: DictConfig) -> None:
     """Raise TemperaError for a drafter of the other kind of tokens, and for one that lacks a tree
     with nodes.
     """
-    kind, made = _tokens(cfg), product(cfg.drafter)
+    kind = _tokens(cfg)
+    made = product(cfg.drafter)
     if made is not None and made is not NoDraft:
         suited = "discrete" if issubclass(made, Drafter) else "continuous"
         if suited != kind:
@@ -338,43 +354,52 @@ def _check_drafter(cfg: DictConfig) -> None:
                 f"model={cfg.model.name} has {kind} tokens, but the drafter is for {suited} ones: "
                 f"choose another drafter, such as {DRAFTERS_FOR[kind]}."
             )
-    if needs(cfg.drafter, "tree") and not build_tree(cfg).nodes:
+    drafter: Part[Drafter] = part(cfg.drafter)
+    if drafter.needs("tree") and not build_tree(cfg).nodes:
         raise TemperaError(
             "the drafter drafts along a tree, and this one has no nodes: give depth=1 or more, add "
             "+tree=chain, or choose a method without a draft, such as method=ar."
         )
 
 
-def _schedule(cfg: DictConfig) -> Any:
+def _schedule(cfg: DictConfig) -> object:
     """The relaxations, or prices, of a draft's depths."""
-    if not (depth := draft_depth(cfg)):
+    schedule = part(cfg.schedule)
+    depth = draft_depth(cfg)
+    if not depth:
         raise TemperaError(
             "the rule's schedule needs a draft, and this method drafts nothing: give depth=1 or "
             "more, choose a method with a draft, such as method=coolsd, or rule=exact."
         )
-    tree = accepted(cfg.schedule, {"tree": build_tree(cfg)})
-    schedule = instantiate(cfg.schedule, length=depth, **tree)
-    if "floor" not in cfg:
-        return schedule
-    return floored(schedule, fitting(cfg.floor, float, "floor"))
+    made = schedule.make_with({"tree": build_tree(cfg)}, length=depth)
+    return floored(made, fitting(cfg.floor, float, "floor")) if "floor" in cfg else made
 
 
-def build_method(cfg: DictConfig, target: Any, rule: Any) -> Any:
+def build_method(
+    cfg: DictConfig,
+    target: AnyTarget,
+    rule: AnyRule | None,
+) -> "Method | Decoding":
     """Build `decoding`, which decodes the target's tokens; it receives the method's drafter, and
     the rule from `build_rule`, if it takes them.
     """
+    method: Part[Method | Decoding] = part(cfg.decoding)
     if isinstance(rule, Rule):
         rule = rule.for_target(target)
-    offered = {"drafter": build_drafter(cfg, target), "rule": rule}
-    return instantiate(cfg.decoding, **accepted(cfg.decoding, offered))
+    return method.make_with({"drafter": build_drafter(cfg, target), "rule": rule})
 
 
-def build_pipeline(cfg: DictConfig, target: ImageTarget, rule: Any) -> Any:
+def build_pipeline(
+    cfg: DictConfig,
+    target: AnyTarget,
+    rule: AnyRule | None,
+) -> "Pipeline":
     """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed.
 
     Raises:
         TemperaError: the method drafts more tokens than an image has.
     """
+    pipeline: Part[Pipeline] = part(cfg.pipeline)
     depth = draft_depth(cfg) if is_discrete(cfg) and "window" not in cfg.drafter else 0
     if depth > target.length:
         raise TemperaError(
@@ -382,8 +407,7 @@ def build_pipeline(cfg: DictConfig, target: ImageTarget, rule: Any) -> Any:
             "give a smaller depth",
             option="depth",
         )
-    return instantiate(
-        cfg.pipeline,
+    return pipeline.make(
         target=target,
         method=build_method(cfg, target, rule),
         image_decoder=build_image_decoder(cfg),
@@ -397,8 +421,6 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
     data, on the meta device in the dtype that `cfg` gives them; the files that they would be read
     from are listed as they are built. A trained draft has its own sizes, another one the usual.
     """
-    from tempera.targets.forward import granularity_on  # it imports transformers
-
     device = parse_device(cfg.device, dry=True)
     dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
     sized = copy.deepcopy(cfg)
@@ -406,8 +428,9 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
         sized.device, sized.dtype = META.type, str(dtype).removeprefix("torch.")
         if "compile" in sized:
             sized.compile = False
-        keys = {"granularity": granularity_on(device)}
-        sized.model.target.update(accepted(cfg.model.target, keys))
+        target: Part[AnyTarget] = part(cfg.model.target)
+        if target.takes("granularity"):
+            sized.model.target.granularity = granularity_on(device)
         path = OmegaConf.select(sized, "drafter.path")
         elsewhere = path is not None and not (Path(str(path)) / CONFIG).is_file()
         if elsewhere:  # not trained yet, or on the hub
@@ -416,116 +439,6 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
         if elsewhere and Repository.named(str(path)):
             files.append(PretrainedFiles(str(path), (WEIGHTS, PICKLE), str(path)))
         yield sized, files
-
-
-def start_tracker(
-    cfg: DictConfig,
-    directory: Path,
-    job_type: str,
-    choices: Mapping[str, str | None],
-    notes: Mapping[str, Any] | None = None,
-) -> Tracker:
-    """Start `tracking` for a run. It records the whole resolved configuration; the run's group is
-    the experiment, or else the model, and its tags are the choices.
-
-    Args:
-        cfg: the composed configuration.
-        directory: the run directory.
-        job_type: `eval`, `train_draft` and so on.
-        choices: Hydra's choice in each group.
-        notes: further values to record with the configuration.
-    """
-    tracked = [
-        str(key)
-        for key in cfg
-        if Role.UNTRACKED not in role_of(str(key)) and not OmegaConf.is_missing(cfg, key)
-    ]
-    options = {key: _resolved(cfg[key]) for key in tracked}
-    tracker: Tracker = instantiate(
-        cfg.tracking,
-        directory=directory,
-        job_type=job_type,
-        group=choices.get("experiment") or OmegaConf.select(cfg, "model.name") or job_type,
-        tags=[f"{group}={name}" for group, name in choices.items() if "/" not in group and name],
-        config={**options, **(notes or {})},
-    )
-    return tracker
-
-
-def track(
-    cfg: DictConfig,
-    directory: Path,
-    job_type: str,
-    values: Mapping[str, Any],
-    table: "pd.DataFrame | None" = None,
-    files: Sequence[Path] = (),
-) -> None:
-    """Send to `tracking` what a command found, once it is done: what it measures is not disturbed.
-
-    Args:
-        cfg, directory, job_type: see `start_tracker`.
-        values: numbers and texts of its summary.
-        table: what it prints.
-        files: what it wrote, kept as an artifact.
-    """
-    chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-    tracker = start_tracker(cfg, directory, job_type, chosen)
-    tracker.summary(values)
-    if table is not None:
-        tracker.table(job_type, [*map(str, table)], table.astype(str).to_numpy().tolist())
-    if files:
-        tracker.artifact(f"{job_type}-{directory.name}", job_type, files)
-    tracker.finish()
-
-
-def parse_device(name: str, dry: bool = False) -> torch.device:
-    """`auto` (CUDA if available), or a device by PyTorch's name.
-
-    Args:
-        name: the option.
-        dry: nothing will be put there: a GPU may be elsewhere.
-
-    Raises:
-        TemperaError: this machine does not have it.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(str(name))
-        if device.type == "meta":
-            if are_sizes_enough():
-                return device
-            raise RuntimeError(name)
-        if dry and device.type == "cuda" and not torch.cuda.is_available():
-            return device
-        if device.type != "cuda":
-            torch.empty(0, device=device)
-        elif (device.index or 0) >= torch.cuda.device_count():
-            raise RuntimeError(name)  # counted: a tensor would take memory on the first device
-    except (RuntimeError, AssertionError, ImportError):
-        raise TemperaError(
-            f"`device={shortened(str(name))}` is not on this machine; use auto, cpu, cuda or cuda:N"
-        ) from None
-    if device.index is not None and device.type == "cuda" and started_with_others():
-        raise TemperaError(
-            f"`device={name}` would put all processes of this run on one GPU; give device=cuda, "
-            "and each takes one of its own"
-        )
-    return device
-
-
-def parse_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` (bfloat16 on a GPU that computes it, else float32), float32, bfloat16 or float16."""
-    if name == "auto":
-        fast = device.type == "cuda" and computes_bfloat16(device)
-        return torch.bfloat16 if fast else torch.float32
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def _resolved(value: Any) -> Any:
-    """An option's value in plain Python, with interpolations resolved."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _frozen(module: nn.Module, cfg: DictConfig) -> nn.Module:

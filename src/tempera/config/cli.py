@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from tempera.config import help as _help  # noqa: F401  conf/ needs its resolver
 from tempera.config.compose import check_added, pasted, quoted
 from tempera.config.messages import sentence, text_of
-from tempera.config.options import Role, check_options, role_of
+from tempera.config.options import METHODS, Role, check_options, role_of
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
@@ -241,7 +241,23 @@ def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
             options.append(literal(f"{SYMBOLS.get(name, name)}{equals}{value}"))
     if positional is not None:
         options = named(options, positional)
+    if {"-m", "--multirun"} & {*flags}:
+        options = for_each_method(options)
     return [*flags, *options]
+
+
+def for_each_method(options: Sequence[str]) -> list[str]:
+    """The options of a sweep; of several methods, `gamma=2` becomes a sweep of one value. Hydra
+    applies other options before it chooses among the methods, and the first may not have them.
+    """
+    if not any(re.match(r"method=.*,", option) for option in options):
+        return list(options)
+    found = []
+    for option in options:
+        name, equals, value = option.partition("=")
+        is_single = equals and not re.search(r"[,()]", value)
+        found.append(f"{name}=choice({value})" if name in METHODS and is_single else option)
+    return found
 
 
 def _check_flag(name: str, value: str) -> None:

@@ -8,7 +8,8 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import hydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -21,67 +22,154 @@ from tempera.errors import TemperaError, shortened
 T = TypeVar("T")
 
 
-def instantiate(node: Any, /, **extra: Any) -> Any:
-    """Call the `_target_` of a node with the node's values, converted to the types of the target's
-    annotations, and with the objects in `extra`, which never enter the configuration. Nested
-    `_target_` nodes are built first; lists and mappings become plain Python. With `_partial_` a
-    function that takes the other arguments is returned instead.
+@dataclass(frozen=True, eq=False)
+class Part(Generic[T]):
+    """An object of conf/ that is not made yet: its options are checked, and it waits for the other
+    objects that it takes.
 
-    Raises:
-        TemperaError: a value does not fit its annotation, an argument is unknown or missing, or
-            the target raises one; it names the option.
+    Attributes:
+        call: the class or function that its `_target_` names.
+        options: arguments of `call`, as it annotates them; those that are nodes of their own are
+            parts too.
+        node: where the options stand.
     """
-    values = parsed(node, extra)
-    if not node.get("_partial_"):
-        for name in inspect.signature(_located(node)).parameters:
-            if needs(node, name) and name not in extra:
-                option = option_of(node, name)
+
+    call: Callable[..., T]
+    options: Mapping[str, Any]
+    node: DictConfig
+
+    def takes(self, name: str) -> bool:
+        """Whether it has an argument of this name that no option sets."""
+        return name in inspect.signature(self.call).parameters and name not in self.options
+
+    def needs(self, name: str) -> bool:
+        """Whether it cannot be made without an object of this name."""
+        if not self.takes(name):
+            return False
+        parameter = inspect.signature(self.call).parameters[name]
+        is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        return parameter.default is parameter.empty and not is_open
+
+    def make(self, /, **objects: Any) -> T:
+        """The object, with the others that it takes; with `_partial_` in its node, a function that
+        takes them.
+
+        Raises:
+            TemperaError: an argument is unknown or missing, or `call` raises one; it names the
+                option.
+        """
+        for name in objects:
+            _check_name(self.node, self.call, name)
+        make: Any = functools.partial(self.partial(), **objects)
+        if self.node.get("_partial_"):
+            return make  # type: ignore[no-any-return]
+        for name in inspect.signature(self.call).parameters:
+            if self.needs(name) and name not in objects:
+                option = option_of(self.node, name)
                 raise TemperaError(
-                    f"{node['_target_']} needs `{option}`: give it a value", option=option
+                    f"{_name_of(self.call)} needs `{option}`: give it a value", option=option
                 )
-    make = functools.partial(_located(node), **{key: _built(values[key]) for key in values})
-    try:
-        return functools.partial(make, **extra) if node.get("_partial_") else make(**extra)
-    except TemperaError as problem:  # by the option in place of the argument
-        if problem.option is not None and problem.option in node:
-            problem.option = option_of(node, problem.option)
-        raise
+        try:
+            return make()  # type: ignore[no-any-return]
+        except TemperaError as problem:  # by the option in place of the argument
+            if problem.option is not None and problem.option in self.node:
+                problem.option = option_of(self.node, problem.option)
+            raise
+
+    def partial(self) -> "functools.partial[T]":
+        """A function that makes the object of the arguments that no option sets."""
+        return functools.partial(
+            self.call, **{name: _made(value) for name, value in self.options.items()}
+        )
+
+    def make_with(self, offered: Mapping[str, Any], /, **objects: Any) -> T:
+        """The object, with the others, and with those of the offered ones that it takes."""
+        taken = {name: value for name, value in offered.items() if self.takes(name)}
+        return self.make(**taken, **objects)
 
 
-def parsed(node: Any, extra: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of a node, as its `_target_` annotates them; nested nodes as they are. Called
-    alone, it tells wrong values before the objects exist that the target also needs.
+def part(node: Any) -> Part[Any]:
+    """Check the options of a `_target_` node; nothing is made.
 
     Raises:
-        TemperaError: see `instantiate`, but for missing arguments.
+        TemperaError: a value does not fit its annotation, or an argument is unknown; it names the
+            option.
     """
     call = _located(node)
-    given = [str(key) for key in node if not str(key).startswith("_")]
-    parameters, hints = inspect.signature(call).parameters, _hints(call)
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    for key in [*given, *extra]:
-        if key not in parameters and not open_ended:
-            near = difflib.get_close_matches(key, parameters, n=1)
-            meant = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(parameters)}"
-            option = option_of(node, key)
-            raise TemperaError(
-                f"{node['_target_']} has no option `{option}`: {meant}", option=option
-            )
-    return {
-        key: fitting(node[key], hints[key], option_of(node, key))
-        if key in hints and not _has_target(node[key])
-        else node[key]
-        for key in given
-    }
+    names = [str(name) for name in node if not str(name).startswith("_")]
+    return Part(call, _checked(node, call, names), node)
 
 
-def _built(value: Any) -> Any:
-    """A value in plain Python, and the objects of the nodes in it."""
+def product(node: Any) -> type | None:
+    """The class of what the target of a node makes, as it is annotated; None if it is not. The
+    node's options are not read.
+    """
+    call = _located(node)
+    made = call if isinstance(call, type) else _hints(call).get("return")
+    return made if isinstance(made, type) else None
+
+
+def instantiate(node: Any, /, **objects: Any) -> Any:
+    """Make the object of a `_target_` node at once; see `part` and `Part.make`."""
+    return part(node).make(**objects)
+
+
+def from_options(cfg: DictConfig, call: Callable[..., T], /, **objects: Any) -> T:
+    """Make an object of the top-level options at once, but for those that `objects` replace."""
+    names = [
+        name for name in inspect.signature(call).parameters if name in cfg and name not in objects
+    ]
+    return Part(call, _checked(cfg, call, names), cfg).make(**objects)
+
+
+def _checked(node: DictConfig, call: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
+    """Values of a node by the arguments of `call`, as it annotates them."""
+    hints = _hints(call)
+    options = {}
+    for name in names:
+        _check_name(node, call, name)
+        value = node[name]
+        if name in hints and not _has_target(value):
+            options[name] = fitting(value, hints[name], option_of(node, name))
+        else:
+            options[name] = _parts(value)
+    return options
+
+
+def _check_name(node: DictConfig, call: Callable[..., Any], name: str) -> None:
+    """Raise TemperaError if `call` has no argument of this name."""
+    parameters = inspect.signature(call).parameters
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if name in parameters or is_open:
+        return
+    option = option_of(node, name)
+    near = difflib.get_close_matches(name, parameters, n=1)
+    meant = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(parameters)}"
+    raise TemperaError(f"{_name_of(call)} has no option `{option}`: {meant}", option=option)
+
+
+def _name_of(call: Callable[..., Any]) -> str:
+    """What a `_target_` is called."""
+    return f"{call.__module__}.{call.__qualname__}"
+
+
+def _parts(value: Any) -> Any:
+    """A value in plain Python, with a part in place of each node that has a `_target_`."""
     if isinstance(value, DictConfig):
-        if "_target_" in value:
-            return instantiate(value)
-        return {key: _built(value[key]) for key in value}
-    return list(map(_built, value)) if isinstance(value, ListConfig) else value
+        return part(value) if "_target_" in value else {key: _parts(value[key]) for key in value}
+    return list(map(_parts, value)) if isinstance(value, ListConfig) else value
+
+
+def _made(value: Any) -> Any:
+    """A value with the objects of the parts in it."""
+    match value:
+        case Part():
+            return value.make()
+        case dict():
+            return {key: _made(inner) for key, inner in value.items()}
+        case list():
+            return list(map(_made, value))
+    return value
 
 
 def _has_target(value: Any) -> bool:
@@ -146,58 +234,12 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
         return None
 
 
-def from_options(cfg: DictConfig, call: Callable[..., T], /, **extra: Any) -> T:
-    """Call a class or function with `extra` and the top-level options named like its arguments,
-    with the checks of `instantiate`.
-    """
-    node = OmegaConf.create({"_target_": f"{call.__module__}.{call.__qualname__}"})
-    for name in inspect.signature(call).parameters:
-        if name in cfg and name not in extra:
-            node[name] = f"${{{name}}}"
-    node._set_parent(cfg)
-    made: T = instantiate(node, **extra)
-    return made
-
-
-def accepted(node: DictConfig, offered: Mapping[str, Any]) -> dict[str, Any]:
-    """The offered objects that fit an argument of the node's target which the node does not set."""
-    return {name: one for name, one in offered.items() if takes(node, name) and name not in node}
-
-
-def needs(node: DictConfig, name: str) -> bool:
-    """Whether the node's target has an argument of this name without a default, which the node does
-    not set.
-    """
-    parameter = inspect.signature(_located(node)).parameters.get(name)
-    return (
-        parameter is not None
-        and parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and name not in node
-    )
-
-
-def takes(node: DictConfig, name: str) -> bool:
-    """Whether the node's target has an argument of this name."""
-    return name in inspect.signature(_located(node)).parameters
-
-
-def declared(node: DictConfig, name: str) -> Any:
-    """An attribute of the node's target, which says something of what it makes; None without."""
-    return getattr(_located(node), name, None)
-
-
-def product(node: DictConfig) -> type | None:
-    """The class of what the node's target makes, as it is annotated; None if it is not."""
-    call = _located(node)
-    made = call if isinstance(call, type) else _hints(call).get("return")
-    return made if isinstance(made, type) else None
-
-
 def option_of(node: Any, key: str) -> str:
-    """The user's name for a value: the option that it interpolates, or its own path in the
-    configuration.
+    """The user's name for a value: its own at the top of the configuration; elsewhere the option
+    that it interpolates, or its path.
     """
+    if node._get_parent() is None:
+        return key
     raw: Any = OmegaConf.to_container(node, resolve=False)
     raw = raw.get(key) if isinstance(raw, dict) else None
     match = re.fullmatch(r"\$\{([\w.]+)\}", raw) if isinstance(raw, str) else None

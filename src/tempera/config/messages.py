@@ -35,11 +35,11 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
         config_name: the script's configuration, without `.yaml`.
         arguments: the command line, without the script's name.
     """
-    text, told = text_of(problem), None
+    text = text_of(problem)
+    told: str | None = None
     match problem:
         case TemperaError():
-            named = problem.option is None or re.search(rf"\b{re.escape(problem.option)}\b", text)
-            told = text if named else f"{text} ({problem.option}=)"
+            return _of_tempera(problem)
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
             # of hydra/launcher, or of model=/dev/null
             group, choice = re.findall("^((?:hydra/)?[^/]*)/(.*)", missing)[0]
@@ -75,6 +75,15 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
         case OSError():
             told = _of_files(problem)
     return told and shortened(told, most=4000)
+
+
+def _of_tempera(problem: TemperaError) -> str:
+    """Its sentence, with the option if that does not name it, and its details in lines."""
+    text = text_of(problem).removesuffix("\n  ".join(["", *problem.details]))
+    option = problem.option
+    if option is not None and not re.search(rf"\b{re.escape(option)}\b", text):
+        text = f"{text} ({option}=)"
+    return "\n  ".join([shortened(text, most=4000), *problem.details])
 
 
 def text_of(problem: BaseException) -> str:

@@ -214,7 +214,7 @@ def geneval_prompts(
 
 
 def printed_prompts(
-    prompts: list[str], limit: PositiveInt | None = 64, offset: NonNegativeInt = 0
+    prompts: list[str], limit: PositiveInt | None, offset: NonNegativeInt
 ) -> list[Prompt]:
     """Prompts that a paper prints; ids are prompt-<number>, from 1."""
     named = [Prompt(f"prompt-{number}", text) for number, text in enumerate(prompts, start=1)]

@@ -30,12 +30,12 @@ class Limits:
         robots: leave out images whose server forbids training on them.
     """
 
-    concurrency: PositiveInt = 64
-    timeout: PositiveFloat = 10.0
-    max_bytes: PositiveInt = 20_000_000
-    min_side: int = 64
-    size: PositiveInt = 768
-    robots: bool = True
+    concurrency: PositiveInt
+    timeout: PositiveFloat
+    max_bytes: PositiveInt
+    min_side: int
+    size: PositiveInt
+    robots: bool
 
 
 def download(addresses: Sequence[str], limits: Limits) -> list[bytes | str]:

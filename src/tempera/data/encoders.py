@@ -96,7 +96,7 @@ class TargetEncoder:
         seed: the seed and an entry's key determine its image.
     """
 
-    def __init__(self, target: TransformerTarget, tokenizer: VQModel, seed: int = 0) -> None:
+    def __init__(self, target: TransformerTarget, tokenizer: VQModel, seed: int) -> None:
         self.target, self.tokenizer, self.seed = target, identity_of(tokenizer), seed
         self.grid, self.vocab_size = target.grid, target.vocab_size
 

@@ -42,8 +42,10 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
             f"there are no images in {shortened(path)}: give a folder of captioned images."
         )
     tables = [file for file in inside if file.name.lower() in METADATA]
-    read = [_first([one for one in tables if one.parent == place])
-            for place in dict.fromkeys(table.parent for table in tables)]  # fmt: skip
+    by_place: dict[Path, list[Path]] = {}
+    for table in tables:
+        by_place.setdefault(table.parent, []).append(table)
+    read = [_first(tables_there) for tables_there in by_place.values()]
     if read:
         others = [file for file in inside if file not in read]
         items = list(_by_rows(read, others, caption, folder))

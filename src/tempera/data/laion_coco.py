@@ -75,15 +75,15 @@ class LaionCoco(Limits, Source):
         concurrency and others: see `downloads.Limits`.
     """
 
-    repository: str = "laion/relaion-coco"
+    repository: str
+    images: str
+    seed: NonNegativeInt
+    shard_size: PositiveInt
     revision: str | None = None
     path: str | None = None
-    images: str = "outputs/images/laion_coco"
     limit: PositiveInt | None = None
     url: str | None = None
     caption: str | None = None
-    seed: NonNegativeInt = 0
-    shard_size: PositiveInt = 1000
 
     @override
     def describe(self) -> dict[str, Any]:

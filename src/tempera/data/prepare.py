@@ -77,9 +77,12 @@ def prepare(
     entries = _checked(source.read(manifest.next), captions)
     entries = islice(entries, None if limit is None else max(limit - manifest.next, 0))
     with tqdm(
-        desc="encode", unit="image", total=entries_to_read(source, limit), initial=manifest.next,
+        desc="encode",
+        unit="image",
+        total=entries_to_read(source, limit),
+        initial=manifest.next,
         disable=not processes.is_main,
-    ) as bar:  # fmt: skip
+    ) as bar:
         while manifest.broken_count <= max_broken:
             shard = _counted(islice(entries, shard_size), bar)
             images, broken = _encoded(encoder, shard, batch_size, processes)
@@ -152,9 +155,14 @@ def _begun(
         TemperaError: the directory holds shards of another job.
     """
     fresh = Manifest(
-        encoder.tokenizer, encoder.describe(), source.describe(), encoder.grid, encoder.vocab_size,
-        shard_size, limit,
-    )  # fmt: skip
+        encoder.tokenizer,
+        encoder.describe(),
+        source.describe(),
+        encoder.grid,
+        encoder.vocab_size,
+        shard_size,
+        limit,
+    )
     if not (directory / MANIFEST).exists():
         return fresh
     old = Manifest.load(directory)

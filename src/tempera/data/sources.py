@@ -103,9 +103,11 @@ def tar_shards(path: str, caption: str | None = None) -> Files:
 
 def _samples(caption: str | None, file: Path, name: str, tally: Tally) -> Iterator[Item]:
     archive: Any
-    before, foreign = set[str](), Counter[str]()
+    before = set[str]()
+    foreign = Counter[str]()
 
     def parts() -> Iterator[Part]:
+        """The members that may belong to a sample; `foreign` counts the others."""
         for member in archive:
             match = SAMPLE.fullmatch(member.name)
             if member.isdir():
@@ -116,7 +118,8 @@ def _samples(caption: str | None, file: Path, name: str, tally: Tally) -> Iterat
             elif match is None:
                 foreign["members that belong to no sample"] += 1
             else:
-                kind, content = match[2].lower(), b""
+                kind = match[2].lower()
+                content = b""
                 if kind in (*SUFFIXES, *CAPTIONS) and member.size <= LARGEST:
                     content = archive.extractfile(member).read()  # at once: it may be compressed
                 yield Part(match[1], kind, member.size, content)
@@ -127,7 +130,8 @@ def _samples(caption: str | None, file: Path, name: str, tally: Tally) -> Iterat
 
     with tarfile.open(file, ignore_zeros=True) as archive:  # skips damaged headers, too
         for sample, members in groupby(parts(), lambda part: part.sample):
-            where, key = f"{file}/{sample}", f"{name}/{sample}"
+            where = f"{file}/{sample}"
+            key = f"{name}/{sample}"
             yield from _sample(list(members), caption, where, key, sample in before)
             before.add(sample)
             yield from left_out()
@@ -142,8 +146,8 @@ def _sample(
     """A sample, and the members that it does not use. `again`: one of its name came before."""
     members = {part.kind: part for part in parts if part.size}
     picture = next((members[kind] for kind in SUFFIXES if kind in members), None)
-    texts = [members[kind] for kind in CAPTIONS
-             if kind in members and not (caption and kind == "txt")]  # fmt: skip
+    wanted = [kind for kind in CAPTIONS if not (caption and kind == "txt")]
+    texts = [members[kind] for kind in wanted if kind in members]
     if picture is None and not texts:
         yield from (LeftOut(f".{part.kind} members") for part in parts)
         return

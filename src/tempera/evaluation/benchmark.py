@@ -8,7 +8,7 @@ at an accepted length is accepted length × time of AR's round ÷ time of the me
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -74,10 +74,8 @@ class BenchmarkPlan:
         bandwidth: bandwidth of the device's memory in GB/s (10⁹ bytes); measured by default.
     """
 
-    batch_sizes: Annotated[list[AtLeast1], Field(min_length=1)] = field(
-        default_factory=lambda: [1, 16]
-    )
-    repeats: AtLeast1 = 20
+    batch_sizes: Annotated[list[AtLeast1], Field(min_length=1)]
+    repeats: AtLeast1
     bandwidth: Annotated[float, Field(gt=0)] | None = None
 
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -53,9 +53,9 @@ class SpeedProtocol:
             prompts, rounded up to whole batches.
     """
 
-    prompts: Annotated[int, Field(ge=0, le=MOST)] = 8
-    warmup: AtLeast0 = 3
-    batches: list[Literal[8, 32, 128, 256]] = field(default_factory=list)
+    prompts: Annotated[int, Field(ge=0, le=MOST)]
+    warmup: AtLeast0
+    batches: list[Literal[8, 32, 128, 256]]
 
 
 def measure(

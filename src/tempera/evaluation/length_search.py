@@ -48,10 +48,10 @@ class LengthSearch:
         tolerance: largest difference between the wanted and the measured accepted length.
     """
 
-    prompts: Annotated[int, Field(ge=1)] = 64
-    offset: int = 0
-    seed: int = 1
-    tolerance: Above0 = 0.02
+    prompts: Annotated[int, Field(ge=1)]
+    offset: int
+    seed: int
+    tolerance: Above0
 
 
 def accepted_length(

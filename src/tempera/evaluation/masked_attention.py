@@ -23,7 +23,7 @@ class Masking(Method):
         masked: d, distance of the masked token from the query's, at least 1.
     """
 
-    masked: int = 1
+    masked: int
 
     def decode(self, target: Any, *given: Any, diagnostics: bool = False, **options: Any) -> Output:
         """See `Method`; `diagnostics` costs one pass over two copies of each image."""

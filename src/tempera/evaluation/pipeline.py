@@ -23,7 +23,7 @@ from tempera.decoding.timing import Clock, TimedTests, now, timed
 from tempera.decoding.trace import ACCEPTED, BONUS
 from tempera.drafters.none import NoDraft
 from tempera.rules.standard import Exact
-from tempera.runtime.row_store import Numbers, Row
+from tempera.runtime.row_store import Numbers, Row, rows_of
 
 
 class ImageDecoder(Protocol):
@@ -278,6 +278,4 @@ def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[R
     sizes = trace.proximity  # NaN where no draft was tested
     if sizes is not None and not bool(sizes.isnan().all()):
         columns["proximity_by_place"] = sizes.tolist()
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    return rows_of(columns)

@@ -133,9 +133,9 @@ class TuningPlan:
         seed: of the decodes.
     """
 
-    batch_size: Literal[1, 8, 32, 128, 256] = 1
-    repeats: Annotated[int, Field(ge=1)] = 10
-    seed: int = 0
+    batch_size: Literal[1, 8, 32, 128, 256]
+    repeats: Annotated[int, Field(ge=1)]
+    seed: int
 
 
 def predict(

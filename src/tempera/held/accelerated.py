@@ -6,7 +6,7 @@ Shapes: B prompts, T tokens of an image.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import now
 from tempera.decoding.trace import joined
 from tempera.errors import TemperaError, shown
-from tempera.evaluation.pipeline import DECODED_CODES, ImageDecoder, observer
+from tempera.evaluation.pipeline import DECODED_CODES, ImageDecoder, Method, observer
 from tempera.held.families import Chameleon, Emu3, Family, GlmImage, Janus, Request, in_ids
 from tempera.runtime import huggingface
 from tempera.targets import chameleon
@@ -219,7 +219,7 @@ class Accelerated:
                 f"do not fit the model's {request.spec.context} positions: shorten the prompt."
             )
         with in_one_sentence("generate", []):
-            decoding = build.build_method(self._cfg, target, self._rule)
+            decoding = cast(Method, build.build_method(self._cfg, target, self._rule))
         streams = RandomStreams(seed, ids, self._device)
         output: Output = decoding.decode(target, streams, ids, observe=observe)
         return output

@@ -96,7 +96,7 @@ class HPS(Adapter):
         model: open_clip's name of the architecture.
     """
 
-    weights: str = "xswu/HPSv2"
+    weights: str
     model: str = "ViT-H-14"
 
     metrics = ("hpsv2",)

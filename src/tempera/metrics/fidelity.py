@@ -61,7 +61,7 @@ class VGG(Adapter):
         weights: torchvision's vgg16-397923af.pth, its directory or a URL.
     """
 
-    weights: str = f"https://download.pytorch.org/models/{VGG16}"
+    weights: str
 
     metrics = distances = ("precision_vgg", "recall_vgg")
     name = VGG16

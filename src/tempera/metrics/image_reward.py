@@ -58,8 +58,8 @@ class ImageReward(Adapter):
         tokenizer: tokenizer.json of bert-base-uncased, its directory or a hub id.
     """
 
-    weights: str = "THUDM/ImageReward"
-    tokenizer: str = "google-bert/bert-base-uncased"
+    weights: str
+    tokenizer: str
 
     metrics = ("image_reward",)
     name = "ImageReward.pt"

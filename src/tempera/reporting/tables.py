@@ -136,6 +136,14 @@ def texts(section: Section, interval: bool = True) -> pd.DataFrame:
     return pd.DataFrame(shown)
 
 
+def transposed(section: Section) -> pd.DataFrame:
+    """The table as text with rows and columns exchanged: its first column has the headings."""
+    label = str(section.numbers.index.name)
+    return (
+        texts(section).set_index(label).T.rename_axis(label).rename_axis(columns=None).reset_index()
+    )
+
+
 def escaped(text: str) -> str:
     """The text with Markdown's special characters escaped, on one line."""
     return " ".join(str(text).translate(MARKDOWN).split())

@@ -136,8 +136,8 @@ def _files(output: Path, place: dict[str, Any]) -> None:
     """Store the report's files as an artifact of a run of their own."""
     tracker = _online(directory=output, job_type="report", **place)
     tracker.html("report", output / "report.html")
-    tracker.artifact("report", "report", [output / "report.md", output / "report.html",
-                                          output / "results.csv"])  # fmt: skip
+    names = ("report.md", "report.html", "results.csv")
+    tracker.artifact("report", "report", [output / name for name in names])
     tracker.finish()
 
 

@@ -21,7 +21,23 @@ from tempera.runtime.waiting import attempts, waiting
 
 
 class CannotReach(TemperaError):
-    """Files are not cached and cannot be downloaded."""
+    """Files are not cached and cannot be downloaded.
+
+    Attributes:
+        repository: of the hub.
+        patterns: the files' names or patterns.
+        why: why the hub cannot be reached.
+    """
+
+    def __init__(self, repository: "Repository", patterns: Sequence[str], why: str) -> None:
+        super().__init__(
+            f"{repository.id} is not in the hub's cache, and the hub cannot be reached ({why}): on "
+            f"a machine with a network run `{repository.command(patterns)}`, and copy the cache "
+            "directory (HF_HUB_CACHE) here."
+        )
+        self.repository = repository
+        self.patterns = patterns
+        self.why = why
 
 
 class _Bars(tqdm):
@@ -65,9 +81,26 @@ def _sizes(directory: Path) -> dict[str, int]:
 
 
 def together(problems: Sequence[TemperaError]) -> TemperaError:
-    """One error for several."""
-    told = dict.fromkeys(str(problem).rstrip(".") for problem in problems)
-    return TemperaError("; ".join(told) + ".")
+    """One error for several; what cannot be downloaded from one repository is one command."""
+    patterns: dict[Repository, list[str]] = {}
+    for problem in problems:
+        if isinstance(problem, CannotReach):
+            patterns.setdefault(problem.repository, []).extend(problem.patterns)
+            why = problem.why
+    if len(patterns) < 2:
+        sentences = dict.fromkeys(str(problem).rstrip(".") for problem in problems)
+        return TemperaError("; ".join(sentences) + ".")
+    others = [problem for problem in problems if not isinstance(problem, CannotReach)]
+    sentences = dict.fromkeys(str(problem).rstrip(".") for problem in others)
+    sentences[
+        f"{len(patterns)} repositories are not in the hub's cache, and the hub cannot be reached "
+        f"({why}): on a machine with a network run these commands, and copy the cache directory "
+        "(HF_HUB_CACHE) here"
+    ] = None
+    commands = [
+        repository.command(list(dict.fromkeys(names))) for repository, names in patterns.items()
+    ]
+    return TemperaError("; ".join(sentences) + ":", details=commands)
 
 
 @dataclass(frozen=True)
@@ -220,8 +253,4 @@ class Repository:
                     ) from None
             offline = huggingface_hub.is_offline_mode()
             why = "HF_HUB_OFFLINE is set" if offline else reason(problem)
-            raise CannotReach(
-                f"{self.id} is not in the hub's cache, and the hub cannot be reached "
-                f"({why}): on a machine with a network run `{self.command(patterns)}`, "
-                "and copy the cache directory (HF_HUB_CACHE) here."
-            ) from None
+            raise CannotReach(self, patterns, why) from None

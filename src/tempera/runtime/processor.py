@@ -1,10 +1,14 @@
-"""What the processor computes fast, in what dtype, and how much memory was used."""
+"""The device and the dtype of a run, what processors compute fast, and how much memory was used."""
 
 import resource
 import sys
 from pathlib import Path
 
 import torch
+
+from tempera.errors import TemperaError, shortened
+from tempera.runtime.distributed import started_with_others
+from tempera.runtime.pretrained import are_sizes_enough
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """Where the driver of an NVIDIA GPU shows that there is one."""
@@ -18,6 +22,51 @@ def tell_device() -> None:
         built = torch.version.cuda or torch.version.hip
         why = "cannot use it, see nvidia-smi" if built else "is built without CUDA"
         print(f"device=auto is cpu: there is a GPU, but PyTorch {torch.__version__} {why}")
+
+
+def parse_device(name: str, dry: bool = False) -> torch.device:
+    """`auto` (CUDA if available), or a device by PyTorch's name.
+
+    Args:
+        name: the option.
+        dry: nothing will be put there: a GPU may be elsewhere.
+
+    Raises:
+        TemperaError: this machine does not have it.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(str(name))
+        if device.type == "meta":
+            if are_sizes_enough():
+                return device
+            raise RuntimeError(name)
+        if dry and device.type == "cuda" and not torch.cuda.is_available():
+            return device
+        if device.type != "cuda":
+            torch.empty(0, device=device)
+        elif (device.index or 0) >= torch.cuda.device_count():
+            raise RuntimeError(name)  # counted: a tensor would take memory on the first device
+    except (RuntimeError, AssertionError, ImportError):
+        raise TemperaError(
+            f"`device={shortened(str(name))}` is not on this machine; use auto, cpu, cuda or cuda:N"
+        ) from None
+    if device.index is not None and device.type == "cuda" and started_with_others():
+        raise TemperaError(
+            f"`device={name}` would put all processes of this run on one GPU; give device=cuda, "
+            "and each takes one of its own"
+        )
+    return device
+
+
+def parse_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` (bfloat16 on a GPU that computes it, else float32), float32, bfloat16 or float16."""
+    if name == "auto":
+        fast = device.type == "cuda" and computes_bfloat16(device)
+        return torch.bfloat16 if fast else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def computes_bfloat16(device: torch.device) -> bool:

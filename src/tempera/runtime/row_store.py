@@ -165,8 +165,17 @@ def read_table(
             raise TemperaError(
                 f"{path} is damaged, its column {name} {problem}: delete the file and run again."
             ) from None
-    values = [one.to_pylist() if isinstance(one, pa.ChunkedArray) else one for one in read.values()]
-    return [dict(zip(read, row, strict=True)) for row in zip(*values, strict=True)]
+    plain = {
+        name: values.to_pylist() if isinstance(values, pa.ChunkedArray) else values
+        for name, values in read.items()
+    }
+    return rows_of(plain)
+
+
+def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """The rows of columns, which have equally many values."""
+    count = len(next(iter(columns.values()), []))
+    return [{name: values[row] for name, values in columns.items()} for row in range(count)]
 
 
 def _table(path: Path, columns: list[str] | None = None, identity: str | None = None) -> pa.Table:

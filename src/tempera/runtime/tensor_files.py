@@ -140,9 +140,9 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], source: Path | str) ->
             f"tensors differ; {min(wrong)}): choose the model of these weights, or download them "
             "again."
         )
-    check_values({name: state[name] for name in expected if expected[name].is_floating_point()},
-                 source)  # fmt: skip
-    network.load_state_dict(state, assign=any(one.is_meta for one in expected.values()))
+    floating = [name for name, wanted in expected.items() if wanted.is_floating_point()]
+    check_values({name: state[name] for name in floating}, source)
+    network.load_state_dict(state, assign=any(wanted.is_meta for wanted in expected.values()))
 
 
 def check_values(weights: Mapping[str, Tensor], source: Path | str) -> None:

@@ -39,7 +39,7 @@ class ShapeLabels(ClassLabels):
         )
 
 
-def shape_prompts(limit: Count | None = 64, offset: NonNegativeInt = 0) -> list[Prompt]:
+def shape_prompts(limit: Count | None, offset: NonNegativeInt) -> list[Prompt]:
     """Prompt `offset` + i is class i mod 48; ids are shape-07-000 (class, repetition)."""
     count = len(CLASSES)
     numbers = range(offset, offset + (count if limit is None else limit))

@@ -54,9 +54,7 @@ def _entry(world: World, index: int, key: str) -> Entry:
 class WorldScenes(Source):
     """The shapes world's scenes `first` … `first + count − 1`."""
 
-    def __init__(
-        self, count: PositiveInt, seed: NonNegativeInt = 0, first: NonNegativeInt = 0
-    ) -> None:
+    def __init__(self, count: PositiveInt, seed: NonNegativeInt, first: NonNegativeInt) -> None:
         self.world, self.scenes, self.first = World(seed), count, first
 
     @override
@@ -100,7 +98,7 @@ def world_prompts(
 
 
 def world_codes(
-    target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: NonNegativeInt = 0
+    target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: NonNegativeInt
 ) -> WorldCodes:
     """`train_data=shapes`: scenes of the shapes world, encoded as they are needed."""
     return WorldCodes(VQEncoder(target.grid, tokenizer), seed)

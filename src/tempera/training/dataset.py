@@ -87,7 +87,7 @@ def _hash(key: str) -> int:
 
 
 def shard_codes(
-    target: TransformerTarget, tokenizer: VQModel, directory: Path, path: str, seed: int = 0
+    target: TransformerTarget, tokenizer: VQModel, directory: Path, path: str, seed: int
 ) -> ShardCodes:
     """`train_data=shards`: the shards in `path`, which must belong to this tokenizer.
 

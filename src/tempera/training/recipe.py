@@ -15,8 +15,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Training options; their ranges are checked where a configuration is read. The defaults are
-    those of EAGLE, LANTERN and Cool-SD for 100,000 images: 20 epochs in batches of 16.
+    """Training options; their ranges are checked where a configuration is read. The defaults stand
+    in conf/train_draft.yaml: those of EAGLE, LANTERN and Cool-SD for 100,000 images.
 
     Attributes:
         steps: optimiser steps.
@@ -48,32 +48,32 @@ class Recipe:
         logit_chunk: number of positions whose logits are in memory at a time.
     """
 
-    steps: AtLeast1 = 125_000
-    batch_size: AtLeast1 = 16
-    gradient_accumulation: AtLeast1 = 1
-    lr: Annotated[float, Field(gt=0)] = 1e-4
-    matrix_lr: AtLeast0 = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 2000
-    decay: Decay = "linear"
-    beta1: Share = 0.9
-    beta2: Share = 0.95
-    weight_decay: AtLeast0 = 0.0
-    grad_clip: AtLeast0 = 0.5
-    hidden_noise: AtLeast0 = 0.1
-    noise_length: AtLeast1 | None = None
-    ttt_steps: Annotated[int, Field(ge=0)] = 0
-    ttt_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    cfg_dropout: Share = 0.1
-    ema: Share = 0.0
-    mixed_precision: Literal["no", "bf16"] = "no"
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    validate_every: AtLeast1 = 1000
-    checkpoint_every: AtLeast1 = 500
-    log_every: AtLeast1 = 10
-    holdout: AtLeast1 = 64
-    decodes: Annotated[int, Field(ge=0, le=256)] = 4
-    depth: AtLeast1 = 5
-    logit_chunk: AtLeast1 = 4096
+    steps: AtLeast1
+    batch_size: AtLeast1
+    gradient_accumulation: AtLeast1
+    lr: Annotated[float, Field(gt=0)]
+    matrix_lr: AtLeast0
+    warmup_steps: Annotated[int, Field(ge=0)]
+    decay: Decay
+    beta1: Share
+    beta2: Share
+    weight_decay: AtLeast0
+    grad_clip: AtLeast0
+    hidden_noise: AtLeast0
+    noise_length: AtLeast1 | None
+    ttt_steps: Annotated[int, Field(ge=0)]
+    ttt_decay: Annotated[float, Field(gt=0, le=1)]
+    cfg_dropout: Share
+    ema: Share
+    mixed_precision: Literal["no", "bf16"]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    validate_every: AtLeast1
+    checkpoint_every: AtLeast1
+    log_every: AtLeast1
+    holdout: AtLeast1
+    decodes: Annotated[int, Field(ge=0, le=256)]
+    depth: AtLeast1
+    logit_chunk: AtLeast1
 
     def noise(self, length: int) -> float:
         """Amplitude of the noise on the hidden states of a sequence of `length` tokens."""

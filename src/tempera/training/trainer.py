@@ -313,12 +313,12 @@ class TrainingRun:
         """Write and log the pictures of held-out captions, drawn with the draft: always the same
         captions and seeds.
         """
-        pictures = [to_picture(decode_codes(one[None])[0])
-                    for one in tokens[:SHOWN].unflatten(1, self.target.grid)]  # fmt: skip
+        codes = tokens[:SHOWN].unflatten(1, self.target.grid)
+        pictures = [to_picture(decode_codes(image[None])[0]) for image in codes]
         path = self.directory / SAMPLES
         write_picture(path, np.concatenate(pictures, 2), self.made_by)
-        told = " · ".join(self.captions[:SHOWN])
-        self.tracker.image("samples", path, f"step {self.state.progress.step}: {told}")
+        captions = " · ".join(self.captions[:SHOWN])
+        self.tracker.image("samples", path, f"step {self.state.progress.step}: {captions}")
 
     def save(self) -> None:
         """Write the checkpoint to resume from."""

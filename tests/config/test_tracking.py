@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from paths import ROOT
 
-from tempera.config.build import start_tracker
+from tempera.config.tracking import Tracking
 from tempera.runtime import tracking
 
 
@@ -29,7 +29,7 @@ def test_the_whole_resolved_configuration_is_recorded(
     monkeypatch.setattr(tracking, "no_tracker", record)
     experiment = "study" if script == "eval" else None
     choices = {"model": "shapes", "experiment": experiment, "hydra/launcher": "basic"}
-    start_tracker(cfg, tmp_path, script, choices, {"machine": "this one"})
+    Tracking.of(cfg, script, choices).start(tmp_path, {"machine": "this one"})
     assert (taken["job_type"], taken["group"]) == (script, experiment or "shapes")
     assert taken["tags"] == ["model=shapes", *["experiment=study"] * bool(experiment)]
     config = taken["config"]
