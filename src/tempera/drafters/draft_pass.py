@@ -55,7 +55,7 @@ class DraftPass:
         model.check(target)
         dtype = dtype or target.dtype
         self.dtype = arithmetic(dtype, target.device)
-        self.network = model.for_decoding(target.device, dtype)
+        self.network = model.for_decoding(target.device, dtype, target.sampling.rows)
         self.session = target.session
         self.head = target.head
         self.head.copy_to(self.dtype)

@@ -62,12 +62,12 @@ class Session:
         self._lengths = self._root_slots = self._turns = torch.empty(0)
         self.cache = self.new_cache(len(network.model.layers))
 
-    def pack(self) -> None:
-        """Pack the weights of the decoder layers. The network then serves decoding alone: its
-        weights can no longer be trained or saved.
+    def pack(self, least_rows: int) -> None:
+        """Pack the weights of the decoder layers, for products of so many rows or more. The network
+        then serves decoding alone: its weights can no longer be trained or saved.
         """
         for layer in self.network.model.layers:
-            pack(layer)
+            pack(layer, least_rows)
         self.packed = True
         self.cache = self.new_cache(self.cache.layers)
 

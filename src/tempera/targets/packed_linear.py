@@ -1,13 +1,22 @@
 """A frozen linear layer for products with few rows.
 
 A round multiplies few rows (a token or a small tree, twice as many with guidance) by large
-matrices, so reading the weights dominates the time. On a CPU oneDNN reads them fastest in blocks of
-its kernel's order: LlamaGen-B's rounds take half as long as with `F.linear`. The public interface
-(`torch.utils.mkldnn`) does not pack and is slower than `F.linear`, so this uses the operators that
-TorchInductor uses, and `F.linear` where there are none.
+matrices, so reading the weights dominates the time. On a CPU oneDNN can read them in blocks of its
+kernel's order. What this saves depends on the processor and on the number of rows: on an AMD EPYC
+packed products are twice as fast from two rows on; on a Xeon without AMX they are slower up to
+about eight rows, and twice as fast above. So both are timed when a weight is packed. Where the
+plain product is faster at few rows, the plain weight is kept beside the packed one, which doubles
+its memory.
+
+The public interface (`torch.utils.mkldnn`) does not pack and is slower than `F.linear`, so this
+uses the operators that TorchInductor uses, and `F.linear` where there are none.
 
 Shapes: I inputs, O outputs.
 """
+
+from functools import cache
+from time import perf_counter
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +30,19 @@ rows; blocks chosen for one row are not.
 
 SMALL = 2**18
 """Float32 weights with fewer entries are not packed: a call of oneDNN takes about ten microseconds
-longer than PyTorch's own product. The choice involves no timing, so results are reproducible.
+longer than PyTorch's own product. This choice involves no timing.
 """
+
+TIMED_ROWS = 1, 2, 4, 8, 16, 32
+"""Numbers of rows that both products are timed at."""
+
+GAIN = 1.1
+"""How many times as fast the plain product must be to be used: a smaller gain is not worth a second
+copy of the weight, nor is it the same in every timing.
+"""
+
+TIMED_ENTRIES = 2**24
+"""Entries of a larger weight that are timed: 64 MB, more than most caches hold."""
 
 
 def packs(weight: Tensor) -> bool:
@@ -43,37 +63,100 @@ class PackedLinear(nn.Module):
         weight: W, [O, I].
         bias: b, [O], or None.
         pack: False leaves W as it is, for a product that gradients flow through.
+        least_rows: fewest rows of x, 1 or 2; a faster product with fewer costs no memory.
+
+    Attributes:
+        plain_rows: most rows that the plain weight multiplies.
+        plain: W, or None if only the packed weight is kept.
+        packed: W in oneDNN's blocks, or None if it is not packed.
     """
 
-    weight: Tensor
     bias: Tensor | None
+    plain: Tensor | None
+    packed: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = True) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, pack: bool = True, least_rows: int = 1
+    ) -> None:
         super().__init__()
-        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
-        self.packed = pack and packs(weight)
         weight = weight.detach()
-        if self.packed:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
-        self.register_buffer("weight", weight, persistent=False)
+        self.least_rows = least_rows
+        self.plain_rows = 0
+        packed = None
+        if pack and packs(weight):
+            self.plain_rows = faster_plain_rows(*weight.shape, weight.dtype, least_rows)
+            packed = _packed(weight)
+        keeps_plain = packed is None or self.plain_rows > 0
+        self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+        self.register_buffer("plain", weight if keeps_plain else None, persistent=False)
+        self.register_buffer("packed", packed, persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """W, [O, I]: plain, or in oneDNN's blocks if only these are kept."""
+        weight: Any = self.packed if self.plain is None else self.plain
+        return cast(Tensor, weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        if not self.packed:
+        plain, packed = self.plain, self.packed
+        if packed is None or (plain is not None and x.numel() <= self.plain_rows * x.shape[-1]):
             return nn.functional.linear(x, self.weight, self.bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return out
+        return _multiply_packed(x, packed, self.bias)
 
     def to_dtype(self, dtype: torch.dtype) -> "PackedLinear":
         """A copy whose weights have another dtype."""
-        weight = self.weight.to_dense() if self.packed else self.weight
-        return PackedLinear(weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        weight = self.weight.to_dense() if self.plain is None else self.plain.clone()
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return PackedLinear(weight.to(dtype), bias, least_rows=self.least_rows)
 
 
-def pack(module: nn.Module) -> None:
-    """Replace the linear layers inside a module."""
+@cache
+def faster_plain_rows(outputs: int, inputs: int, dtype: torch.dtype, least_rows: int) -> int:
+    """Most of `TIMED_ROWS`, from `least_rows` on, up to which the plain product with a weight
+    [O, I] is `GAIN` times as fast as the packed one; 0 if it never is. Each size is timed once in a
+    process.
+    """
+    weight = torch.ones(min(outputs, max(1, TIMED_ENTRIES // inputs)), inputs, dtype=dtype)
+    packed = _packed(weight)
+    faster = 0
+    for rows in TIMED_ROWS:
+        x = torch.ones(rows, inputs, dtype=dtype)
+        if rows >= least_rows:
+            plain_time, packed_time = _times(x, weight, packed)
+            if GAIN * plain_time > packed_time:
+                return faster
+            faster = rows
+    return faster
+
+
+def _times(x: Tensor, weight: Tensor, packed: Tensor) -> tuple[float, float]:
+    """The least seconds of the plain and of the packed product, in five turns after a first."""
+    plain_times, packed_times = [], []
+    for _ in range(6):
+        start = perf_counter()
+        nn.functional.linear(x, weight)
+        between = perf_counter()
+        _multiply_packed(x, packed)
+        plain_times.append(between - start)
+        packed_times.append(perf_counter() - between)
+    return min(plain_times[1:]), min(packed_times[1:])
+
+
+def _packed(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+    return packed
+
+
+def _multiply_packed(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return out
+
+
+def pack(module: nn.Module, least_rows: int = 1) -> None:
+    """Replace the linear layers inside a module, see `PackedLinear`."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
-            setattr(module, name, PackedLinear(child.weight, child.bias))
+            setattr(module, name, PackedLinear(child.weight, child.bias, least_rows=least_rows))
         else:
-            pack(child)
+            pack(child, least_rows)

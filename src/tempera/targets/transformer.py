@@ -96,10 +96,10 @@ class TransformerTarget:
 
     def pack(self) -> None:
         """Make decoding faster at the expense of everything else: pack weights (`packed_linear`).
-        They are replaced, not copied; the network can no longer be trained or saved.
+        They are replaced; the network can no longer be trained or saved.
         """
         _ = self.identity  # of the weights as they are now
-        self.session.pack()
+        self.session.pack(least_rows=self.sampling.rows)
         self.head.pack()
 
     @property
