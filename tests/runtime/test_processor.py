@@ -13,12 +13,30 @@ from tempera.runtime.processor import (
 )
 
 
-@pytest.mark.parametrize("supported", [True, False])
-def test_bfloat16_is_fast_where_the_processor_supports_it(
-    monkeypatch: pytest.MonkeyPatch, supported: bool
+@pytest.mark.parametrize(
+    ("machine", "onednn", "bf16", "amx", "computes"),
+    [
+        ("x86_64", True, True, False, True),
+        ("AMD64", True, False, True, True),
+        ("x86_64", True, False, False, False),  # AVX-512 alone: oneDNN emulates it
+        ("x86_64", False, False, False, False),
+        ("aarch64", True, False, False, True),
+        ("aarch64", False, False, False, False),
+    ],
+)
+def test_bfloat16_is_computed_where_the_processor_has_instructions_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    onednn: bool,
+    bf16: bool,
+    amx: bool,
+    computes: bool,
 ) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
-    assert computes_bfloat16(torch.device("cpu")) is supported
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert computes_bfloat16(torch.device("cpu")) is computes
     assert computes_bfloat16(torch.device("meta"))
 
 

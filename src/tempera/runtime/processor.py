@@ -1,5 +1,6 @@
 """The device and the dtype of a run, what processors compute fast, and how much memory was used."""
 
+import platform
 import resource
 import sys
 from pathlib import Path
@@ -70,16 +71,18 @@ def parse_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def computes_bfloat16(device: torch.device) -> bool:
-    """Whether products of bfloat16 matrices are fast on the device. On an x86 processor without
-    AVX-512, and on GPUs before Ampere (T4, V100), they are computed at a small fraction of
-    float32's speed.
+    """Whether the device has instructions for products of bfloat16 matrices. x86 processors without
+    AVX512-BF16 or AMX, and GPUs before Ampere (T4, V100), emulate them, which is slower than
+    float32.
     """
     if device.type == "cuda" and torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return True  # also of a GPU that a dry run is for, elsewhere
-    available = torch.backends.mkldnn.is_available()
-    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return False
+    x86 = platform.machine().lower() in ("x86_64", "amd64")  # where oneDNN's answer is AVX-512
+    return not x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -99,8 +102,8 @@ def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
         device: of the networks.
     """
     if not computes_bfloat16(device):
-        place = "GPU, which emulates it" if device.type == "cuda" else "processor, without AVX-512"
-        print(f"{option} is several times as slow as {instead} on this {place}")
+        place = "GPU" if device.type == "cuda" else "processor"
+        print(f"{option} is slower than {instead} on this {place}, which emulates bfloat16")
 
 
 def peak_memory(device: torch.device) -> int:
