@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from random_drafts import ROWS, SMALL, random_draft
 
 from tempera.decoding.diagnostics import proximity
 from tempera.decoding.interfaces import Scores
-from tempera.decoding.probabilities import kl_divergence, normalise, one_hot, total_variation
+from tempera.decoding.probabilities import (
+    Sampling,
+    kl_divergence,
+    normalise,
+    one_hot,
+    total_variation,
+)
 from tempera.decoding.trace import recorded
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
@@ -173,6 +180,29 @@ def test_the_mean_residual_is_the_mean_over_the_rejected_tokens(rule):
     p, q = laws()
     for kind in ("published", "optimal"):
         check_mean_residual(replace(rule, residual_kind=kind), p, q)
+
+
+@pytest.mark.parametrize("rule", [Lantern(TABLE, 0.3), LanternPP(TABLE, 2.0, "kl")], ids=str)
+@pytest.mark.parametrize("at_once", [1, 1 << 24])
+def test_neighbours_are_gathered_for_the_tokens_that_a_draft_can_have(rule, at_once, monkeypatch):
+    p, q = laws()
+    q = q.masked_fill(q < q.topk(4).values[..., -1:], 0.0)
+    q = q / q.sum(-1, keepdim=True)
+    whole = rule.expected(p, q, DEPTH)
+    whole = torch.where(q > 0, whole[0], 1.0), whole[1]
+    monkeypatch.setattr(neighbourhood, "AT_ONCE", at_once)
+    gathered, inner = [0], neighbourhood._gathered
+
+    def counted(p, near):
+        gathered[0] += near[..., 0].numel()
+        return inner(p, near)
+
+    monkeypatch.setattr(neighbourhood, "_gathered", counted)
+    narrow = rule.for_target(SimpleNamespace(sampling=Sampling(top_k=2)))
+    f, mean = narrow.expected(p, q, DEPTH)
+    torch.testing.assert_close((torch.where(q > 0, f, 1.0), mean), whole)
+    assert gathered[0] <= 2 * 4 * len(p)  # of p, and of what the draft lacks
+    assert repr(narrow) == repr(rule) and narrow == rule
 
 
 def test_a_token_that_is_kept_may_have_all_that_lacks_near_it():

@@ -146,8 +146,7 @@ def _terms(
             f = rule.accept_at(target, q, token, depth).unsqueeze(-1).expand_as(q)
             mean = rule.residual(target, q, token, depth)
         else:
-            f = rule.accept(target, q, depth)
-            mean = rule.mean_residual(target, q, depth)
+            f, mean = rule.expected(target, q, depth)
         # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
         kept, rejected, there = q * f, q * (1 - f), node >= 0
         drawn = rejected.sum(-1, keepdim=True) * mean

@@ -347,6 +347,8 @@ class Rule(ABC):
         own = cls.__dict__.keys()
         if "accept" in own and "accept_at" not in own:
             cls.accept_at = Rule.accept_at  # type: ignore[method-assign]
+        if {"accept", "residual", "mean_residual"} & own and "expected" not in own:
+            cls.expected = Rule.expected  # type: ignore[method-assign]
         if {"accept", "accept_at", "residual"} & own and "accept_certain" not in own:
             cls.accept_certain = Rule.accept_certain  # type: ignore[method-assign]
 
@@ -356,6 +358,10 @@ class Rule(ABC):
         token.
         """
         return self.residual(p, q, torch.zeros_like(depth), depth)
+
+    def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """`accept` and `mean_residual`, for diagnostics; override it where the two share work."""
+        return self.accept(p, q, depth), self.mean_residual(p, q, depth)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Whether greedy decoding accepts a token, given p at temperature 1: [..., V] and [...] ->

@@ -108,6 +108,10 @@ class TimedTests(Rule):
         """See `Rule.residual`."""
         return self.rule.residual(p, q, token, depth)
 
+    def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Rule.expected`."""
+        return self.rule.expected(p, q, depth)
+
 
 def timed(target: Target, drafter: Drafter, clock: Clock) -> tuple[Target, Drafter]:
     """The same target and drafter; in `decode` they add the time of each round's parts to a clock:

@@ -14,8 +14,8 @@ speed-up at temperature 0); see `Rule.keeps`.
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class _Aggregated(Rule):
 
     neighbours: Neighbours
     residual_kind: Residual
+    rejectable: int | None
 
     @abstractmethod
     def _fits(self, own: Tensor, moved: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ class _Aggregated(Rule):
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, Σ_A p / q) everywhere."""
-        return ratio(self._masses(p), q)
+        return ratio(self._kept(p, q), q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p_{A,x} - q]+ for a rejected x, which is [p - q]+ without A(x), renormalised (at x
@@ -67,25 +68,51 @@ class _Aggregated(Rule):
             inside = self._inside(p.gather(-1, near))
             left = lacking.gather(-1, near)[..., 1:].masked_fill(inside, 0.0)
             return normalise(lacking.scatter(-1, near[..., 1:], left), otherwise=p)
-        return RESIDUALS[self.residual_kind](p, torch.minimum(q, self._masses(p)))
+        return RESIDUALS[self.residual_kind](p, self._kept(p, q))
 
     def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """The mean of the residual over the rejected tokens: see `interfaces.Rule`."""
-        if self.residual_kind != "published":
-            return self.residual(p, q, torch.zeros_like(depth), depth)
+        return self._f_and_mean_residual(p, q)[1]
+
+    def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """f and the mean of the residual: see `interfaces.Rule`."""
+        return self._f_and_mean_residual(p, q)
+
+    def _f_and_mean_residual(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """What `expected` returns. Only tokens with q > p can be rejected. So neighbours are
+        gathered for `rejectable` tokens, those with the most q - p; others are taken to be alone in
+        their A.
+        """
+        kept, tokens = torch.minimum(p, q), _most_rejectable(p, q, self.rejectable)
         lacking = (p - q).clamp(min=0)
-        given = torch.zeros_like(p)
-        for near in _portions(self.neighbours, p):
-            masses, others = p[..., near], near[:, 1:]
-            inside = self._inside(masses)
-            rejected = (q[..., near[:, 0]] - self._mass(masses)).clamp(min=0)
-            left = lacking.sum(-1, keepdim=True) - (lacking[..., others] * inside).sum(-1)
+        share = torch.zeros_like(p)  # of each token's `lacking`, in the mean
+        for part in tokens.split(self._at_once(p), -1):
+            near = self.neighbours.of(p)[part]
+            masses = _gathered(p, near)
+            inside, drawn = self._inside(masses), q.gather(-1, part)
+            mass = self._mass(masses)
+            kept = kept.scatter(-1, part, torch.minimum(mass, drawn))
+            others = near[..., 1:]
+            left = lacking.sum(-1, keepdim=True) - (_gathered(lacking, others) * inside).sum(-1)
+            rejected = (drawn - mass).clamp(min=0)
             # left ≥ rejected but for rounding
             weight = torch.where(rejected > 0, rejected / torch.maximum(left, rejected), 0.0)
-            given += weight.sum(-1, keepdim=True)
             lost = (weight.unsqueeze(-1) * inside).flatten(-2)
-            given.index_add_(-1, others.flatten(), lost, alpha=-1)
-        return normalise(lacking * given.clamp(min=0), otherwise=p)
+            share = share + weight.sum(-1, keepdim=True)
+            share = share.scatter_add(-1, others.flatten(-2), -lost)
+        f = ratio(kept, q)
+        if self.residual_kind != "published":
+            return f, RESIDUALS[self.residual_kind](p, kept)
+        return f, normalise(lacking * share.clamp(min=0), otherwise=p)
+
+    def for_target(self, target: Any) -> Self:
+        """The rule for drafts that are sampled like the target: with top-k they have k tokens, or
+        some more of the same probability, so 2k is room for all of them.
+        """
+        sampling = getattr(target, "sampling", None)
+        if sampling is None or not sampling.top_k:
+            return self
+        return replace(self, rejectable=2 * sampling.top_k)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff it is the argmax of p_{A,x} (LANTERN, Section 4.3), that is,
@@ -111,9 +138,14 @@ class _Aggregated(Rule):
         """Σ_A p, [..., k] -> [...]."""
         return masses[..., 0] + (masses[..., 1:] * self._inside(masses)).sum(-1)
 
-    def _masses(self, p: Tensor) -> Tensor:
-        """Σ_{A(x)} p for every x, [..., V]."""
-        return torch.cat([self._mass(p[..., near]) for near in _portions(self.neighbours, p)], -1)
+    def _kept(self, p: Tensor, q: Tensor) -> Tensor:
+        """min(q, Σ_{A(x)} p) for every x, [..., V]."""
+        masses = [self._mass(p[..., near]) for near in _portions(self.neighbours, p)]
+        return torch.minimum(torch.cat(masses, -1), q)
+
+    def _at_once(self, p: Tensor) -> int:
+        """Tokens whose neighbours are gathered at a time at all positions of p [..., V]."""
+        return max(1, AT_ONCE // max(1, p.shape[:-1].numel() * self.neighbours.k))
 
 
 @dataclass(frozen=True)
@@ -133,6 +165,7 @@ class Lantern(_Aggregated):
             equivalent δ in Table 3 (tvd 0.2 and jsd 0.13, 0.3 and 0.2) agree with this for an
             improbable x, where D_JS = D_TV·ln 2.
         residual_kind: "published", Norm[p_{A,x} - q]+ (Algorithm 1), "optimal" or "kl".
+        rejectable: most tokens that q can draw, for `expected`; None: all.
 
     Raises:
         TemperaError: an option is impossible.
@@ -142,6 +175,7 @@ class Lantern(_Aggregated):
     delta: float
     measure: Measure = "tvd"
     residual_kind: Residual = "published"
+    rejectable: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         most = 1.0 if self.measure == "tvd" else math.log(2)
@@ -166,6 +200,7 @@ class LanternPP(_Aggregated):
         neighbours: B_k(x), see `tempera.rules.codebook_neighbours`.
         lam: λ, above 0: Σ_{y∈A, y≠x} p(y) < λ·p(x).
         residual_kind: "published", Norm[p_{A,x} - q]+ (Cool-SD Eq. 6), "optimal" or "kl".
+        rejectable: most tokens that q can draw, for `expected`; None: all.
 
     Raises:
         TemperaError: an option is impossible.
@@ -174,6 +209,7 @@ class LanternPP(_Aggregated):
     neighbours: Neighbours
     lam: float
     residual_kind: Residual = "published"
+    rejectable: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.lam < math.inf:
@@ -271,6 +307,18 @@ class GSD(Rule):
         weights = inside.float()
         weights[..., -1] *= min(1.0, self.k - inside.shape[-1] + 1)
         return ratio((p * weights).sum(-1), (q * weights).sum(-1))
+
+
+def _most_rejectable(p: Tensor, q: Tensor, count: int | None) -> Tensor:
+    """The `count` tokens with the most q - p, or all: int64 [..., n]."""
+    if count is None or count >= p.shape[-1]:
+        return torch.arange(p.shape[-1], device=p.device).expand_as(p)
+    return (q - p).topk(count, sorted=False).indices
+
+
+def _gathered(p: Tensor, near: Tensor) -> Tensor:
+    """Entries of p [..., V] at other tokens for each position, int64 [..., n, k]: [..., n, k]."""
+    return p.gather(-1, near.flatten(-2)).view(near.shape)
 
 
 def _grouped(close: Tensor, free: Tensor) -> Tensor:
