@@ -21,21 +21,14 @@ from tempera.runtime.torchvision import import_torchvision
 import_torchvision()  # before any test imports transformers itself
 
 TESTS = Path(__file__).parent
-NOT_YET = {
-    "test_a_round_stays_on_the_device_and_is_read_once": "its made-up lengths are no numbers",
-}
-"""Tests that fail, or did at last sight, by name, and why: each is work to be done."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything under tests/docs carries the marker `docs`; what fails today may fail."""
+    """Everything under tests/docs carries the marker `docs`."""
     for item in items:
         if item.path.is_relative_to(TESTS / "docs"):
             item.add_marker(pytest.mark.docs)
-        for name in (item.name, item.name.partition("[")[0]):
-            if name in NOT_YET:
-                item.add_marker(pytest.mark.xfail(reason=NOT_YET[name], strict=False))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

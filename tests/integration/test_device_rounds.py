@@ -83,9 +83,9 @@ class Marked:
         return self.drafter.propose(images, uniforms)
 
 
-def report(rows: int, tokens: int) -> list[list[float]]:
+def report(rows: int, tokens: int) -> list[list[int]]:
     """What the host reads after a round: rows' lengths, and whether target or draft gave NaN."""
-    return [[float(tokens)] * rows, [0.0] * rows, [0.0] * rows]
+    return [[tokens] * rows, [0] * rows, [0] * rows]
 
 
 def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[list[int], int]:
