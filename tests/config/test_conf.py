@@ -30,6 +30,7 @@ from tempera.decoding.interfaces import Drafter, drafts
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
+from tempera.drafters.draft_files import save_draft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
@@ -169,14 +170,14 @@ def tiny_tokenizer(directory: object = None) -> VQModel:
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("draft")
-    tiny_draft(tiny_target()).save_pretrained(directory)
+    save_draft(tiny_draft(tiny_target()), directory)
     return directory
 
 
 @pytest.fixture(scope="module")
 def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("parallel")
-    tiny_draft(tiny_target(), kind=ParallelModel).save_pretrained(directory)
+    save_draft(tiny_draft(tiny_target(), kind=ParallelModel), directory)
     return directory
 
 

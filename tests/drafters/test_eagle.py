@@ -25,6 +25,7 @@ from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle import build_eagle, build_eagle2
 from tempera.drafters.independent import build_independent
 from tempera.drafters.medusa import build_medusa
@@ -108,7 +109,7 @@ MADE = {
 @pytest.mark.parametrize("name", BUILT)
 def test_built_from_a_directory_or_with_a_warning_untrained(name, tmp_path, capsys):
     target, (network, build) = tiny_target(Sampling(3.0, top_k=2)), BUILT[name]
-    network(target).save_pretrained(tmp_path)
+    save_draft(network(target), tmp_path)
     drafter = build(str(tmp_path), target)
     assert torch.equal(images(target, drafter), images(target, MADE[name](target)))
     assert drafter.identity is not None

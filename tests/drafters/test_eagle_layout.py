@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from tempera.decoding.probabilities import Sampling
+from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle import build_eagle, build_eagle2
 from tempera.drafters.eagle_layout import INPUTS
 from tempera.drafters.parallel import build_parallel
@@ -188,7 +189,7 @@ def test_other_files_are_refused_and_nothing_is_unpickled(tmp_path):
 def test_drafts_of_either_layout_come_from_the_hub(tmp_path, monkeypatch):
     target = target_of("llamagen")
     published("llamagen", tmp_path / "public", target)
-    tiny_eagle(target).save_pretrained(tmp_path / "ours")
+    save_draft(tiny_eagle(target), tmp_path / "ours")
     with Hub(tmp_path / "cache") as hub:
         hub.here(monkeypatch)
         for name in ("public", "ours"):

@@ -6,6 +6,7 @@ import torch
 from tiny_networks import PREFIX, lively, llamagen, text_target, tiny_eagle, tiny_target
 
 from tempera.decoding.probabilities import Sampling
+from tempera.drafters.draft_files import check_target, read_draft, save_draft
 from tempera.drafters.eagle_network import EagleModel, eagle_network
 from tempera.errors import TemperaError
 from tempera.targets.masks import causal_mask
@@ -29,7 +30,7 @@ NETWORKS = {"llamagen": llamagen, "emu3": lambda: text_target(Sampling(2.0)).net
 def test_training_starts_from_random_weights_or_from_a_draft(tmp_path):
     target = tiny_target()
     draft, start = tiny_eagle(target), eagle_network
-    draft.save_pretrained(tmp_path)
+    save_draft(draft, tmp_path)
     again, fresh = start(target, "tiny", str(tmp_path)), start(target, "tiny", features=[1])
     assert all(again.state_dict()[name].equal(x) for name, x in draft.state_dict().items())
     assert (again.features, fresh.features, fresh.config.model) == ((), (1,), "tiny")
@@ -40,9 +41,9 @@ def test_training_starts_from_random_weights_or_from_a_draft(tmp_path):
 def test_a_saved_draft_loads_unchanged(tmp_path, family):
     eagle = lively(EagleModel.of(NETWORKS[family](), "tiny", features=(1,)), 1)
     for _ in range(2):
-        eagle.save_pretrained(tmp_path)
+        save_draft(eagle, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
-    again = EagleModel.from_pretrained(tmp_path)
+    again = read_draft(EagleModel, tmp_path)
     assert again.features == eagle.features == (1,)
     assert torch.equal(eagle.eval()(*sequence(eagle)), again.eval()(*sequence(eagle)))
 
@@ -50,25 +51,25 @@ def test_a_saved_draft_loads_unchanged(tmp_path, family):
 def test_a_draft_of_another_target_is_refused():
     target = tiny_target()
     eagle = tiny_eagle(target)
-    eagle.check(target)
+    check_target(eagle, target)
     for other, what in (
         (EagleModel.of(llamagen(hidden_size=8), "other"), "hidden size 8"),
         (EagleModel.of(llamagen(seed=1), "other"), "with weights"),
         (EagleModel(replace(eagle.config, vocab_size=12)), "for tiny, has vocabulary 12, the targ"),
     ):
         with pytest.raises(TemperaError, match=what):
-            other.check(target)
+            check_target(other, target)
 
 
 def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
     eagle = tiny_eagle(tiny_target())
-    eagle.save_pretrained(tmp_path)
+    save_draft(eagle, tmp_path)
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     whole, text = weights.read_bytes(), config.read_text()
 
     def refuses(what, path=tmp_path):
         with pytest.raises(TemperaError, match=what):
-            EagleModel.from_pretrained(path)
+            read_draft(EagleModel, path)
 
     refuses("there is no directory", tmp_path / "none")
     weights.unlink()

@@ -20,6 +20,7 @@ from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle import build_eagle
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.parallel import ParallelDraft, build_parallel
@@ -135,8 +136,8 @@ def test_the_law_through_the_real_loop(name):
 
 def test_refusals_are_one_sentence(tmp_path):
     target = tiny_target()
-    tiny_parallel(target).save_pretrained(tmp_path / "parallel")
-    tiny_eagle(target).save_pretrained(tmp_path / "eagle")
+    save_draft(tiny_parallel(target), tmp_path / "parallel")
+    save_draft(tiny_eagle(target), tmp_path / "eagle")
     for build, path, tree, message in (
         (build_parallel, "parallel", Tree.chain(6), "in one pass, not 6: draft 4 or fewer"),
         (build_parallel, "parallel", Tree.empty(), "a depth of 0|tree of depth 0"),

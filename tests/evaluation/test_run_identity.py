@@ -7,6 +7,7 @@ from tiny_evaluation import Blocks
 from tiny_networks import captions, llamagen, tiny_eagle, tiny_target
 
 from tempera.decoding.trees import Tree
+from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle import build_eagle
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.jacobi import sjd
@@ -30,7 +31,7 @@ def recorded(
 
 def test_options_weights_tree_and_rule_are_recorded(tmp_path):
     target = tiny_target()
-    tiny_eagle(target).save_pretrained(tmp_path)
+    save_draft(tiny_eagle(target), tmp_path)
     drafter = build_eagle(str(tmp_path), target, Tree.chain(2))
     part = {"_target_": "x", "path": "draft", "window": 4}
     drawn = {"seed": 0, "guidance": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}

@@ -10,6 +10,7 @@ from tiny_evaluation import network, tiny_options
 
 from tempera.commands import tune as tune_command
 from tempera.config.compose import composed_run
+from tempera.drafters.draft_files import save_draft
 from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
@@ -69,8 +70,8 @@ def test_the_command(
     quick = ["limit=2", "images=4", "timed=1", "repeats=1", "runs=1", "depths=[2,3]", "top_k=0"]
     grid = ["trees=[]", "prices=[1.0]", "deltas=[2.0]", "budget=kl:5"]
     tiny += ["model.parallel=other", "++model.medusa=heads"]
-    ParallelModel.of(network(), "tiny", length=2).save_pretrained("other")
-    MedusaModel.of(network(), "tiny", length=2).save_pretrained("heads")
+    save_draft(ParallelModel.of(network(), "tiny", length=2), "other")
+    save_draft(MedusaModel.of(network(), "tiny", length=2), "heads")
     cfg = composed_run("tune", [*tiny, *quick, *grid], "place")
     tune_command.main(cfg)
     result = json.loads(Path("place/tune.json").read_text(encoding="utf-8"))

@@ -45,6 +45,7 @@ from tempera.data.entries import Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.draft_files import save_draft
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
@@ -202,8 +203,8 @@ def places(targets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
     def make(name: str) -> Path:
         directory, target = tmp_path_factory.mktemp("beside"), targets[name]
-        tiny_eagle(target).save_pretrained(directory / "draft")
-        tiny_parallel(target, layers=2, length=5).save_pretrained(directory / "parallel")
+        save_draft(tiny_eagle(target), directory / "draft")
+        save_draft(tiny_parallel(target, layers=2, length=5), directory / "parallel")
         write_smaller(directory / "smaller", target.vocab_size, target.grid)
         return directory
 

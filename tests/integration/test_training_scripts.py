@@ -14,6 +14,7 @@ from paths import ROOT
 
 from tempera.config.build import build_drafter, build_target
 from tempera.config.compose import composed
+from tempera.drafters.draft_files import read_draft
 from tempera.drafters.eagle_network import EagleModel
 
 pytestmark = pytest.mark.slow
@@ -80,7 +81,7 @@ def test_drafts_of_the_world_and_of_shards(
     status, _, err = command("main", *QUICK, *data, *still, f"hydra.run.dir={tmp_path / 'more'}")
     assert status == 0, err
     old, new = (
-        EagleModel.from_pretrained(place).state_dict() for place in (draft, tmp_path / "more/draft")
+        read_draft(EagleModel, place).state_dict() for place in (draft, tmp_path / "more/draft")
     )
     torch.testing.assert_close(new, old, rtol=0, atol=1e-6)
 

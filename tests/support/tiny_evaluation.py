@@ -9,6 +9,7 @@ import torch
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.trees import Tree
+from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -133,7 +134,7 @@ def tiny_options(directory: Path) -> list[str]:
     """Command-line options that put the tiny model in place of the shapes one, with a draft in
     `directory`.
     """
-    EagleModel.of(network(), "tiny").save_pretrained(directory / "draft")
+    save_draft(EagleModel.of(network(), "tiny"), directory / "draft")
     parts = [
         f"model.{part}._target_=tiny_evaluation.{part}"
         for part in ("network", "text_encoder", "tokenizer")

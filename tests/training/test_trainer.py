@@ -21,6 +21,7 @@ from tiny_training import (
     tiny_train,
 )
 
+from tempera.drafters.draft_files import read_draft
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.eagle_network import EagleModel
@@ -159,7 +160,7 @@ def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:
     assert len(top3) == len(lengths) == 3 and all(1 <= length <= 3 for length in lengths)
     assert tv[-1] < tv[0]
     assert metrics["best"]["top3"] == max(top3) and metrics["finished"]
-    EagleDraft(EagleModel.from_pretrained(tmp_path / "draft"), target)
+    EagleDraft(read_draft(EagleModel, tmp_path / "draft"), target)
     readme = (tmp_path / "draft" / "README.md").read_text()
     assert "top3" in readme and "model=tiny drafter=eagle drafter.path=" in readme
     assert notebook.series("train/lr")[:3] == pytest.approx([0.005, 0.01, 0.01])
@@ -220,7 +221,7 @@ def test_the_acceptance_loss_raises_the_acceptance(
     tv = notebook.series("validation/tv")
     assert tv[-1] < tv[0] and metrics["architecture"] == kind.__name__
     before = tiny_draft(target, kind=kind).state_dict()
-    after = kind.from_pretrained(tmp_path / "draft").state_dict()
+    after = read_draft(kind, tmp_path / "draft").state_dict()
     assert not [name for name, weight in after.items() if weight.equal(before[name])]
 
 

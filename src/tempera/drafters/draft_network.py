@@ -1,37 +1,24 @@
 """Draft networks, for training and decoding: an input projection and decoder layers of the target's
-class. Embedding and head are the target's and are not stored with the draft.
+class. Embedding and head are the target's and are not stored with the draft. For their files see
+`draft_files`.
 
 Shapes: R rows, S positions, H hidden size, K features.
 """
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
-from tempera.runtime.files import sha256_file
-from tempera.runtime.network_directory import (
-    WEIGHTS,
-    draft_directory,
-    parse_sizes,
-    read_network,
-    sized_network,
-    write_network,
-)
 from tempera.runtime.network_identity import config_dict, identity_of
-from tempera.runtime.pretrained import RANDOM, are_sizes_enough, on_meta, randomise
 from tempera.runtime.processor import arithmetic
 from tempera.targets.cache import KVCache
 from tempera.targets.decoder_layer import DecoderLayer
 from tempera.targets.forward import check_layers
 from tempera.targets.network import TargetNetwork, family_module
 from tempera.targets.packed_linear import PackedLinear, pack
-from tempera.targets.transformer import TransformerTarget
 
 
 @dataclass(frozen=True)
@@ -200,108 +187,10 @@ class DraftNetwork(nn.Module):
         )
         return cls(config)
 
-    @classmethod
-    def for_target(cls, path: str, target: TransformerTarget, **sizes: Any) -> Self:
-        """The draft of a directory; if `path` is `random`, an untrained one, with a warning. It
-        costs as much as a trained one of these sizes, but almost none of its tokens are accepted.
-
-        Args:
-            path: see `draft_directory`; or `random`.
-            target: the draft's target.
-            sizes: further fields of an untrained draft's configuration.
-        """
-        if path != RANDOM:
-            return cls.from_pretrained(path)
-        known = "any model: it is random", target.vocab_size, target.identity
-        network = on_meta(lambda: cls.of(target.network, *known, **sizes))
-        if not are_sizes_enough():
-            print(
-                "draft: random weights, to measure the cost of drafting; almost none of its tokens "
-                "will be accepted"
-            )
-            randomise(network, target.device, torch.float32)
-        return network
-
-    @classmethod
-    def for_training(
-        cls, target: Any, model: str, start: str | None, features: Sequence[int], **sizes: Any
-    ) -> Self:
-        """The draft that training starts from: that in the directory `start`, or an untrained one.
-
-        Args:
-            target: a `TransformerTarget`.
-            model: the target's name, shown in messages.
-            start: directory of a trained draft; by default the weights are random.
-            features, sizes: see `of`; a draft from `start` has its own.
-
-        Raises:
-            TemperaError: it has more slots than an image has tokens.
-        """
-        if start is not None:
-            return cls.from_pretrained(start)
-        known = target.vocab_size, target.identity, tuple(features)
-        made = cls.of(target.network, model, *known, **sizes)
-        if made.slots > target.length:
-            raise TemperaError(
-                f"length={made.slots} is not possible: an image has {target.length} tokens, so "
-                f"give 2 to {target.length}."
-            )
-        return made
-
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write `config.json` and `model.safetensors` atomically.
-
-        Raises:
-            TemperaError: the directory cannot be written.
-        """
-        write_network(Path(directory), self.state_dict(), asdict(self.config))
-
-    @classmethod
-    def from_pretrained(cls, directory: str | Path) -> Self:
-        """Load a draft that `save_pretrained` wrote, from a directory or a repository of the hub;
-        its sizes alone where they are enough.
-
-        Raises:
-            TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.
-        """
-        place, what = draft_directory(directory), f"a draft of the kind {cls.drafter}"
-        build: Callable[[dict[str, Any]], Self] = lambda values: cls(  # noqa: E731 (a def has no Self)
-            parse_sizes(cls.config_type, values)
-        )
-        if are_sizes_enough():
-            return sized_network(place, build, what)
-        network = read_network(place, build, what=what)
-        network.identity = sha256_file(place / WEIGHTS)[:16]
-        return network
-
     def make_layers(self, count: int) -> list[DecoderLayer]:
         """New decoder layers of the target's sizes."""
         sizes = family_module(self.config.family).layer_sizes(self.config.network)
         return [DecoderLayer(sizes, index) for index in range(count)]
-
-    def check(self, target: TransformerTarget) -> None:
-        """Refuse a target this draft was not trained for.
-
-        Raises:
-            TemperaError: hidden size, vocabulary or identity differ.
-        """
-        config = self.config
-        sizes = {
-            "hidden size": (config.hidden_size, target.head.hidden_size),
-            "vocabulary": (config.vocab_size, target.vocab_size),
-        }
-        for what, (own, other) in sizes.items():
-            if own != other:
-                raise TemperaError(
-                    f"the draft, made for {config.model}, has {what} {own}, the target {other}: "
-                    "give a draft for this target."
-                )
-        if config.target != target.identity and not are_sizes_enough():
-            raise TemperaError(
-                f"the draft was trained for model={config.model} with weights {config.target}, but "
-                f"the target's weights are {target.identity}: "
-                "train a draft for this target, or load the target it was trained for."
-            )
 
 
 def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:
@@ -315,12 +204,3 @@ def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:
         by_layer = features.unflatten(-1, (-1, width))
         features = nn.functional.rms_norm(by_layer, (width,)).flatten(-2)
     return torch.cat([embeds, last, features], -1)
-
-
-DraftDtype = Literal["float32", "bfloat16", "float16"]
-"""Names of dtypes that a draft can compute in."""
-
-
-def torch_dtype(name: DraftDtype | None) -> torch.dtype | None:
-    """The dtype of a name."""
-    return None if name is None else getattr(torch, name)

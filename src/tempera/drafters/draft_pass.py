@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.trees import Frontier, take
+from tempera.drafters.draft_files import check_target
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle_network import shifted
 from tempera.runtime.processor import arithmetic
@@ -52,7 +53,7 @@ class DraftPass:
         dtype: torch.dtype | None = None,
         ranks: bool = False,
     ) -> None:
-        model.check(target)
+        check_target(model, target)
         dtype = dtype or target.dtype
         self.dtype = arithmetic(dtype, target.device)
         self.network = model.for_decoding(target.device, dtype, target.sampling.rows)

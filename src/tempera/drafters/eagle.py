@@ -11,7 +11,8 @@ from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
 from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
+from tempera.drafters.draft_files import DraftDtype, torch_dtype
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.draft_pass import DraftPass
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle_layout import load_eagle

@@ -1,5 +1,6 @@
 """EAGLE drafts in the public layout of EAGLE-1's code (Li et al. 2024), which LANTERN's drafts
-share (Jang et al. 2025): `embed_tokens`, `fc` and `layers.0`, beside a `config.json`.
+share (Jang et al. 2025): `embed_tokens`, `fc` and `layers.0`, beside a `config.json`. Such a draft
+embeds image tokens itself: LANTERN's LlamaGen drafts have the target's head for it.
 
 Shapes: R rows, T prefix tokens, H hidden size.
 """
@@ -9,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
+from tempera.drafters.draft_files import draft_to_decode
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, sha256_file
@@ -26,41 +26,29 @@ INPUTS = {256: "t2i", 576: "c2i", 1024: "t2i2"}
 """The `input_type` of LANTERN's LlamaGen drafts, by the number of image tokens."""
 
 
-class PublicEagle(EagleModel):
-    """A draft that EAGLE's or LANTERN's code has trained. It embeds image tokens itself: LANTERN's
-    LlamaGen drafts have the target's head for it. It has no step at the first prefix token, which
-    no hidden state precedes. In LlamaGen it reads every caption token, padding too, as code 0.
-    """
-
-    embed_tokens: nn.Embedding
-
-    @override
-    def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self.config.family == "llamagen":
-            keep = torch.ones_like(keep)
-            embeds = self.embed_tokens(torch.zeros_like(keep, dtype=torch.int64))
-        return embeds, keep, nn.functional.pad(keep[:, :-1], (1, 0), value=False)
-
-
 def load_eagle(path: str, target: TransformerTarget) -> EagleModel:
     """The EAGLE draft of a target.
 
     Args:
         path: a directory or hub repository (`owner/name`, or `owner/name@revision`) in our layout
-            or in the public one; or `random`, see `DraftNetwork.for_target`.
+            or in the public one; or `random`, see `draft_files.draft_to_decode`.
         target: the target it was trained for.
 
     Raises:
         TemperaError: it cannot be had or read, or is not of the target's sizes.
     """
-    if path == RANDOM or "family" in read_json((place := draft_directory(path)) / CONFIG):
-        return EagleModel.for_target(path, target)
+    if path == RANDOM:
+        return draft_to_decode(EagleModel, path, target)
+    place = draft_directory(path)
+    if "family" in read_json(place / CONFIG):
+        return draft_to_decode(EagleModel, path, target)
     stated = _stated(place, target)
-    file = next(one for one in (place / WEIGHTS, place / PICKLE) if one.is_file())
+    file = next(file for file in (place / WEIGHTS, place / PICKLE) if file.is_file())
     tensors = _translated(read_tensors(file), target)
 
-    def make() -> PublicEagle:
-        made = PublicEagle.of(target.network, path, target.vocab_size, target.identity)
+    def make() -> EagleModel:
+        made = EagleModel.of(target.network, path, target.vocab_size, target.identity)
+        made.is_public = True
         sizes = target.network.config
         made.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
         layer: Any = made.layer

@@ -13,23 +13,42 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from tempera.drafters.draft_files import draft_to_train
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.targets.decoder_layer import start_small
 
 
 class EagleModel(DraftNetwork):
-    """The projection and one decoder layer."""
+    """The projection and one decoder layer.
+
+    Attributes:
+        is_public: whether EAGLE's or LANTERN's code has trained it. Such a draft has no step at the
+            first prefix token, which no hidden state precedes. In LlamaGen it reads every caption
+            token, padding too, as code 0.
+    """
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__(config)
         (self.layer,) = self.make_layers(1)
+        self.is_public = False
         start_small(self)
 
     @property
     def layers(self) -> tuple[nn.Module, ...]:
         """The decoder layer."""
         return (self.layer,)
+
+    @override
+    def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `DraftNetwork.prefix`."""
+        if not self.is_public:
+            return embeds, keep, keep
+        if self.config.family == "llamagen" and self.embed_tokens is not None:
+            keep = torch.ones_like(keep)
+            embeds = self.embed_tokens(torch.zeros_like(keep, dtype=torch.int64))
+        return embeds, keep, nn.functional.pad(keep[:, :-1], (1, 0), value=False)
 
 
 def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
@@ -51,5 +70,5 @@ def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
 def eagle_network(
     target: Any, model: str, start: str | None = None, features: Sequence[int] = ()
 ) -> EagleModel:
-    """`draft=eagle`: see `DraftNetwork.for_training`."""
-    return EagleModel.for_training(target, model, start, features)
+    """`draft=eagle`: see `draft_to_train`."""
+    return draft_to_train(EagleModel, target, model, start, features)

@@ -14,7 +14,7 @@ from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.draft_network import DraftDtype, torch_dtype
+from tempera.drafters.draft_files import DraftDtype, torch_dtype
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError

@@ -5,7 +5,7 @@ state before the root, without knowing the root or the tokens drafted in between
 Shapes: B prompts, R rows (2B under guidance), S positions, K heads, H hidden size.
 """
 
-import copy
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import torch
@@ -16,13 +16,37 @@ from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
+from tempera.drafters.draft_files import (
+    DraftDtype,
+    draft_to_decode,
+    draft_to_train,
+    torch_dtype,
+)
+from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.draft_pass import DraftPass
-from tempera.drafters.parallel import possible_depth
-from tempera.drafters.parallel_network import LENGTH, SlotConfig
+from tempera.drafters.parallel import at_depth, possible_depth
+from tempera.drafters.parallel_network import LENGTH, check_length
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.targets.cache import KVCache
 from tempera.targets.transformer import TransformerTarget
+
+
+@dataclass(frozen=True)
+class MedusaConfig(DraftConfig):
+    """Configuration of Medusa heads.
+
+    Attributes:
+        length: K.
+
+    Raises:
+        TemperaError: there are too few or too many heads.
+    """
+
+    length: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_length(self.length)
 
 
 class MedusaModel(DraftNetwork):
@@ -33,18 +57,18 @@ class MedusaModel(DraftNetwork):
     b_k start at zero, as in the paper, so that every head starts as the target's own.
     """
 
-    config: SlotConfig
-    config_type = SlotConfig
+    config: MedusaConfig
+    config_type = MedusaConfig
     sizes: ClassVar[dict[str, int]] = {"length": LENGTH}
     drafter = "medusa"
     layers = ()
 
-    def __init__(self, config: SlotConfig) -> None:
+    def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
         self.slots, width = config.length, config.hidden_size
         block = nn.Linear(width, self.slots * width)
-        for start in (block.weight, block.bias):
-            nn.init.zeros_(start)
+        nn.init.zeros_(block.weight)
+        nn.init.zeros_(block.bias)
         self.fc, self.out = block, nn.Parameter(torch.eye(width).repeat(self.slots, 1, 1))
 
     def heads(self, hidden: Tensor) -> Tensor:
@@ -92,9 +116,7 @@ class MedusaDraft(DraftModel):
 
     @override
     def for_depth(self, depth: int) -> Self:
-        other = copy.copy(self)
-        other.depth = possible_depth(self.run.network, depth)
-        return other
+        return at_depth(self, depth)
 
     @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
@@ -132,8 +154,8 @@ class MedusaDraft(DraftModel):
 def medusa_network(
     target: Any, model: str, start: str | None = None, length: int = LENGTH
 ) -> MedusaModel:
-    """`draft=medusa`: see `DraftNetwork.for_training`; `length` is K."""
-    return MedusaModel.for_training(target, model, start, (), length=length)
+    """`draft=medusa`: see `draft_to_train`; `length` is K."""
+    return draft_to_train(MedusaModel, target, model, start, (), length=length)
 
 
 def build_medusa(
@@ -142,5 +164,5 @@ def build_medusa(
     """The drafter of trained Medusa heads; arguments and errors are those of
     `parallel.build_parallel`.
     """
-    network = MedusaModel.for_target(path, target, length=max(2, tree.max_depth))
+    network = draft_to_decode(MedusaModel, path, target, length=max(2, tree.max_depth))
     return StaticTreeDrafter(MedusaDraft(network, target, tree.max_depth, torch_dtype(dtype)), tree)

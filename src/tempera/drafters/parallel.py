@@ -6,7 +6,7 @@ hidden size, r rank of the Markov head.
 """
 
 import copy
-from typing import Self
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +16,15 @@ from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.draft_network import DraftDtype, DraftNetwork, torch_dtype
+from tempera.drafters.draft_files import DraftDtype, draft_to_decode, torch_dtype
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.draft_pass import DraftPass
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import DraftTooShort
 from tempera.targets.transformer import TransformerTarget
+
+Slots = TypeVar("Slots")
 
 
 class ParallelDraft(DraftModel):
@@ -62,9 +65,7 @@ class ParallelDraft(DraftModel):
 
     @override
     def for_depth(self, depth: int) -> Self:
-        other = copy.copy(self)
-        other.depth = possible_depth(self.run.network, depth)
-        return other
+        return at_depth(self, depth)
 
     @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
@@ -131,6 +132,13 @@ def possible_depth(network: DraftNetwork, depth: int) -> int:
     return depth
 
 
+def at_depth(draft: Slots, depth: int) -> Slots:
+    """A copy of a draft of several slots, for trees of this depth; the two take turns."""
+    other: Any = copy.copy(draft)
+    other.depth = possible_depth(other.run.network, depth)
+    return cast(Slots, other)
+
+
 @torch.no_grad()
 def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Tensor, Tensor] | None:
     """W1 [V, r] and the transpose of W2, [r, V]; None if the slots are independent."""
@@ -159,6 +167,6 @@ def build_parallel(
         TemperaError: the directory contains no valid draft, or one for another target or for
             shorter chains.
     """
-    network = ParallelModel.for_target(path, target, length=max(2, tree.max_depth))
+    network = draft_to_decode(ParallelModel, path, target, length=max(2, tree.max_depth))
     draft = ParallelDraft(network, target, tree.max_depth, torch_dtype(dtype))
     return StaticTreeDrafter(draft, tree)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tempera.drafters.draft_files import draft_to_train
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.errors import TemperaError
 from tempera.targets.cache import KVCache
@@ -31,47 +32,46 @@ SLOTS = 32
 
 
 @dataclass(frozen=True)
-class SlotConfig(DraftConfig):
-    """Configuration of a draft that drafts in one pass.
+class ParallelConfig(DraftConfig):
+    """Configuration of a parallel draft.
 
     Attributes:
         length: L, tokens that one pass drafts.
+        layers: number of decoder layers.
+        rank: r of the Markov head; with 0 there is none, and the slots are independent.
 
     Raises:
         TemperaError: a number is too small or too large.
     """
 
-    least: ClassVar[dict[str, int]] = {"length": 2}
-    most: ClassVar[dict[str, int]] = {"length": SLOTS}
     length: int = field(kw_only=True)
+    layers: int = field(kw_only=True)
+    rank: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in self.least.items():
-            if getattr(self, name) < least:
-                raise TemperaError(
-                    f"{name}={getattr(self, name)} is not possible: give {least} or more."
-                )
-        for name, most in self.most.items():
-            if getattr(self, name) > most:
-                raise TemperaError(
-                    f"{name}={getattr(self, name)} is too large: give {most} or fewer, because a "
-                    "step of training attends to as many copies of every image."
-                )
+        _check_least("layers", self.layers, 1)
+        _check_least("rank", self.rank, 0)
+        check_length(self.length)
 
 
-@dataclass(frozen=True)
-class ParallelConfig(SlotConfig):
-    """Configuration of a parallel draft.
+def check_length(length: int) -> None:
+    """Refuse a number of tokens that one pass cannot draft.
 
-    Attributes:
-        layers: number of decoder layers.
-        rank: r of the Markov head; with 0 there is none, and the slots are independent.
+    Raises:
+        TemperaError: it is too small or too large.
     """
+    _check_least("length", length, 2)
+    if length > SLOTS:
+        raise TemperaError(
+            f"length={length} is too large: give {SLOTS} or fewer, because a step of training "
+            "attends to as many copies of every image."
+        )
 
-    least: ClassVar[dict[str, int]] = {"layers": 1, "rank": 0, **SlotConfig.least}
-    layers: int = field(kw_only=True)
-    rank: int = field(kw_only=True)
+
+def _check_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise TemperaError(f"{name}={value} is not possible: give {least} or more.")
 
 
 class ParallelModel(DraftNetwork):
@@ -144,6 +144,6 @@ def parallel_network(
     rank: int = RANK,
     length: int = LENGTH,
 ) -> ParallelModel:
-    """`draft=parallel`: see `DraftNetwork.for_training` and `ParallelConfig`."""
+    """`draft=parallel`: see `draft_to_train` and `ParallelConfig`."""
     sizes = {"layers": layers, "rank": rank, "length": length}
-    return ParallelModel.for_training(target, model, start, features, **sizes)
+    return draft_to_train(ParallelModel, target, model, start, features, **sizes)

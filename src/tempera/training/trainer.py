@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from tempera.data.encoders import to_picture
+from tempera.drafters.draft_files import check_target, save_draft
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes, check_launch
@@ -85,7 +86,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         check_launch()
-        self.draft.check(self.target)
+        check_target(self.draft, self.target)
         recipe, target, parts = self.recipe, self.target, self.recipe.gradient_accumulation
         cpu = target.device.type == "cpu"
         self.accelerator = Accelerator(
@@ -305,7 +306,7 @@ class TrainingRun:
             with side_service("the sample pictures failed ({why}): the training goes on."):
                 self._show(self.decode_codes, drawn.tokens)
         if better:
-            draft.save_pretrained(self.directory / DRAFT)
+            save_draft(draft, self.directory / DRAFT)
             self.describe(finished=False)
 
     @torch.inference_mode()

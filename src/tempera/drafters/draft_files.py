@@ -1,0 +1,150 @@
+"""Draft networks in files, and the drafts that decoding and training start from."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from tempera.drafters.draft_network import DraftNetwork
+from tempera.errors import TemperaError
+from tempera.runtime.files import sha256_file
+from tempera.runtime.network_directory import (
+    WEIGHTS,
+    draft_directory,
+    parse_sizes,
+    read_network,
+    sized_network,
+    write_network,
+)
+from tempera.runtime.pretrained import RANDOM, are_sizes_enough, on_meta, randomise
+from tempera.targets.transformer import TransformerTarget
+
+Network = TypeVar("Network", bound=DraftNetwork)
+DraftDtype = Literal["float32", "bfloat16", "float16"]
+"""Names of dtypes that a draft can compute in."""
+
+
+def torch_dtype(name: DraftDtype | None) -> torch.dtype | None:
+    """The dtype of a name."""
+    return None if name is None else getattr(torch, name)
+
+
+def save_draft(network: DraftNetwork, directory: str | Path) -> None:
+    """Write `config.json` and `model.safetensors` atomically.
+
+    Raises:
+        TemperaError: the directory cannot be written.
+    """
+    write_network(Path(directory), network.state_dict(), asdict(network.config))
+
+
+def read_draft(kind: type[Network], directory: str | Path) -> Network:
+    """Load a draft that `save_draft` wrote, from a directory or a repository of the hub; its sizes
+    alone where they are enough.
+
+    Raises:
+        TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.
+    """
+    place = draft_directory(directory)
+    what = f"a draft of the kind {kind.drafter}"
+
+    def build(values: dict[str, Any]) -> Network:
+        return kind(parse_sizes(kind.config_type, values))
+
+    if are_sizes_enough():
+        return sized_network(place, build, what)
+    network = read_network(place, build, what=what)
+    network.identity = sha256_file(place / WEIGHTS)[:16]
+    return network
+
+
+def draft_to_decode(
+    kind: type[Network], path: str, target: TransformerTarget, **sizes: Any
+) -> Network:
+    """The draft of a directory; if `path` is `random`, an untrained one, with a warning. It costs
+    as much as a trained one of these sizes, but almost none of its tokens are accepted.
+
+    Args:
+        kind: the class of the network.
+        path: see `draft_directory`; or `random`.
+        target: the draft's target.
+        sizes: further fields of an untrained draft's configuration.
+    """
+    if path != RANDOM:
+        return read_draft(kind, path)
+    network = on_meta(
+        lambda: kind.of(
+            target.network,
+            "any model: it is random",
+            target.vocab_size,
+            target.identity,
+            **sizes,
+        )
+    )
+    if not are_sizes_enough():
+        print(
+            "draft: random weights, to measure the cost of drafting; almost none of its tokens "
+            "will be accepted"
+        )
+        randomise(network, target.device, torch.float32)
+    return network
+
+
+def draft_to_train(
+    kind: type[Network],
+    target: Any,
+    model: str,
+    start: str | None,
+    features: Sequence[int],
+    **sizes: Any,
+) -> Network:
+    """The draft that training starts from: that in the directory `start`, or an untrained one.
+
+    Args:
+        kind: the class of the network.
+        target: a `TransformerTarget`.
+        model: the target's name, shown in messages.
+        start: directory of a trained draft; by default the weights are random.
+        features, sizes: see `DraftNetwork.of`; a draft from `start` has its own.
+
+    Raises:
+        TemperaError: it has more slots than an image has tokens.
+    """
+    if start is not None:
+        return read_draft(kind, start)
+    network = kind.of(
+        target.network, model, target.vocab_size, target.identity, tuple(features), **sizes
+    )
+    if network.slots > target.length:
+        raise TemperaError(
+            f"length={network.slots} is not possible: an image has {target.length} tokens, so "
+            f"give 2 to {target.length}."
+        )
+    return network
+
+
+def check_target(network: DraftNetwork, target: TransformerTarget) -> None:
+    """Refuse a target that a draft was not trained for.
+
+    Raises:
+        TemperaError: hidden size, vocabulary or identity differ.
+    """
+    config = network.config
+    sizes = {
+        "hidden size": (config.hidden_size, target.head.hidden_size),
+        "vocabulary": (config.vocab_size, target.vocab_size),
+    }
+    for what, (own, other) in sizes.items():
+        if own != other:
+            raise TemperaError(
+                f"the draft, made for {config.model}, has {what} {own}, the target {other}: "
+                "give a draft for this target."
+            )
+    if config.target != target.identity and not are_sizes_enough():
+        raise TemperaError(
+            f"the draft was trained for model={config.model} with weights {config.target}, but "
+            f"the target's weights are {target.identity}: "
+            "train a draft for this target, or load the target it was trained for."
+        )
