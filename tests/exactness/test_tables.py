@@ -105,7 +105,7 @@ def test_greedy_tables_also_give_the_distribution_at_temperature_one(temperature
     nothing = Draft(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0, 3), Tree.empty())
     target = TableTarget(3, 2, Sampling(1.0, temperature))
     target.begin(["a", "b"], 0)
-    soft = target.score(nothing, 0).soft
+    soft = target.score(nothing, 0).untempered
     assert (soft is None) == (temperature > 0)
     if soft is not None:
         torch.testing.assert_close(soft, TableTarget(3, 2).table[:1].expand(2, 1, 3))

@@ -74,10 +74,10 @@ def test_the_hash_depends_on_values_and_shape_but_not_on_rounding():
 
 def test_tokens_beyond_the_codebook_and_too_few():
     neighbours = Neighbours.build(CODES, 3)
-    table = neighbours.of(torch.zeros(2, 702))
-    assert table is neighbours.of(torch.zeros(702))
+    table = neighbours.table_for(torch.zeros(2, 702))
+    assert table is neighbours.table_for(torch.zeros(702))
     assert table[:700].equal(neighbours.table)
     assert table[700:, 0].tolist() == [700, 701]
     assert Neighbours.build(CODES, 1).of(torch.zeros(702))[700:].tolist() == [[700], [701]]
     with pytest.raises(TemperaError, match="699 tokens, its image tokenizer 700 codes"):
-        neighbours.of(torch.zeros(699))
+        neighbours.table_for(torch.zeros(699))

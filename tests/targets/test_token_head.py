@@ -33,5 +33,5 @@ def test_greedy_scores_have_the_distribution_at_temperature_1_beside_them():
     target = tiny_target(Sampling(1.0, temperature=0, top_k=3))
     target.begin(PROMPTS, 0)
     scores = target.score(random_draft(Tree.empty(), 4, torch.Generator()), 0)
-    assert (scores.soft > 0).sum(-1).eq(3).all()
-    assert torch.equal(scores.p, one_hot(scores.soft.argmax(-1), VOCAB))
+    assert (scores.untempered > 0).sum(-1).eq(3).all()
+    assert torch.equal(scores.p, one_hot(scores.untempered.argmax(-1), VOCAB))

@@ -175,7 +175,8 @@ class NoiseSchedule:
         posterior[0] = posterior[1]
         clean = beta * before.sqrt() / (1 - self.kept)
         current = (1 - before) * (1 - beta).sqrt() / (1 - self.kept)
-        middle, slope = (beta.log() + posterior.log()) / 4, (beta.log() - posterior.log()) / 4
+        middle = (beta.log() + posterior.log()) / 4
+        slope = (beta.log() - posterior.log()) / 4
         self._tables = torch.stack(
             [
                 clean * self.kept.rsqrt() + current,
@@ -213,14 +214,17 @@ def denoise(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingP
     """Draw tokens: conditions [..., C], standard normal noise [..., S + 1, D] (x_S first) -> their
     paths, leaves [..., S, D].
     """
-    several, noise = conditions.shape[:-1], noise.flatten(0, -3)
-    states, kernels = [noise[:, 0]], []
+    several = conditions.shape[:-1]
+    noise = noise.flatten(0, -3)
+    states = [noise[:, 0]]
+    kernels: list[Kernel] = []
     for stage, kernel_at in enumerate(denoiser.steps(conditions.flatten(0, -2))):
         kernel = kernel_at(states[-1])
         draws = stage < denoiser.stages - 1 or denoiser.last_noise
         states.append(kernel.at(noise[:, stage + 1]) if draws else kernel.mean)
         kernels.append(kernel)
-    means, stds = (torch.stack(leaves, 1) for leaves in zip(*kernels, strict=True))
+    means = torch.stack([kernel.mean for kernel in kernels], 1)
+    stds = torch.stack([kernel.std for kernel in kernels], 1)
     return DenoisingPath(
         torch.stack(states, 1).unflatten(0, several),
         Kernel(means, stds).map(lambda leaf: leaf.unflatten(0, several)),
@@ -231,8 +235,8 @@ def kernels_along(denoiser: Denoiser, conditions: Tensor, states: Tensor) -> Ker
     """The kernels of all stages at the states of paths, all at once: conditions [..., C], states
     x_S … x₀ [..., S + 1, D] -> leaves [..., S, D].
     """
-    given = states[..., :-1, :]
-    stage = torch.arange(denoiser.stages, device=states.device).expand(given.shape[:-1])
+    before = states[..., :-1, :]
+    stage = torch.arange(denoiser.stages, device=states.device).expand(before.shape[:-1])
     conditions = conditions.unsqueeze(-2).expand(*stage.shape, -1)
-    flat = denoiser.kernel(conditions.flatten(0, -2), given.flatten(0, -2), stage.flatten())
-    return flat.map(lambda leaf: leaf.view_as(given))
+    flat = denoiser.kernel(conditions.flatten(0, -2), before.flatten(0, -2), stage.flatten())
+    return flat.map(lambda leaf: leaf.view_as(before))

@@ -55,13 +55,15 @@ def reject_until(
         noise: the trials' random draws.
         bound: most trials per token.
     """
-    channels, places = p.mean.shape[-1], len(wanted) // noise.batch
+    channels = p.mean.shape[-1]
+    places = len(wanted) // noise.batch
 
     def attempt(left: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
         uniform = noise.trials(left, places, first, size, channels + 1)
-        mine, theirs = (one.map(lambda leaf: leaf[left].unsqueeze(1)) for one in (p, q))
-        tried = mine.at(normal_of(uniform[..., :channels]))
-        log_ratio = theirs.log_density(tried) - mine.log_density(tried)
+        p_left = p.map(lambda leaf: leaf[left].unsqueeze(1))
+        q_left = q.map(lambda leaf: leaf[left].unsqueeze(1))
+        tried = p_left.at(normal_of(uniform[..., :channels]))
+        log_ratio = q_left.log_density(tried) - p_left.log_density(tried)
         kept = 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
         return tried, uniform[..., channels].double() < kept
 
@@ -85,17 +87,16 @@ def redraw_paths(
         bound: most paths per token, after which the last one is taken.
     """
     (head, conditions), (other, draft_conditions) = target, draft
-    width, batch = (head.stages + 1) * head.channels, len(wanted)
+    width = (head.stages + 1) * head.channels
+    batch = len(wanted)
 
     def attempt(left: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
         uniform = noise.trials(left, 1, first, size, width + 1)
         drawn = normal_of(uniform[..., :width]).unflatten(-1, (-1, head.channels))
-        given, draft_given = (
-            values[left].unsqueeze(1).expand(-1, size, -1)
-            for values in (conditions, draft_conditions)
-        )
-        path = denoise(head, given, drawn)
-        q = kernels_along(other, draft_given, path.states)
+        condition = conditions[left].unsqueeze(1).expand(-1, size, -1)
+        draft_condition = draft_conditions[left].unsqueeze(1).expand(-1, size, -1)
+        path = denoise(head, condition, drawn)
+        q = kernels_along(other, draft_condition, path.states)
         ratio = -path_ratio(path.kernels, q, path.states, head.last_noise)  # log q/p
         # a ratio of NaN ends the search: no further path would have another
         return path.token, ~(uniform[..., width].double() >= 1 - ratio.exp())
@@ -124,14 +125,16 @@ def _first_accepted(
         grown: the next number of trials at once, from the last one and the number of tokens left.
     """
     left = torch.arange(len(wanted), device=wanted.device)
-    trials, missing = torch.zeros_like(left), wanted.clone()
+    trials = torch.zeros_like(left)
+    missing = wanted.clone()
     x: Tensor | None = None
     done = 0
     size = min(size, bound)
     while done < bound and len(left):
         tried, accepted = attempt(left, done, size)
         x = torch.zeros_like(tried[:, 0]) if x is None else x
-        found, first = accepted.any(-1), accepted.int().argmax(-1)
+        found = accepted.any(-1)
+        first = accepted.int().argmax(-1)
         taken = torch.where(missing[left], torch.where(found, first, size - 1), 0)
         x[left] = take_one(tried, taken)
         trials[left] += (taken + 1) * missing[left]

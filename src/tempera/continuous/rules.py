@@ -150,12 +150,15 @@ class CSpD(DensityRule):
             paths.states[:, :count], paths.kernels.map(lambda leaf: leaf[:, :count])
         )
         before = _log_ratio_before(target, proposal.path, own, proposal.noise)
-        p, q = (_last(path) for path in (target, proposal.path))
+        p = _last(target)
+        q = _last(proposal.path)
         ratio = before + p.log_density(proposal.path.token) - q.log_density(proposal.path.token)
         kept = noise.uniform(count).double().log() <= ratio
         accepted = kept.int().cumprod(-1).sum(-1)
-        rejected, at = accepted < count, accepted.clamp(max=count - 1)
-        p, q = (one.map(lambda leaf: take_one(leaf, at)) for one in (p, q))
+        rejected = accepted < count
+        at = accepted.clamp(max=count - 1)
+        p = p.map(lambda leaf: take_one(leaf, at))
+        q = q.map(lambda leaf: take_one(leaf, at))
         redrawn = reject_until(p, q, take_one(before, at), rejected, noise, self.trials)
         fresh = p.at(noise.normal(channels))
         resampled = torch.where(redrawn.failed.unsqueeze(-1), fresh, redrawn.x)
@@ -206,15 +209,17 @@ class CSpDReferenceCode(DensityRule):
             own = noise.normal(*own.shape[1:])
         target = denoise(denoiser, conditions, own)
         before = -_log_ratio_before(target, proposal.path, proposal.noise, proposal.noise)
-        p, q, token = _last(target), _last(proposal.path), proposal.path.token
+        p = _last(target)
+        q = _last(proposal.path)
+        token = proposal.path.token
         count = token.shape[1]
         # normalisation is widened too, but equally in both densities, so that this cancels
-        above, below = (
-            kernel.widened(self.exponent_temperature).log_density(token) for kernel in (p, q)
-        )
+        above = p.widened(self.exponent_temperature).log_density(token)
+        below = q.widened(self.exponent_temperature).log_density(token)
         ratio = before + above - below
         kept = noise.uniform(count).double().log() <= ratio
-        p, q = (one.map(lambda leaf: leaf.flatten(0, 1)) for one in (p, q))
+        p = p.map(lambda leaf: leaf.flatten(0, 1))
+        q = q.map(lambda leaf: leaf.flatten(0, 1))
         redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials)
         drawn = redrawn.x.masked_fill(redrawn.failed.unsqueeze(-1), 0.0).view_as(token)
         drawn = drawn.masked_fill(ratio.isnan().unsqueeze(-1), torch.nan)  # not zeros: an error

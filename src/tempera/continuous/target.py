@@ -147,10 +147,9 @@ class MARTarget:
         """See `Model`: conditions for `GuidedHead`, float32 [R, M, W] or [R, M, 2W + 1]."""
         count = self.sampling.rows
         tokens = context.tokens[:, : context.reach].to(self.dtype).repeat(count, 1, 1)
-        order, known, asked = (
-            part.repeat(count, *[1] * (part.dim() - 1))
-            for part in (context.order, context.known, places)
-        )
+        order = context.order.repeat(count, 1)
+        known = context.known.repeat(count)
+        asked = places.repeat(count, 1)
         drop = torch.arange(len(tokens), device=tokens.device) >= len(context.rows)
         embedding = self.network.class_embedding(self._labels[context.rows].repeat(count), drop)
         vectors = self.network(tokens, order, known, embedding, asked)
@@ -175,7 +174,8 @@ def draft(target: MARTarget, network: MAR | None) -> MARTarget:
             option="drafter",
         )
     for what in ("grid", "token_channels", "classes"):
-        mine, theirs = (getattr(one.config, what) for one in (network, target.network))
+        mine = getattr(network.config, what)
+        theirs = getattr(target.network.config, what)
         if mine != theirs:
             raise TemperaError(
                 f"the draft has {what}={mine} and the target {theirs}: take a draft of the "

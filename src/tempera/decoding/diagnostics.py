@@ -148,7 +148,9 @@ def _terms(
         else:
             f, mean = rule.expected(target, q, depth)
         # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
-        kept, rejected, there = q * f, q * (1 - f), node >= 0
+        kept = q * f
+        rejected = q * (1 - f)
+        there = node >= 0
         drawn = rejected.sum(-1, keepdim=True) * mean
         ending = total_variation(kept + drawn, ideal)
         cost = torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1))
@@ -156,7 +158,8 @@ def _terms(
         emitted += (reach * there).unsqueeze(-1) * torch.where(
             last.unsqueeze(-1), kept + drawn, kept
         )
-        chance, total = 1 - at(f, token), rejected.sum(-1)
+        chance = 1 - at(f, token)
+        total = rejected.sum(-1)
         weight = torch.where(there & ~last & (total > 0), weight * chance / total, weight)
         reach = torch.where(there, reach * total, reach)
         tested = tested * (chance if kept_child is None else (node != kept_child))

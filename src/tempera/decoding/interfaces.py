@@ -90,13 +90,13 @@ class Scores:
             V].
         hidden: the target's last hidden states, [R, 1 + N, H]; R = B, or 2B under guidance
             (conditional rows first).
-        soft: in greedy decoding, where p is one-hot, the distribution at temperature 1; otherwise
-            None.
+        untempered: in greedy decoding, where p is one-hot, the distribution at temperature 1;
+            otherwise None.
     """
 
     p: Tensor
     hidden: Tensor
-    soft: Tensor | None = None
+    untempered: Tensor | None = None
 
     @property
     def has_nan(self) -> Tensor:

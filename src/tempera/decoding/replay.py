@@ -43,7 +43,7 @@ class DraftLog:
         """
         self._rounds = [(columns.cpu(), there.cpu()) for columns, there in self._rounds]
         rounds = [columns[:, row] for columns, there in self._rounds if there[row]]
-        nodes = [one.shape[1] for one in rounds]
+        nodes = [columns.shape[1] for columns in rounds]
         shown = torch.cat(rounds, 1) if 0 < sum(nodes) <= LARGEST else torch.empty(3, 0)
         named = zip(("drafted", "parent", "fate"), shown.tolist(), strict=True)
         return {"nodes": nodes, **dict(named)}

@@ -47,32 +47,32 @@ class _Clocked:
 
     compiled = False  # a compiled round has no parts to time
 
-    def __init__(self, one: Any, clock: Clock, laps: dict[str, tuple[str | None, str | None]]):
-        self.__dict__.update(_one=one, _clock=clock, _laps=laps)
+    def __init__(self, wrapped: Any, clock: Clock, laps: dict[str, tuple[str | None, str | None]]):
+        self.__dict__.update(_wrapped=wrapped, _clock=clock, _laps=laps)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._one, name)
+        attribute = getattr(self._wrapped, name)
         if name not in self._laps:
-            return found
+            return attribute
 
-        def called(*given: Any) -> Any:
+        def timed_call(*arguments: Any) -> Any:
             before, after = self._laps[name]
             if before is not None:
                 self._clock.lap(before)
-            result = found(*given)
+            result = attribute(*arguments)
             if after is not None:
                 self._clock.lap(after)
             return result
 
-        return called
+        return timed_call
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._one, name, value)
+        setattr(self._wrapped, name, value)
 
 
-def clocked(one: T, clock: Clock, **laps: tuple[str | None, str | None]) -> T:
+def clocked(wrapped: T, clock: Clock, **laps: tuple[str | None, str | None]) -> T:
     """The same object; by method, the parts of a round that end before and after a call, if any."""
-    return cast(T, _Clocked(one, clock, laps))
+    return cast(T, _Clocked(wrapped, clock, laps))
 
 
 class TimedTests(Rule):

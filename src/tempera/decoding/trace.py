@@ -65,7 +65,7 @@ class Trace:
 
     def tensors(self) -> dict[str, Tensor]:
         """The columns that are there, by name."""
-        named = {one.name: getattr(self, one.name) for one in fields(self)}
+        named = {column.name: getattr(self, column.name) for column in fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def cpu(self) -> "Trace":
@@ -133,11 +133,11 @@ class Trace:
             "logprob": self.logprob.sum(-1),
             "perplexity": (-self.logprob.mean(-1)).exp(),
         }
-        known = self.tensors()
+        columns = self.tensors()
         means = ("tv", "top1", "top10", "entropy", "collision", "proximity")
-        rows |= {name: known[name].nanmean(-1) for name in means if name in known}
-        if "bound" in known:
-            rows |= {"tv_bound": known["bound"].sum(-1), "kl_per_token": known["kl"].mean(-1)}
+        rows |= {name: columns[name].nanmean(-1) for name in means if name in columns}
+        if "bound" in columns:
+            rows |= {"tv_bound": columns["bound"].sum(-1), "kl_per_token": columns["kl"].mean(-1)}
         return rows
 
     def columns(self) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
     """One trace of all rows of several batches, in order; they must be of the same method."""
     tensors = [trace.tensors() for trace in traces]
     columns: dict[str, Any] = {
-        name: torch.cat([one[name] for one in tensors]) for name in tensors[0]
+        name: torch.cat([batch[name] for batch in tensors]) for name in tensors[0]
     }
     return replace(traces[0], **columns)
 
@@ -173,11 +173,11 @@ def recorded(
     }
     if diagnosed is None:
         return columns
-    tv, bound, kl = diagnose(draft, verdict, p, diagnosed, scores.soft)
+    tv, bound, kl = diagnose(draft, verdict, p, diagnosed, scores.untempered)
     columns |= {"tv": tv, "bound": bound, "kl": kl}
     columns |= dict(zip(CERTAINTY, certainty(take(p, visited)), strict=True))
     columns["proximity"] = proximity(
-        draft, verdict, p if scores.soft is None else scores.soft, diagnosed
+        draft, verdict, p if scores.untempered is None else scores.untempered, diagnosed
     )
     return columns
 

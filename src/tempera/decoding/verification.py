@@ -29,11 +29,12 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
     """
     p, tree = scores.p, draft.tree
     if not tree.nodes:  # plain autoregression: nothing to test
-        stop, probs = torch.zeros_like(scores.has_nan, dtype=torch.int64), p[:, 0]
+        stop = torch.zeros_like(scores.has_nan, dtype=torch.int64)
+        probs = p[:, 0]
     elif isinstance(rule, JointRule):
         stop, probs = rule.walk(draft, p, uniforms)
-    elif scores.soft is not None:
-        soft = take(scores.soft, 1 + tree.parents)
+    elif scores.untempered is not None:
+        soft = take(scores.untempered, 1 + tree.parents)
         stop = tree.walk(rule.keeps(soft, draft.tokens))
         probs = take_one(p, stop)
     else:
@@ -56,7 +57,8 @@ def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
             return f
     tree = draft.tree
     if tree.is_chain:
-        q, depths = draft.drawn_from(p.shape[-1]), tree.depths.expand_as(draft.tokens)
+        q = draft.drawn_from(p.shape[-1])
+        depths = tree.depths.expand_as(draft.tokens)
         return _keep_probs(rule, p[:, :-1], q, draft.tokens, depths)
     passing = torch.zeros_like(p[..., 0])  # the last column takes absent children
     target = p
@@ -99,7 +101,7 @@ def _residual_at(draft: Draft, p: Tensor, rule: Rule, stop: Tensor) -> Tensor:
         without = probs.scatter_reduce(1, tokens, left, "amin")
         return torch.where((without > 0).any(-1, keepdim=True), without, probs)
     for child in children.unbind(1):
-        q, token, depth = (x.squeeze(1) for x in draft.at(child.unsqueeze(1), p.shape[-1]))
-        residual = rule.residual(probs, q, token, depth)
+        q, token, depth = draft.at(child.unsqueeze(1), p.shape[-1])
+        residual = rule.residual(probs, q.squeeze(1), token.squeeze(1), depth.squeeze(1))
         probs = torch.where((child < 0).unsqueeze(-1), probs, residual)
     return probs

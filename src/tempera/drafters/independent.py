@@ -83,9 +83,11 @@ class IndependentDraft(DraftModel):
     @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens, which overwrites rejected drafts in the cache."""
-        tokens, emitted, session = verdict.tokens, images.emitted, self.draft.session
+        tokens, emitted = verdict.tokens, images.emitted
+        session = self.draft.session
         self.draft.advance(verdict.next_token, emitted, self.target.session.prompt.longest)
-        layout, start = session.layout_of(tokens.shape[1]), session.prompt.start_of(emitted)
+        layout = session.layout_of(tokens.shape[1])
+        start = session.prompt.start_of(emitted)
         states = session.run(self.draft.head.embed(tokens), layout, start)
         self._states.copy_(session.prompt.from_root(states, emitted))
 
@@ -131,11 +133,11 @@ def build_independent(
             "(model=shapes and llamagen_3b_c2i have one)",
             option="drafter",
         )
-    device, wanted = target.device, torch_dtype(dtype) or target.dtype
-    network, text_encoder = (
-        part.to(device, wanted).to(arithmetic(wanted, device))
-        for part in (smaller.network, smaller.text_encoder)
-    )
+    device = target.device
+    stored = torch_dtype(dtype) or target.dtype
+    computed = arithmetic(stored, device)
+    network = smaller.network.to(device, stored).to(computed)
+    text_encoder = smaller.text_encoder.to(device, stored).to(computed)
     draft = TransformerTarget(network, text_encoder.encode, target.sampling)
     if target.session.packed:
         draft.pack()

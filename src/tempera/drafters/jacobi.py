@@ -196,7 +196,8 @@ class AdaptiveContinuation(Redraft):
         keep, draw = uniforms.chunk(2, 1)
         held = places < q.shape[1]
         source = places.clamp(max=q.shape[1] - 1)
-        old, token = take(last.q, source), last.tokens.gather(1, source)
+        old = take(last.q, source)
+        token = last.tokens.gather(1, source)
         kept = held & (keep < ratio(at(q, token), at(old, token)))
         probs = torch.where(held.unsqueeze(-1), excess(q, old), q)
         return torch.where(kept, token, sample(probs, draw))
@@ -370,8 +371,8 @@ class Jacobi(Drafter):
         """Start a batch. All positions of the first window are new."""
         self.uniforms = self._further + self._first_draws
         self.window = self.window.to(images.device)
-        batch, length, vocab_size = len(prompts), self.window.length, self.target.vocab_size
-        stale = batch, self.init.lookback + length + 2, vocab_size
+        length, vocab_size = self.window.length, self.target.vocab_size
+        stale = len(prompts), self.init.lookback + length + 2, vocab_size
         uniform = torch.full(stale, 1 / vocab_size, device=images.device)
         self._stale = kept(self._stale, uniform)
         self._guesses = Guesses(
@@ -426,7 +427,8 @@ class Jacobi(Drafter):
         `WindowInit.neighbours`.
         """
         if self.init.samples:
-            places, new = torch.where(found, sources, places), new & ~found
+            places = torch.where(found, sources, places)
+            new = new & ~found
         lookback = self.init.lookback
         last = lookback + self.window.length  # behind it stands the uniform distribution
         return take(self._stale, torch.where(new, last + 1, (places + lookback).clamp(0, last)))
@@ -440,7 +442,8 @@ class Jacobi(Drafter):
             further: uniform draws of the further candidates, [B, D·(K - 1)].
             start: position of place 0, [B, 1].
         """
-        window, tokens, q = self.window, guesses.tokens, guesses.q
+        window = self.window
+        tokens, q = guesses.tokens, guesses.q
         if self._further:
             first, probs = tokens[:, : window.levels], q[:, : window.levels]
             rest = normalise(probs.scatter(-1, first.unsqueeze(-1), 0.0), otherwise=probs)

@@ -189,5 +189,7 @@ class WindowInit:
         new = places > last
         steps = (places - last + self._columns - 1).div(self._columns, rounding_mode="floor")
         sources = places - steps * self._columns
-        known = (base + sources >= 0) if self.repeats or self.samples else torch.zeros_like(new)
-        return new, sources, new & known
+        has_neighbour = torch.zeros_like(new)
+        if self.repeats or self.samples:
+            has_neighbour = base + sources >= 0
+        return new, sources, new & has_neighbour

@@ -65,11 +65,13 @@ class MedusaModel(DraftNetwork):
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
-        self.slots, width = config.length, config.hidden_size
+        self.slots = config.length
+        width = config.hidden_size
         block = nn.Linear(width, self.slots * width)
         nn.init.zeros_(block.weight)
         nn.init.zeros_(block.bias)
-        self.fc, self.out = block, nn.Parameter(torch.eye(width).repeat(self.slots, 1, 1))
+        self.fc = block
+        self.out = nn.Parameter(torch.eye(width).repeat(self.slots, 1, 1))
 
     def heads(self, hidden: Tensor) -> Tensor:
         """What the target's head reads for each of the K heads: [R, S, H] → [R, S, K, H]."""
@@ -90,7 +92,8 @@ class MedusaModel(DraftNetwork):
         """For training, where `embeds` are K copies of the sequence: copy k at position t is head
         k of the hidden state k positions earlier. The hidden states alone are read.
         """
-        heads, length = self.heads(hidden), hidden.shape[1]
+        heads = self.heads(hidden)
+        length = hidden.shape[1]
         return torch.cat(
             [nn.functional.pad(heads[:, : length - k, k], (0, 0, k, 0)) for k in range(self.slots)],
             1,

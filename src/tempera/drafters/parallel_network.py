@@ -89,7 +89,8 @@ class ParallelModel(DraftNetwork):
 
     def __init__(self, config: ParallelConfig) -> None:
         super().__init__(config)
-        self.slots, width = config.length, config.hidden_size
+        self.slots = config.length
+        width = config.hidden_size
         self.layers = nn.ModuleList(self.make_layers(config.layers))
         self.mask_embed = nn.Parameter(torch.empty(width))
         self.mask_hidden = nn.Parameter(torch.empty((1 + len(config.features)) * width))
@@ -119,7 +120,8 @@ class ParallelModel(DraftNetwork):
         first one; of their embeddings only the Markov head reads anything.
         """
         real = hidden.shape[1]
-        x, behind = self.project(embeds[:, :real], hidden), embeds[:, real:]
+        x = self.project(embeds[:, :real], hidden)
+        behind = embeds[:, real:]
         if behind.shape[1]:
             blank = self.project(self.mask_embed, self.mask_hidden)
             x = torch.cat([x, blank.expand(len(x), behind.shape[1], -1)], 1)

@@ -79,19 +79,21 @@ class Linear(Denoiser):
         mean = torch.zeros_like(tokens).double()
         covariance = torch.eye(self.channels, dtype=torch.float64)
         for stage in range(self.stages):
-            turn, noise = self.turn[stage].double(), (2 * self.log_std[stage].double()).exp()
+            turn = self.turn[stage].double()
+            noise = (2 * self.log_std[stage].double()).exp()
             if stage == self.stages - 1 and not self.last_noise:
                 noise = torch.zeros_like(noise)
             mean = mean @ turn.T + condition.double() + self.shift[stage].double()
             covariance = turn @ covariance @ turn.T + noise.diag()
         lower = torch.linalg.cholesky(covariance)
-        apart = (tokens.double() - mean).T
-        out: Tensor = torch.linalg.solve_triangular(lower, apart, upper=False).T
+        centred = (tokens.double() - mean).T
+        out: Tensor = torch.linalg.solve_triangular(lower, centred, upper=False).T
         return out
 
     def imitation(self, spread: float, seed: int = 1) -> "Linear":
         """See `ToyHead`."""
-        other, generator = copy.copy(self), torch.Generator().manual_seed(seed)
+        other = copy.copy(self)
+        generator = torch.Generator().manual_seed(seed)
         for name in ("turn", "shift", "log_std"):
             value = getattr(self, name)
             setattr(other, name, value + spread * torch.randn(value.shape, generator=generator))
@@ -132,7 +134,8 @@ class Wavy(Denoiser):
         all rows share.
         """
         grid = torch.linspace(-9, 9, 1501, dtype=torch.float64)
-        step, density = grid[1] - grid[0], torch.exp(-0.5 * grid**2) / math.sqrt(2 * math.pi)
+        step = grid[1] - grid[0]
+        density = torch.exp(-0.5 * grid**2) / math.sqrt(2 * math.pi)
         for stage in range(self.stages):
             index = torch.full((len(grid),), stage)
             kernel = self.kernel(
@@ -153,7 +156,8 @@ class Wavy(Denoiser):
 
     def imitation(self, spread: float, seed: int = 1) -> "Wavy":
         """See `ToyHead`."""
-        other, generator = copy.copy(self), torch.Generator().manual_seed(seed)
+        other = copy.copy(self)
+        generator = torch.Generator().manual_seed(seed)
         for name in ("slope", "wave", "log_std"):
             value = getattr(self, name)
             setattr(other, name, value + spread * torch.randn(value.shape, generator=generator))
@@ -172,14 +176,19 @@ class Toy:
         seed: of offsets and weights; a target and its draft share them.
     """
 
-    identity, dtype, compiled = "toy", torch.float32, False
+    identity = "toy"
+    dtype = torch.float32
+    compiled = False
 
     def __init__(
         self, head: ToyHead, length: int = 3, coupling: float = 0.4, seed: int = 0
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.denoiser: Denoiser = head
-        self.head, self.length, self.grid, self.channels = head, length, (1, length), head.channels
+        self.head = head
+        self.length = length
+        self.grid = 1, length
+        self.channels = head.channels
         self.offsets = (
             0.5 * torch.randn(length, head.channels, generator=generator) * (coupling > 0)
         )
@@ -207,7 +216,8 @@ class Toy:
         trace = output.trace
         assert isinstance(trace, ContinuousTrace)
         tokens = output.tokens.gather(1, trace.order.unsqueeze(-1).expand_as(output.tokens))
-        rows, whitened = torch.arange(len(tokens)), []
+        rows = torch.arange(len(tokens))
+        whitened = []
         for place in range(self.length):
             context = Context(rows, tokens, trace.order, torch.full_like(rows, place), place)
             asked = torch.full_like(rows, place).unsqueeze(1)
@@ -263,7 +273,8 @@ def compare(whitened: Tensor, output: Output, projections: int = 8) -> SampleCom
     )
     columns = torch.cat([whitened, whitened @ directions], 1) if whitened.shape[1] > 1 else whitened
     test = kstest(columns.numpy(), "norm", method="asymp", axis=0)
-    trace, rows = output.trace, len(columns)
+    trace = output.trace
+    rows = len(columns)
     assert isinstance(trace, ContinuousTrace)
     return SampleComparison(
         float(test.statistic.max()),

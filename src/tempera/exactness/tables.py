@@ -74,7 +74,9 @@ class TableTarget:
         forced: dict[int, int] | None = None,
         grid: tuple[int, int] | None = None,
     ) -> None:
-        self.vocab_size, self.length, self.grid = vocab_size, length, grid or (1, length)
+        self.vocab_size = vocab_size
+        self.length = length
+        self.grid = grid or (1, length)
         self.sampling = sampling
         prefixes = sum(vocab_size**t for t in range(length))
         generator = torch.Generator().manual_seed(seed)

@@ -73,7 +73,7 @@ class Neighbours:
         """Codes in a neighbourhood, the code itself included."""
         return self.table.shape[1]
 
-    def of(self, p: Tensor) -> Tensor:
+    def table_for(self, p: Tensor) -> Tensor:
         """The table for distributions p [..., V] on their device, int64 [V, k]; made once.
 
         A model may have more tokens than the codebook, such as end-of-line tokens. They occur only
@@ -85,7 +85,8 @@ class Neighbours:
         """
         key = p.device, p.shape[-1]
         if key not in self._fitted:
-            size, codes = p.shape[-1], len(self.table)
+            size = p.shape[-1]
+            codes = len(self.table)
             if size < codes:
                 raise TemperaError(
                     f"the model has {size} tokens, its image tokenizer {codes} codes; take the "
@@ -131,7 +132,8 @@ def _nearest(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
     """The k nearest codes of each, int64 [V, k], 512 rows at a time: the distances of all rows of a
     large codebook would not fit into memory.
     """
-    vectors, rows = codebook.detach().double().cpu(), []
+    rows: list[Tensor] = []
+    vectors = codebook.detach().double().cpu()
     vectors = normalize(vectors, dim=-1) if proximity == "cosine" else vectors
     index = torch.arange(len(vectors))
     places = (1 << len(vectors).bit_length()) - 1

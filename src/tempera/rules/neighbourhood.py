@@ -64,7 +64,8 @@ class _Aggregated(Rule):
         min(q, Σ_A p).
         """
         if self.residual_kind == "published":
-            lacking, near = (p - q).clamp(min=0), self.neighbours.of(p)[token]
+            lacking = (p - q).clamp(min=0)
+            near = self.neighbours.table_for(p)[token]
             inside = self._inside(p.gather(-1, near))
             left = lacking.gather(-1, near)[..., 1:].masked_fill(inside, 0.0)
             return normalise(lacking.scatter(-1, near[..., 1:], left), otherwise=p)
@@ -83,13 +84,15 @@ class _Aggregated(Rule):
         gathered for `rejectable` tokens, those with the most q - p; others are taken to be alone in
         their A.
         """
-        kept, tokens = torch.minimum(p, q), _most_rejectable(p, q, self.rejectable)
+        kept = torch.minimum(p, q)
+        tokens = _most_rejectable(p, q, self.rejectable)
         lacking = (p - q).clamp(min=0)
         share = torch.zeros_like(p)  # of each token's `lacking`, in the mean
         for part in tokens.split(self._at_once(p), -1):
-            near = self.neighbours.of(p)[part]
+            near = self.neighbours.table_for(p)[part]
             masses = _gathered(p, near)
-            inside, drawn = self._inside(masses), q.gather(-1, part)
+            inside = self._inside(masses)
+            drawn = q.gather(-1, part)
             mass = self._mass(masses)
             kept = kept.scatter(-1, part, torch.minimum(mass, drawn))
             others = near[..., 1:]
@@ -126,7 +129,7 @@ class _Aggregated(Rule):
 
     def _near(self, p: Tensor, token: Tensor) -> Tensor:
         """The probabilities of B(x), x itself first: [..., k]."""
-        return p.gather(-1, self.neighbours.of(p)[token])
+        return p.gather(-1, self.neighbours.table_for(p)[token])
 
     def _inside(self, masses: Tensor) -> Tensor:
         """Which neighbours except x are in A, bool [..., k - 1], given the probabilities of B(x),
@@ -273,7 +276,9 @@ class GSD(Rule):
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of every token."""
-        order, free, f = _ranks(p), p.amax(-1)[..., None, None] < 1, []
+        order = _ranks(p)
+        free = p.amax(-1)[..., None, None] < 1
+        f: list[Tensor] = []
         most = p.shape[-1] if self.ranks is None else self.ranks
         for near in _portions(self.neighbours, p):
             places = order[..., near]
@@ -298,7 +303,7 @@ class GSD(Rule):
         """The neighbours of one token per position, int64 [..., k], and which of them are in its
         group, bool [..., k].
         """
-        near = self.neighbours.of(p)[token]
+        near = self.neighbours.table_for(p)[token]
         close = near >= 0 if self.ranks is None else _places_away(p, near, self.ranks)
         return near, _grouped(close, p.amax(-1, keepdim=True) < 1)
 
@@ -333,7 +338,7 @@ def _portions(neighbours: Neighbours, p: Tensor) -> tuple[Tensor, ...]:
     probabilities of all its entries at all positions of p [..., V] at once.
     """
     step = max(1, AT_ONCE // max(1, p.shape[:-1].numel() * neighbours.k))
-    return torch.split(neighbours.of(p), step)
+    return torch.split(neighbours.table_for(p), step)
 
 
 def _places_away(p: Tensor, near: Tensor, most: int) -> Tensor:
@@ -346,7 +351,8 @@ def _places_away(p: Tensor, near: Tensor, most: int) -> Tensor:
     index = torch.arange(p.shape[-1], device=p.device)
     keys = (p.float().abs().view(torch.int32).long() << 32) - index
     own = keys.gather(-1, near)
-    first, count = own[..., :1], min(most + 1, p.shape[-1])
+    first = own[..., :1]
+    count = min(most + 1, p.shape[-1])
     above = keys.masked_fill(keys < first, torch.iinfo(torch.int64).max)
     below = keys.masked_fill(keys > first, torch.iinfo(torch.int64).min)
     highest = above.topk(count, largest=False, sorted=False).values.amax(-1, keepdim=True)

@@ -78,8 +78,10 @@ class PricedRounds:
         """
         vocab_size = p[0].shape[-1]
         tokens = torch.cartesian_prod(*[torch.arange(vocab_size)] * len(q)).view(-1, len(q))
-        prefix, weights = torch.zeros(len(tokens), dtype=torch.int64), p[0].new_ones(len(tokens))
-        above, below = [p[0][prefix]], []
+        prefix = torch.zeros(len(tokens), dtype=torch.int64)
+        weights = p[0].new_ones(len(tokens))
+        above = [p[0][prefix]]
+        below: list[Tensor] = []
         for depth, token in enumerate(tokens.T):
             below.append(q[depth][prefix])
             weights = weights * at(below[-1], token)
@@ -103,7 +105,8 @@ class PricedRounds:
         """Mean number of tokens that a round emits, and the nats that it adds to the KL bound."""
         keep, divergence = self._at(prices)
         reach = self._reach(keep)
-        tokens, nats = reach.sum(0), (reach * divergence).sum(0)
+        tokens = reach.sum(0)
+        nats = (reach * divergence).sum(0)
         return float(self.weights @ tokens), float(self.weights @ nats)
 
     def worth(self, prices: Prices, beta: float) -> Prices:
@@ -112,7 +115,8 @@ class PricedRounds:
         is ever kept.
         """
         keep, divergence = self._at(prices)
-        gain, value = torch.zeros_like(keep), beta - divergence
+        gain = torch.zeros_like(keep)
+        value = beta - divergence
         children = _children(self.tree)
         for node in reversed(range(1 + self.tree.nodes)):
             rest = torch.zeros_like(self.weights)
@@ -120,12 +124,10 @@ class PricedRounds:
                 gain[child] = value[1 + child] - rest
                 rest = rest + keep[child] * gain[child]
             value[node] += rest
-        kept = self._reach(keep)[1:] @ self.weights
-        gained = (self._reach(keep)[1:] * gain) @ self.weights
-        masses, gains = (
-            keep.new_zeros(self.tree.max_depth).index_add(0, self.tree.depths - 1, values)
-            for values in (kept, gained)
-        )
+        reach = self._reach(keep)[1:]
+        by_depth = keep.new_zeros(self.tree.max_depth)
+        masses = by_depth.index_add(0, self.tree.depths - 1, reach @ self.weights)
+        gains = by_depth.index_add(0, self.tree.depths - 1, (reach * gain) @ self.weights)
         means = torch.where(masses > 0, gains / masses, 0.0)
         return Prices(tuple(means.clamp(0, GRID[-1]).tolist()))
 
@@ -157,26 +159,32 @@ def prices_for(rounds: PricedRounds, expected_length: float) -> Prices:
     """
     check_reachable(expected_length, reachable_by_price(rounds), rounds.tree.max_depth)
     prices = Prices((0.0,) * rounds.tree.max_depth)
-    below, above = 0.0, GRID[-1]
+    below = 0.0
+    above = GRID[-1]
     for _ in range(30):
         beta = (below + above) / 2
         prices = _settled(rounds, prices, beta)
         short = rounds.expected(prices)[0] < expected_length
-        below, above = (beta, above) if short else (below, beta)
+        if short:
+            below = beta
+        else:
+            above = beta
     return prices
 
 
 def reachable_by_price(rounds: PricedRounds) -> tuple[float, float]:
     """The expected lengths of exact decoding, and of the highest price at every depth."""
-    low, high = (rounds.expected(Prices((price,)))[0] for price in (GRID[0], GRID[-1]))
-    return low, high
+    lengths = [rounds.expected(Prices((price,)))[0] for price in (GRID[0], GRID[-1])]
+    return lengths[0], lengths[1]
 
 
 def _settled(rounds: PricedRounds, prices: Prices, beta: float) -> Prices:
     """Iterate to the fixed point at which the prices equal the worth of drafts under them."""
     for _ in range(40):
-        before, prices = prices, rounds.worth(prices, beta)
-        if math.dist(before.prices, prices.prices) < 1e-4:
+        worth = rounds.worth(prices, beta)
+        distance = math.dist(prices.prices, worth.prices)
+        prices = worth
+        if distance < 1e-4:
             break
     return prices
 
@@ -192,5 +200,6 @@ def _interpolated(measured: Tensor, prices: list[float]) -> Tensor:
     after = torch.searchsorted(grid, wanted).clamp(1, len(GRID) - 1)
     share = (wanted - grid[after - 1]) / (grid[after] - grid[after - 1])
     nodes = torch.arange(len(prices))
-    below, above = (measured[:, nodes, place].T for place in (after - 1, after))
+    below = measured[:, nodes, after - 1].T
+    above = measured[:, nodes, after].T
     return torch.lerp(below, above, share.to(measured.dtype).unsqueeze(-1))

@@ -49,7 +49,8 @@ class Chains:
     @classmethod
     def enumerated(cls, p: Tables, q: Tables) -> "Chains":
         """All V^L chains of L = len(q) tokens, weighted by the draft's tables."""
-        weights, ratios = torch.ones(1, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.float64)
+        weights = torch.ones(1, dtype=torch.float64)
+        ratios = torch.zeros(1, 0, dtype=torch.float64)
         for target, draft in zip(p, q, strict=False):
             weights = (weights.unsqueeze(-1) * draft).flatten()
             here = torch.where(draft > 0, target / draft, 1.0).double()
@@ -89,9 +90,9 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
     Raises:
         TemperaError: no schedule between exact decoding and `ceiling` has this expected length.
     """
-    low, _ = reach = reachable(chains, ceiling)
-    check_reachable(expected_length, reach, chains.length)
-    if expected_length <= low:
+    lengths = reachable(chains, ceiling)
+    check_reachable(expected_length, lengths, chains.length)
+    if expected_length <= lengths[0]:
         return (1.0,) * chains.length
     most = math.log(ceiling)
 

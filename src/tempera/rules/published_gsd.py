@@ -57,7 +57,8 @@ class PublishedGSD(Rule):
 
     def on(self, embeddings: Tensor, ids: Tensor) -> Self:
         """With the distances of these embeddings [V, H], of tokens with these ids, int64 [V]."""
-        vectors, far = embeddings.float(), ids >= self.ids
+        vectors = embeddings.float()
+        far = ids >= self.ids
         if far.all():  # no distance is tested
             return replace(self, close=far.new_zeros(1, 1), far=far)
         rows = [
@@ -82,10 +83,11 @@ class PublishedGSD(Rule):
             windows.append(((places + step).clamp(0, len(places) - 1), inside))
         far = self.far[order]
         untested = torch.stack([far[..., other] & inside for other, inside in windows]).any(0)
-        last, known = len(self.close) - 1, order.clamp(max=len(self.close) - 1)
+        last = len(self.close) - 1
+        rows = order.clamp(max=last)
         mass_p, mass_q = torch.zeros_like(p), torch.zeros_like(q)
         for other, inside in windows:
-            near = self.close[known, order[..., other].clamp(max=last)] | untested
+            near = self.close[rows, order[..., other].clamp(max=last)] | untested
             similar = (of_p[..., other] - of_p).abs() < self.difference
             member = inside & near & similar
             mass_p += of_p[..., other] * member

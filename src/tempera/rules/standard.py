@@ -184,7 +184,8 @@ class BlockVerification:
                 option="rule",
             )
         q = draft.drawn_from(p.shape[-1])
-        above, below = at(p[:, :-1], draft.tokens).double(), at(q, draft.tokens).double()
+        above = at(p[:, :-1], draft.tokens).double()
+        below = at(q, draft.tokens).double()
         steps = torch.nn.functional.pad(
             (above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0)
         )

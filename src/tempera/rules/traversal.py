@@ -56,7 +56,8 @@ class Traversal:
         """w and P of the root and every node after its last child, float64 [B, 1 + N] and float32
         [B, 1 + N, V].
         """
-        tree, rest = draft.tree, p.clone()
+        tree = draft.tree
+        rest = p.clone()
         weights = torch.ones_like(p[..., 0], dtype=torch.float64)
         for level in tree.levels:
             parents = 1 + tree.parents[level.slots[:, 0]]

@@ -22,7 +22,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: flo
     Returns:
         [R, heads, S, D].
     """
-    groups, padding = query.shape[1] // keys.shape[1], keys.shape[-1] - query.shape[-1]
+    groups = query.shape[1] // keys.shape[1]
+    padding = keys.shape[-1] - query.shape[-1]
     tokens = query
     if groups > 1:
         tokens = query.unflatten(1, (-1, groups)).flatten(2, 3)

@@ -102,7 +102,8 @@ class KVCache:
             kv_length: K; the pass loads slots 0 … K − 1. A Python integer, so nothing is read from
                 the device.
         """
-        self.write_index, self.kv_length = self._index(slots), kv_length
+        self.write_index = self._index(slots)
+        self.kv_length = kv_length
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -112,7 +113,8 @@ class KVCache:
         Returns:
             views of the layer's first K keys and values, [R, heads, K, D] each.
         """
-        entries, new = self.entries[layer_idx], torch.cat([key_states, value_states])
+        entries = self.entries[layer_idx]
+        new = torch.cat([key_states, value_states])
         if self.head_dim > new.shape[-1]:
             new = torch.nn.functional.pad(new, (0, self.head_dim - new.shape[-1]))
         entries.index_copy_(0, self.write_index, new.flatten(0, 2))
@@ -164,13 +166,15 @@ class Layout:
             cache: the cache that they are for.
             copies: rows per prompt.
         """
-        pad, device = torch.nn.functional.pad, cache.device
+        pad = torch.nn.functional.pad
+        device = cache.device
         if isinstance(tokens, int):
             offsets = ahead = torch.arange(tokens, device=device)
             visible = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
         elif isinstance(tokens, Tree):
             offsets = torch.arange(1 + tokens.nodes, device=device)
-            ahead, visible = pad(tokens.depths, (1, 0)), pad(tokens.ancestors, (1, 0, 1, 0))
+            ahead = pad(tokens.depths, (1, 0))
+            visible = pad(tokens.ancestors, (1, 0, 1, 0))
             visible[..., 0] = True
         else:
             count, width = tokens.ancestors.shape[-2:]

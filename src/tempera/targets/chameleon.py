@@ -17,7 +17,7 @@ from tempera.errors import TemperaError
 from tempera.runtime import huggingface
 from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.llamagen import from_meta
-from tempera.targets.shared_vocabulary import SharedVocabularyLM
+from tempera.targets.shared_vocabulary import PromptedLM, shared_vocabulary_lm
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec, patches
 
 PATCH = 16
@@ -108,7 +108,7 @@ def anole() -> ModelSpec:
 UNUSED = ("model.vqmodel.", "rope.")
 
 
-def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
+def build(sizes: dict[str, Any], spec: ModelSpec) -> PromptedLM:
     """The network of these sizes; see `shared_vocabulary.load_network`.
 
     Raises:
@@ -121,7 +121,7 @@ def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
         )
     del sizes["model_parallel_size"]
     config = huggingface.ChameleonConfig(**sizes, vocabulary_map={})
-    return SharedVocabularyLM(config, _sizes(config), spec, "chameleon")
+    return shared_vocabulary_lm(config, _sizes(config), spec, "chameleon")
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -139,7 +139,8 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str
     Raises:
         TemperaError: the norms are those of another number of partitions.
     """
-    heads, partitions = sizes["num_attention_heads"], sizes.get("model_parallel_size")
+    heads = sizes["num_attention_heads"]
+    partitions = sizes.get("model_parallel_size")
     result = from_meta(state, heads)
     for name, tensor in result.items():
         if ".self_attn.q_norm." in name or ".self_attn.k_norm." in name:

@@ -100,9 +100,11 @@ class CaptionFeatures(nn.Module):
         Raises:
             TemperaError: a caption is empty, or too long and `truncate` is False.
         """
-        rows, length = self.tokens.check(prompts), self.tokens.length
+        rows = self.tokens.check(prompts)
+        length = self.tokens.length
         embedding = self.encoder.get_input_embeddings().weight
-        device, width = embedding.device, max(map(len, rows))
+        device = embedding.device
+        width = max(map(len, rows))
         counts = torch.tensor([len(row) for row in rows], device=device)
         keep = torch.arange(length, device=device) >= length - counts[:, None]
         features = embedding.new_zeros(len(rows), length, embedding.shape[-1])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tempera.runtime import huggingface
 from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.shared_vocabulary import SharedVocabularyLM
+from tempera.targets.shared_vocabulary import PromptedLM, shared_vocabulary_lm
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 8
@@ -56,10 +56,10 @@ def emu3(
 UNUSED = ()
 
 
-def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
+def build(sizes: dict[str, Any], spec: ModelSpec) -> PromptedLM:
     """The network of these sizes; see `shared_vocabulary.load_network`."""
     config = huggingface.Emu3TextConfig(**sizes, attention_dropout=0.0)
-    return SharedVocabularyLM(config, LayerSizes.of(config), spec, "emu3")
+    return shared_vocabulary_lm(config, LayerSizes.of(config), spec, "emu3")
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> Mapping[str, Tensor]:

@@ -108,7 +108,8 @@ class Session:
             prompt: the batch.
             nodes: most drafted tokens of a round.
         """
-        self.prompt, self.turns = prompt, torch.empty(2, 0, self._head_dim)
+        self.prompt = prompt
+        self.turns = torch.empty(2, 0, self._head_dim)
         prompt.lengths = self._lengths = kept(self._lengths, prompt.lengths)
         prompt.root_slots = self._root_slots = kept(self._root_slots, prompt.root_slots)
         self.begin_cache(self.cache, nodes, prompt.keep)
@@ -130,8 +131,8 @@ class Session:
             padding = kept(padding if cache.padding is None else cache.padding, padding)
         cache.padding = padding
         if cache.capacity > self.turns.shape[1]:
-            rotary, prefix = self.network.model.rotary, self.prompt.prefix
-            table = rotary.table(cache.capacity, prefix, self.device)
+            rotary = self.network.model.rotary
+            table = rotary.table(cache.capacity, self.prompt.prefix, self.device)
             self.turns = self._turns = kept(self._turns, table)
 
     def place_prefix(self, count: int, cache: KVCache, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,8 +174,10 @@ class Session:
             their additive mask [R, 1, M, keys], and their rotation (see `rotary.rotate`), [2, R, M,
             D], in the cache's dtype.
         """
-        cache, prompt = self.cache if cache is None else cache, self.prompt
-        start, kv_length = prompt.root_slots if start is None else start, self.kv_length(cache)
+        prompt = self.prompt
+        cache = self.cache if cache is None else cache
+        start = prompt.root_slots if start is None else start
+        kv_length = self.kv_length(cache)
         cache.place(start[:, None] + layout.offsets, kv_length)
         mask = layout.mask(start, kv_length)
         if cache.padding is not None:

@@ -18,11 +18,13 @@ from typing_extensions import override
 from tempera.runtime import huggingface
 from tempera.runtime.tensor_files import renamed
 from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.shared_vocabulary import SharedVocabularyLM
+from tempera.targets.shared_vocabulary import PromptedLM, decoder_of
 from tempera.targets.token_format import ModelSpec, patches
 
-PATCH, CODE_DIM = 16, 8
-_BEGIN, _PAD = 100000, "<｜▁pad▁｜>"
+PATCH = 16
+CODE_DIM = 8
+_BEGIN = 100000
+_PAD = "<｜▁pad▁｜>"
 
 
 def janus(image_size: int = 384, codes: int = 16384) -> ModelSpec:
@@ -49,7 +51,7 @@ def janus(image_size: int = 384, codes: int = 16384) -> ModelSpec:
     )
 
 
-class Janus(SharedVocabularyLM):
+class Janus(PromptedLM):
     """The part of Janus-Pro that generates images.
 
     Args:
@@ -58,12 +60,12 @@ class Janus(SharedVocabularyLM):
     """
 
     def __init__(self, config: Any, spec: ModelSpec) -> None:
-        super().__init__(config, LayerSizes.of(config), spec, "janus")
         width = config.hidden_size
+        head = nn.Linear(width, spec.codes)
+        super().__init__(config, decoder_of(config, LayerSizes.of(config)), head, spec, "janus")
         self.model.norm = nn.Sequential(self.model.norm, nn.Linear(width, width), nn.GELU())
         self.codes = nn.Embedding(spec.codes, CODE_DIM)
         self.aligner = nn.Sequential(nn.Linear(CODE_DIM, width), nn.GELU(), nn.Linear(width, width))
-        self.lm_head = nn.Linear(width, spec.codes)
 
     @override
     def embed_tokens(self, tokens: Tensor) -> Tensor:

@@ -109,7 +109,8 @@ class LlamaGen(nn.Module):
     tied to the token embedding. Implements `network.TargetNetwork`.
     """
 
-    family, spec = "llamagen", None
+    family = "llamagen"
+    spec = None
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()

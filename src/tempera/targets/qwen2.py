@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tempera.runtime import huggingface
 from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.shared_vocabulary import SharedVocabularyLM
+from tempera.targets.shared_vocabulary import PromptedLM, shared_vocabulary_lm
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
@@ -53,10 +53,10 @@ def simplear(
 UNUSED = ()
 
 
-def build(sizes: dict[str, Any], spec: ModelSpec) -> SharedVocabularyLM:
+def build(sizes: dict[str, Any], spec: ModelSpec) -> PromptedLM:
     """The network of these sizes; see `shared_vocabulary.load_network`."""
     config = huggingface.Qwen2Config(**sizes)
-    return SharedVocabularyLM(config, LayerSizes.of(config, qkv_bias=True), spec, "qwen2")
+    return shared_vocabulary_lm(config, LayerSizes.of(config, qkv_bias=True), spec, "qwen2")
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -81,7 +81,8 @@ class MultimodalRotary(Rotary):
 
     def positions(self, count: int, prefix: int, device: torch.device) -> Tensor:
         """The three positions of every slot, int64 [3, count]."""
-        start, parts = prefix, [torch.arange(prefix, device=device).expand(3, -1)]
+        start = prefix
+        parts = [torch.arange(prefix, device=device).expand(3, -1)]
         for rows, columns in self.grids:
             place = torch.arange(rows * columns, device=device)
             three = torch.zeros_like(place), place // columns, place % columns

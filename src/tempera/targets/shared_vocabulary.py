@@ -81,20 +81,20 @@ class PromptedLM(nn.Module):
         return self.model.embed_tokens(ids.clamp(min=0)), ids != PADDING
 
 
-class SharedVocabularyLM(PromptedLM):
-    """The network of a configuration, whose head gives the logits of all ids.
-
-    Args:
-        config: a Hugging Face configuration.
-        sizes: of its decoder layers.
-        spec, family: see `PromptedLM`.
+def shared_vocabulary_lm(
+    config: Any, sizes: LayerSizes, spec: ModelSpec, family: str
+) -> PromptedLM:
+    """The network of a Hugging Face configuration, whose head gives the logits of all ids. For the
+    arguments see `decoder_of` and `PromptedLM`.
     """
+    head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    return PromptedLM(config, decoder_of(config, sizes), head, spec, family)
 
-    def __init__(self, config: Any, sizes: LayerSizes, spec: ModelSpec, family: str) -> None:
-        rotary = Rotary(sizes.head_dim, config.rope_parameters["rope_theta"])
-        model = Decoder(sizes, config.num_hidden_layers, config.vocab_size, rotary)
-        head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        super().__init__(config, model, head, spec, family)
+
+def decoder_of(config: Any, sizes: LayerSizes) -> Decoder:
+    """The decoder of a Hugging Face configuration, with layers of these sizes."""
+    rotary = Rotary(sizes.head_dim, config.rope_parameters["rope_theta"])
+    return Decoder(sizes, config.num_hidden_layers, config.vocab_size, rotary)
 
 
 class PromptEncoder(nn.Module):
@@ -308,7 +308,8 @@ def load_network(
     Raises:
         TemperaError: the files are missing, do not fit, or are of an unsupported variant.
     """
-    module, published = family_module(family), PretrainedFiles(weights, files, hub)
+    module = family_module(family)
+    published = PretrainedFiles(weights, files, hub)
     stated = stated_sizes(published, family, sizes)
     network: PromptedLM = load_pretrained(
         lambda: module.build(dict(stated), spec),

@@ -55,7 +55,9 @@ class TokenHead:
     def pack(self) -> None:
         """Store the weight for products with few rows, in place of the network's own head."""
         dtype = self.linear.weight.dtype
-        self.linear = self._network.lm_head = self._linears[dtype] = self.linear.to_dtype(dtype)
+        self.linear = self.linear.to_dtype(dtype)
+        self._linears[dtype] = self.linear
+        self._network.lm_head = self.linear
 
     def copy_to(self, dtype: torch.dtype) -> None:
         """Keep a copy of the weight in another dtype, for hidden states of that dtype: those of a
@@ -93,8 +95,9 @@ class TokenHead:
         Guidance l = u + s(c − u) and the head are both linear. Guidance is therefore applied to the
         hidden states, and the head runs on half the rows.
         """
-        linear, guidance = self._linear_of(hidden), self.sampling.guidance
-        return _logits(linear, hidden[..., : self.hidden_size], guidance, self._line_ends)
+        linear = self._linear_of(hidden)
+        last = hidden[..., : self.hidden_size]
+        return _logits(linear, last, self.sampling.guidance, self._line_ends)
 
     def distribution(
         self, hidden: Tensor, lengths: Tensor, ahead: Tensor | int, sampling: Sampling | None = None
