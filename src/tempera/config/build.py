@@ -250,8 +250,8 @@ def check_draft(cfg: DictConfig, option: str = "drafter.path", *, of_the_hub: bo
     if path is None or path == RANDOM:
         return
     if of_the_hub or Path(str(path)).exists() or Repository.named(str(path)) is None:
-        kind = str(cfg.drafter._target_).rpartition(".build_")[2]
-        kind = f" draft={kind}" if kind in ("parallel", "medusa") else ""
+        trained_by = declared(cfg.drafter, "trained_by")
+        kind = f" draft={trained_by}" if trained_by else ""
         place = draft_directory(
             str(path),
             f"train a draft with `{command('train')} model={cfg.model.name}{kind}`, give another "

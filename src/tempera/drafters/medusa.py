@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_files import (
     DraftDtype,
@@ -161,6 +161,7 @@ def medusa_network(
     return draft_to_train(MedusaModel, target, model, start, (), length=length)
 
 
+@drafts(trained_by="medusa")
 def build_medusa(
     path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
 ) -> StaticTreeDrafter:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_files import DraftDtype, draft_to_decode, torch_dtype
 from tempera.drafters.draft_network import DraftNetwork
@@ -152,6 +152,7 @@ def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Ten
     return first, target.head.directions(columns)
 
 
+@drafts(trained_by="parallel")
 def build_parallel(
     path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
 ) -> StaticTreeDrafter:
