@@ -199,7 +199,7 @@ def test_a_step_has_the_guidance_of_its_end_and_no_known_token_is_out_of_reach()
         conditions = model.conditions
 
         def spy(context: Context, places: Tensor, after: Tensor) -> Tensor:
-            assert int(context.known.max()) <= context.reach <= 12
+            assert int(context.lengths.max()) <= context.reach <= 12
             seen.append(after[0].tolist())
             return conditions(context, places, after)
 

@@ -130,13 +130,13 @@ class DiffusionSampling:
         """Rows of the network per image: 2 with guidance, otherwise 1."""
         return 1 if self.guidance == 1 else 2
 
-    def scale(self, known: Tensor, length: int) -> Tensor:
-        """Guidance scale of a step after which `known` [...] of `length` tokens are decoded. As in
+    def scale(self, decoded: Tensor, length: int) -> Tensor:
+        """Guidance scale of a step after which `decoded` [...] of `length` tokens are there. As in
         MAR, the last token is not counted.
         """
         if self.guidance_schedule == "constant":
-            return torch.full_like(known, self.guidance, dtype=torch.float32)
-        return 1 + (self.guidance - 1) * known.clamp(max=length - 1).float() / length
+            return torch.full_like(decoded, self.guidance, dtype=torch.float32)
+        return 1 + (self.guidance - 1) * decoded.clamp(max=length - 1).float() / length
 
 
 def betas() -> Tensor:

@@ -1,7 +1,7 @@
 """Decoding continuous tokens: MAR's parallel prediction in any number of steps, and continuous
 speculative decoding (CSpD, Algorithm 1: `Speculative.decode`).
 
-Every row decodes its tokens in its own random order; the first `known` places of the order have
+Every row decodes its tokens in its own random order; the first `lengths` places of the order have
 tokens. A *round* is a pass of the target that emits tokens. Rows advance and finish independently.
 """
 
@@ -33,16 +33,16 @@ class Context:
 
     Attributes:
         rows: image of each sequence, int64 [R].
-        tokens: in decoding order, float32 [R, T or more, D]; undefined from `known` on.
+        tokens: in decoding order, float32 [R, T or more, D]; undefined from `lengths` on.
         order: position in the image of each place of the order, int64 [R, T].
-        known: number of decoded tokens, int64 [R].
-        reach: upper bound of `known`, on the host.
+        lengths: number of decoded tokens, int64 [R].
+        reach: upper bound of `lengths`, on the host.
     """
 
     rows: Tensor
     tokens: Tensor
     order: Tensor
-    known: Tensor
+    lengths: Tensor
     reach: int
 
 
@@ -307,7 +307,7 @@ class Speculative:
     def depth(self, length: int) -> int:
         """L, most drafted tokens of a round, for images of `length` tokens."""
         sizes = self.sizes(length)
-        return max(sum(self.rule.drafted(known, self.gamma, sizes)) for known in range(length))
+        return max(sum(self.rule.drafted(decoded, self.gamma, sizes)) for decoded in range(length))
 
     def describe(self) -> dict[str, Any]:
         """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
@@ -454,14 +454,14 @@ def _score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) 
     if not rule.sees_drafts:
         places = _next_places(context, count, target.length)
         return target.conditions(context, places, places[:, -1:].expand_as(places) + 1)
-    # one context after each number of drafts; tokens are undefined from its `known` on
+    # one context after each number of drafts; tokens are undefined from its `lengths` on
     seen = _with(context, drafted, target.length)
     ahead = torch.arange(1 + count, device=drafted.device).unsqueeze(1)
     stacked = Context(
         seen.rows.repeat(1 + count),
         seen.tokens.repeat(1 + count, 1, 1),
         seen.order.repeat(1 + count, 1),
-        (context.known + ahead).clamp(max=target.length).flatten(),
+        (context.lengths + ahead).clamp(max=target.length).flatten(),
         seen.reach,
     )
     places = _next_places(stacked, 1, target.length)
@@ -474,24 +474,24 @@ def _draw(model: Model, context: Context, drawn: Tensor) -> tuple[Tensor, Denois
     conditions, [B, M, C], and paths.
     """
     places = _next_places(context, drawn.shape[1], model.length)
-    after = (context.known + drawn.shape[1]).unsqueeze(1).expand_as(places)
+    after = (context.lengths + drawn.shape[1]).unsqueeze(1).expand_as(places)
     conditions = model.conditions(context, places, after)
     return conditions, denoise(model.denoiser, conditions, drawn)
 
 
 def _next_places(context: Context, count: int, length: int) -> Tensor:
     """The next `count` places of the order, clamped to the last one, int64 [R, count]."""
-    ahead = torch.arange(count, device=context.known.device)
-    return (context.known.unsqueeze(1) + ahead).clamp(max=length - 1)
+    ahead = torch.arange(count, device=context.lengths.device)
+    return (context.lengths.unsqueeze(1) + ahead).clamp(max=length - 1)
 
 
 def _with(context: Context, tokens: Tensor, length: int) -> Context:
     """The context with more known tokens, [R, M, D]; tokens past the image are not known."""
     count = tokens.shape[1]
-    slots = context.known.unsqueeze(1) + torch.arange(count, device=tokens.device)
+    slots = context.lengths.unsqueeze(1) + torch.arange(count, device=tokens.device)
     return replace(
         context,
         tokens=context.tokens.scatter(1, slots.unsqueeze(-1).expand_as(tokens), tokens),
-        known=(context.known + count).clamp(max=length),
+        lengths=(context.lengths + count).clamp(max=length),
         reach=min(context.reach + count, length),
     )

@@ -241,14 +241,14 @@ class MAR(nn.Module):
         return torch.where(drop.unsqueeze(-1), self.fake_latent, self.class_emb(labels))
 
     def forward(
-        self, tokens: Tensor, order: Tensor, known: Tensor, embedding: Tensor, places: Tensor
+        self, tokens: Tensor, order: Tensor, lengths: Tensor, embedding: Tensor, places: Tensor
     ) -> Tensor:
         """Compute the diffusion head's conditions.
 
         Args:
-            tokens: the first K tokens of the order, float [R, K, D], with K ≥ max(`known`).
+            tokens: the first K tokens of the order, float [R, K, D], with K ≥ max(`lengths`).
             order: position in the image of each place of the order, int64 [R, T].
-            known: number of valid tokens, int64 [R].
+            lengths: number of valid tokens, int64 [R].
             embedding: `class_embedding`, [R, W].
             places: places of the order to predict, int64 [R, M].
 
@@ -256,7 +256,7 @@ class MAR(nn.Module):
             [R, M, W].
         """
         buffer, count = self.config.buffer, tokens.shape[1]
-        real = torch.arange(count, device=tokens.device) < known.unsqueeze(1)
+        real = torch.arange(count, device=tokens.device) < lengths.unsqueeze(1)
         keep = F.pad(real, (buffer, 0), value=True)[:, None, None]
         where = order[:, :count]
         x = torch.cat([embedding.unsqueeze(1).expand(-1, buffer, -1), self.z_proj(tokens)], 1)

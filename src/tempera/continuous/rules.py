@@ -89,12 +89,12 @@ class DensityRule(ABC):
         """
         return [1] * math.ceil(share * sum(sizes))
 
-    def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
+    def drafted(self, decoded: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
         """Tokens of each drafting step of a round: the mean size, rounded up, γ times, but not more
         often than an image has steps.
 
         Args:
-            known: tokens of the slowest row.
+            decoded: tokens of the slowest row.
             gamma: γ.
             sizes: see `prefilled`.
         """
@@ -195,9 +195,9 @@ class CSpDReferenceCode(DensityRule):
         """⌊share · steps⌋ + 1 steps."""
         return sizes[: math.floor(share * len(sizes)) + 1]
 
-    def drafted(self, known: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
+    def drafted(self, decoded: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
         """The steps up to the next multiple of γ, counted from 0."""
-        step = bisect_right(list(accumulate(sizes)), known)
+        step = bisect_right(list(accumulate(sizes)), decoded)
         return sizes[step : step + gamma - (step - 1) % gamma]
 
     def verify(

@@ -148,11 +148,11 @@ class MARTarget:
         count = self.sampling.rows
         tokens = context.tokens[:, : context.reach].to(self.dtype).repeat(count, 1, 1)
         order = context.order.repeat(count, 1)
-        known = context.known.repeat(count)
+        lengths = context.lengths.repeat(count)
         asked = places.repeat(count, 1)
         drop = torch.arange(len(tokens), device=tokens.device) >= len(context.rows)
         embedding = self.network.class_embedding(self._labels[context.rows].repeat(count), drop)
-        vectors = self.network(tokens, order, known, embedding, asked)
+        vectors = self.network(tokens, order, lengths, embedding, asked)
         if count == 1:
             out: Tensor = vectors.float()
             return out

@@ -203,9 +203,9 @@ class Toy:
 
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
         """See `Model`."""
-        known = torch.arange(self.length) < context.known.unsqueeze(1)
+        is_decoded = torch.arange(self.length) < context.lengths.unsqueeze(1)
         tokens = context.tokens[:, : self.length]
-        seen = torch.where(known.unsqueeze(-1), tokens, torch.zeros(()))
+        seen = torch.where(is_decoded.unsqueeze(-1), tokens, torch.zeros(()))
         mixed = self.weights[context.order.gather(1, places)] @ seen
         return self.offsets[context.order.gather(1, places)] + mixed
 
