@@ -12,13 +12,8 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import Trace
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.evaluation.round_laws import (
-    KeepNothing,
-    LawRecorder,
-    RoundLaws,
-    TestedRule,
-    decoded,
-)
+from tempera.evaluation import round_laws
+from tempera.evaluation.round_laws import KeepNothing, RoundLaws, TestedRule, decoded
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.rules.optimal import Priced
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
@@ -43,9 +38,10 @@ def table_target() -> TableTarget:
 def outcomes() -> dict[TestedRule, torch.Tensor]:
     target = table_target()
     drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(DEPTH))
-    recorder = LawRecorder(drafter, list(RULES.values()))
+    rules = list(RULES.values())
+    recorder = round_laws.law_recorder(drafter, rules)
     decoded(target, recorder, KeepNothing(), world_prompts(ROWS), 0, CPU)
-    return recorder.outcomes()
+    return round_laws.outcomes(recorder, rules)
 
 
 def emitted(rule: Any, depth: int) -> Trace:

@@ -16,7 +16,7 @@ of Eqs. 7 and 8 and of the KL bound, per round and for every schedule. The appro
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,19 @@ class Statistics:
 
 
 class Recorder(Drafter):
-    """Wraps a drafter of static trees and records how the target scores its drafts."""
+    """Wraps a drafter of static trees and records how the target scores its drafts.
 
-    def __init__(self, drafter: Drafter) -> None:
+    Args:
+        drafter: the drafter.
+        note: what is recorded of a round, from its draft, p and the number of tokens that each row
+            emitted; by default what `statistics` needs.
+    """
+
+    def __init__(
+        self, drafter: Drafter, note: Callable[[Draft, Tensor, Tensor], Any] | None = None
+    ) -> None:
         self.drafter = drafter
+        self.note = note or _ratios_and_round
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
         self.tree, self.identity = drafter.tree, drafter.identity
 
@@ -116,14 +125,6 @@ class Recorder(Drafter):
         self.noted.append(self.note(draft, scores.p, images.emitted.clone()))
         self.drafter.observe(images, draft, verdict, scores)
 
-    def note(self, draft: Draft, p: Tensor, emitted: Tensor) -> Any:
-        """What is recorded of a round; node n is tested against p at its parent."""
-        token, parents = draft.tokens.unsqueeze(-1), 1 + draft.tree.parents
-        ratios = take(p, parents).gather(-1, token) / draft.drawn_from(p.shape[-1]).gather(
-            -1, token
-        )
-        return ratios.squeeze(-1), PricedRounds.measured(draft, p), emitted
-
     def statistics(self, length: int) -> Statistics:
         """Statistics, on the host, of the drafts that end within their image of `length` tokens."""
         ratios, tested, counts = zip(*self.noted, strict=True)
@@ -138,6 +139,16 @@ class Recorder(Drafter):
         keep, divergence = of(one.keep for one in tested), of(one.divergence for one in tested)
         rounds = PricedRounds.equal(tree.to(torch.device("cpu")), keep, divergence)
         return Statistics(of(ratios) if tree.is_chain else None, rounds)
+
+
+def _ratios_and_round(draft: Draft, p: Tensor, emitted: Tensor) -> Any:
+    """p/q of each drafted token, the round by prices, and its emitted tokens; node n is tested
+    against p at its parent.
+    """
+    token = draft.tokens.unsqueeze(-1)
+    q = draft.drawn_from(p.shape[-1])
+    ratios = take(p, 1 + draft.tree.parents).gather(-1, token) / q.gather(-1, token)
+    return ratios.squeeze(-1), PricedRounds.measured(draft, p), emitted
 
 
 def check_tree(tree: Tree | None) -> None:

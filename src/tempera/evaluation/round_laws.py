@@ -84,24 +84,20 @@ class TestedRule:
         return found
 
 
-class LawRecorder(Recorder):
+def law_recorder(drafter: Drafter, rules: Sequence[TestedRule]) -> Recorder:
     """Wraps a drafter of chains and tests its drafts under several rules; for `KeepNothing`."""
+    return Recorder(drafter, lambda draft, p, _: [rule.outcome(draft, p) for rule in rules])
 
-    def __init__(self, drafter: Drafter, rules: Sequence[TestedRule]) -> None:
-        super().__init__(drafter)
-        self.rules = rules
 
-    def note(self, draft: Draft, p: Tensor, emitted: Tensor) -> list[Tensor]:
-        """The outcome of the draft under each rule."""
-        return [rule.outcome(draft, p) for rule in self.rules]
-
-    def outcomes(self) -> dict[TestedRule, Tensor]:
-        """For each rule, what it found at the T tokens of B images: float64 [B, T, 3, 1 + L], on
-        the host.
-        """
-        found = zip(*self.noted, strict=True)
-        stacked = [torch.stack(of_rule, 1).double().cpu() for of_rule in found]
-        return dict(zip(self.rules, stacked, strict=True))
+def outcomes(recorder: Recorder, rules: Sequence[TestedRule]) -> dict[TestedRule, Tensor]:
+    """For each rule of a `law_recorder`, its outcomes at the T tokens of B images: float64 [B, T,
+    3, 1 + L], on the host.
+    """
+    by_rule = {}
+    for index, rule in enumerate(rules):
+        rounds = [noted[index] for noted in recorder.noted]
+        by_rule[rule] = torch.stack(rounds, 1).double().cpu()
+    return by_rule
 
 
 @dataclass(frozen=True)

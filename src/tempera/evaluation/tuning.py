@@ -17,10 +17,11 @@ from tempera.evaluation.benchmark import time_rounds
 from tempera.evaluation.pipeline import Method
 from tempera.evaluation.round_laws import (
     KeepNothing,
-    LawRecorder,
     RoundLaws,
     TestedRule,
     decoded,
+    law_recorder,
+    outcomes,
 )
 from tempera.rules.standard import Exact
 from tempera.targets.transformer import TransformerTarget
@@ -194,11 +195,12 @@ def _laws(
         progress(f"chains, draft {draft}")
         own = [(one, tested) for one, tested in on_chains if one.draft == draft]
         deepest = max((drafters[one.shape] for one, _ in own), key=lambda drafter: drafter.depth)
-        recorder = LawRecorder(deepest, list(dict.fromkeys(tested for _, tested in own)))
+        rules = list(dict.fromkeys(tested for _, tested in own))
+        recorder = law_recorder(deepest, rules)
         decoded(target, recorder, KeepNothing(), prompts, seed, target.device)
-        outcomes = recorder.outcomes()
+        by_rule = outcomes(recorder, rules)
         for one, tested in own:
-            yield one, RoundLaws.predicted(outcomes[tested], drafters[one.shape].depth)
+            yield one, RoundLaws.predicted(by_rule[tested], drafters[one.shape].depth)
     on_trees = [one for one in candidates if one.tested is None]
     for shape in dict.fromkeys(one.shape for one in on_trees):
         progress(shape)
