@@ -58,10 +58,16 @@ SAMPLINGS = {
 @pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_one_host_read_per_round(name, sampling, monkeypatch):
-    (tree, rule), seen, rounds, names = READ[name], [], [], ["a", "b", "c"]
+    tree, rule = READ[name]
+    names = ["a", "b", "c"]
+    seen, rounds = [], []
 
     def noted(escape, original):
-        return lambda self, *given: (seen.append(escape), original(self, *given))[1]
+        def call(self, *arguments):
+            seen.append(escape)
+            return original(self, *arguments)
+
+        return call
 
     for escape in ("numpy", "cpu", "item", "__bool__"):
         monkeypatch.setattr(torch.Tensor, escape, noted(escape, getattr(torch.Tensor, escape)))

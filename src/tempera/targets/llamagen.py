@@ -197,15 +197,19 @@ def from_meta(state: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
         state: published weights.
         heads: number of attention heads.
     """
-    parts: dict[str, Tensor] = {}
+    single: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        merged = ".attention.wqkv." in name
-        for part, weight in zip("qkv", tensor.chunk(3), strict=True) if merged else [("", tensor)]:
-            single = name.replace("wqkv", f"w{part}")
-            if re.match(r"layers\..*\.attention\.(wq|wk|[qk]_normalization)\.", single):
-                weight = permute_pairs(weight, 1 if "normalization" in single else heads)
-            parts[single] = weight
-    return renamed(parts, _META)
+        if ".attention.wqkv." not in name:
+            single[name] = tensor
+            continue
+        for part, weight in zip("qkv", tensor.chunk(3), strict=True):
+            single[name.replace("wqkv", f"w{part}")] = weight
+    for name, weight in single.items():
+        if re.match(r"layers\..*\.attention\.(wq|wk)\.", name):
+            single[name] = permute_pairs(weight, heads)
+        if re.match(r"layers\..*\.attention\.[qk]_normalization\.", name):
+            single[name] = permute_pairs(weight, 1)
+    return renamed(single, _META)
 
 
 PATCH = 16
