@@ -115,7 +115,9 @@ class _Aggregated(Rule):
         sampling = getattr(target, "sampling", None)
         if sampling is None or not sampling.top_k:
             return self
-        return replace(self, rejectable=2 * sampling.top_k)
+        rule: Any = self  # a dataclass, as all its classes are
+        narrow: Self = replace(rule, rejectable=2 * sampling.top_k)
+        return narrow
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff it is the argmax of p_{A,x} (LANTERN, Section 4.3), that is,
