@@ -41,7 +41,7 @@ VIEWS = ("alias", "detach", "expand", "select", "slice", "squeeze", "unsqueeze",
 def decoded(method: str, compile: bool, device: str = "cpu") -> list[torch.Tensor]:
     """Two batches, decoded with a tiny model whose lines end."""
     network = llamagen(num_hidden_layers=1).to(device)
-    network.spec = ModelSpec(4, 4, 10, 0, ("{text}",), (), 99, line_end=10)
+    network.spec = ModelSpec(4, 4, 10, 0, ("{text}",), (0,), 99, line_end=10)
     sampling = Sampling(3.0, temperature=2.0, top_k=7)
     target = TransformerTarget(network, captions, sampling, granularity=4)
     if compile:

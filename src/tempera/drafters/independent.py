@@ -62,7 +62,9 @@ class IndependentDraft(DraftModel):
         self.greedy = self.target.sampling.greedy
         self.draft.sampling = self.target.sampling.drafting
         self.draft.begin(prompts, nodes)
-        root = NoDraft().propose(images, torch.empty(len(prompts), 0))
+        nothing = NoDraft()
+        nothing.begin(prompts, images)
+        root = nothing.propose(images, torch.empty(len(prompts), 0))
         longest = self.target.session.prompt.longest
         self._states = kept(self._states, self.draft.score(root, longest).hidden)
 
