@@ -78,6 +78,6 @@ def test_tokens_beyond_the_codebook_and_too_few():
     assert table is neighbours.table_for(torch.zeros(702))
     assert table[:700].equal(neighbours.table)
     assert table[700:, 0].tolist() == [700, 701]
-    assert Neighbours.build(CODES, 1).of(torch.zeros(702))[700:].tolist() == [[700], [701]]
+    assert Neighbours.build(CODES, 1).table_for(torch.zeros(702))[700:].tolist() == [[700], [701]]
     with pytest.raises(TemperaError, match="699 tokens, its image tokenizer 700 codes"):
         neighbours.table_for(torch.zeros(699))
