@@ -250,7 +250,7 @@ def check_draft(cfg: DictConfig, option: str = "drafter.path", *, of_the_hub: bo
     if path is None or path == RANDOM:
         return
     if of_the_hub or Path(str(path)).exists() or Repository.named(str(path)) is None:
-        trained_by = declared(cfg.drafter, "trained_by")
+        trained_by = getattr(part(cfg.drafter).call, "trained_by", None)
         kind = f" draft={trained_by}" if trained_by else ""
         place = draft_directory(
             str(path),
