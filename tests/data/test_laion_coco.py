@@ -95,8 +95,8 @@ def fill(hub: Hub, web: ImageServer) -> None:
 
 
 def source(tmp_path: Path, **options: Any) -> LaionCoco:
-    chosen = LIMITS | {"limit": 20, "shard_size": 10, "seed": 0, **options}
-    return LaionCoco("laion/relaion-coco", str(tmp_path / "images"), **chosen)
+    usual = {"repository": "laion/relaion-coco", "limit": 20, "shard_size": 10, "seed": 0}
+    return LaionCoco(images=str(tmp_path / "images"), **LIMITS | usual | options)
 
 
 def captions(source: LaionCoco, start: int = 0) -> list[str]:
