@@ -243,6 +243,8 @@ STATED = [
     ("sjd_table3", "llamagen_xl_stage1", {"method": "sjd"}, {"data": ["coco", "parti"]}),
     ("sjd_figure12", "lumina", {"method": "sjd"}, {"image_size": [768, 1024], "window": [16]}),
     ("sjd_pac_table1", "emu3", {}, {"top_k": [2000], "data": ["coco", "parti"]}),
+    ("lumina2_readme", "lumina2", {}, {"guidance": [4.0], "top_k": [4096], "image_size": [768]}),
+    ("lumina2_readme", "lumina2", {"method": "sjd"}, {"window": [16]}),
     ("sjd_pac_table1", "lumina", {"method": "lanternpp"}, {"tree": ["mc_sim_7b_63"]}),
     ("sjd_pac_table1", "lumina", {"method": "gsd_published"}, {"window": [16]}),
     (
