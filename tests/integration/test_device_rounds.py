@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_targets import FAMILIES, METHODS, composed, method_options
+from tiny_targets import DISTINCT, FAMILIES, METHODS, composed, method_options
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -114,7 +114,7 @@ def independent(cfg: Any, target: Any) -> StaticTreeDrafter:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path) -> None:
     options = FAMILIES[name].write(tmp_path)
     prompts, found = list(FAMILIES[name].prompts), {}

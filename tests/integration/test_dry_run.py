@@ -12,7 +12,7 @@ from hub import Hub
 from live_bytes import LiveBytes
 from paths import ROOT
 from tiny_evaluation import tiny_pipeline
-from tiny_targets import FAMILIES, composed, write_lumina
+from tiny_targets import DISTINCT, FAMILIES, composed, write_lumina
 
 from tempera.commands import costs
 from tempera.commands.evaluate import main as evaluate
@@ -55,7 +55,7 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_holds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_every_family_is_weighed_without_its_files(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

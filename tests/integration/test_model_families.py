@@ -18,7 +18,9 @@ from PIL import Image
 from round_checks import check_rounds
 from tiny_networks import TREE, random_draft, tiny_eagle, tiny_parallel
 from tiny_targets import (
+    COUSINS,
     DIM,
+    DISTINCT,
     FAMILIES,
     HEADS,
     LAYERS,
@@ -79,8 +81,6 @@ def targets(options: dict[str, list[str]]) -> dict[str, Any]:
     return Made(lambda name: build_target(composed(*options[name])))
 
 
-DISTINCT = {name: FAMILIES[name] for name in FAMILIES if name not in ("lumina2", "simplear")}
-"""The others differ from one of these in prompts, sizes and pictures alone."""
 LUMINA_TEXT = "Generate an image of 64x64 according to the following prompt:\n"
 LUMINA2_START = [*about_as_many("<racm3:break>"), *about_as_many("<reserved08801>") * 2]
 LUMINA2_TEXT = LUMINA_TEXT.replace("64", "32")
@@ -248,7 +248,7 @@ def generate(
 GENERATED = [
     *(("llamagen_text", method) for method in METHODS),
     *((name, method) for name in DISTINCT for method in ("eagle2", "lanternpp", "sjd")),
-    *(("lumina2", "sjd"), ("simplear", "sjd")),  # SimpleAR's codes cannot be compared
+    *((name, "sjd") for name in COUSINS),
 ]
 
 

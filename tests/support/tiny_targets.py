@@ -476,6 +476,9 @@ FAMILIES = {
     "janus": Family(write_janus),
     "simplear": Family(write_simplear),
 }
+COUSINS = ("lumina2", "simplear")
+"""They differ from another family in prompts, sizes and pictures alone."""
+DISTINCT = [name for name in FAMILIES if name not in COUSINS]
 
 
 METHODS = {
