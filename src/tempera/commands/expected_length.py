@@ -168,7 +168,8 @@ def _searched(cfg: DictConfig, wanted: Wanted, target: AnyTarget) -> dict[str, A
 def _prompts(cfg: DictConfig) -> list[Prompt]:
     """The calibration prompts."""
     other = copy.deepcopy(cfg)
-    other.limit, other.offset = cfg.matching.prompts, cfg.matching.offset
+    other.limit = cfg.matching.prompts
+    other.offset = cfg.matching.offset
     return list(instantiate(other.data))
 
 

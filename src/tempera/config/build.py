@@ -204,7 +204,8 @@ def check_tokens(cfg: DictConfig) -> None:
     """Raise TemperaError unless method and model have the same kind of tokens; the default is
     discrete.
     """
-    kind, wanted = _tokens(cfg), cfg.get("tokens", "discrete")
+    kind = _tokens(cfg)
+    wanted = cfg.get("tokens", "discrete")
     if wanted not in (kind, "any"):
         raise TemperaError(
             f"model={cfg.model.name} has {kind} tokens, but the method is for {wanted} ones; "
@@ -425,7 +426,8 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
     dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
     sized = copy.deepcopy(cfg)
     with open_dict(sized):
-        sized.device, sized.dtype = META.type, str(dtype).removeprefix("torch.")
+        sized.device = META.type
+        sized.dtype = str(dtype).removeprefix("torch.")
         if "compile" in sized:
             sized.compile = False
         target: Part[AnyTarget] = part(cfg.model.target)

@@ -199,9 +199,9 @@ def _check_sweep(hydra_cfg: Any) -> None:
     """Raise TemperaError for a preset of several cases without -m, unless it is for one of them,
     which has a method.
     """
-    one = any(option.startswith("method=") for option in hydra_cfg.overrides.task)
+    has_method = any(option.startswith("method=") for option in hydra_cfg.overrides.task)
     cases = hydra_cfg.sweeper.get("cases") or hydra_cfg.sweeper.get("table")
-    if hydra_cfg.mode == RunMode.RUN and cases and not one:
+    if hydra_cfg.mode == RunMode.RUN and cases and not has_method:
         raise TemperaError("this preset is a sweep over several cases: add -m, or give method=")
 
 

@@ -253,7 +253,8 @@ def _located(node: Any) -> Callable[..., Any]:
             f"'{shortened(str(node))}' stands where several options belong: give them one by one, "
             "as in speed.prompts=4"
         )
-    target, option = node.get("_target_"), str(node._get_full_key("_target_"))
+    target = node.get("_target_")
+    option = str(node._get_full_key("_target_"))
     shown = f"`{option}={shortened(str(target))}`"
     try:  # Hydra refuses what would let a configuration run any code
         call: Callable[..., Any] = hydra.utils.instantiate(

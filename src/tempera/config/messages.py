@@ -36,7 +36,7 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
         arguments: the command line, without the script's name.
     """
     text = text_of(problem)
-    told: str | None = None
+    answer: str | None = None
     match problem:
         case TemperaError():
             return _of_tempera(problem)
@@ -45,36 +45,36 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             group, choice = re.findall("^((?:hydra/)?[^/]*)/(.*)", missing)[0]
             near = _near(group, choice, options, config_name)
             meant = f"did you mean {near}? The choices are" if near else "choose one of"
-            told = f"there is no {group}={choice}: {meant} {', '.join(options)}"
+            answer = f"there is no {group}={choice}: {meant} {', '.join(options)}"
             if group == "hydra/launcher" and choice in ("joblib", "submitit_slurm"):
-                told = 'this launcher is an extra: pip install "tempera-decoding[launchers]"'
+                answer = 'this launcher is an extra: pip install "tempera-decoding[launchers]"'
         case OverrideParseException():
-            told = _unreadable(problem.override)
+            answer = _unreadable(problem.override)
         case HydraException():
-            told = _composition(text, config_name, arguments)
+            answer = _composition(text, config_name, arguments)
         case MissingMandatoryValue():
-            told = f"`{problem.full_key}` has no value; give {problem.full_key}=VALUE"
+            answer = f"`{problem.full_key}` has no value; give {problem.full_key}=VALUE"
         case ValueError() | TypeError() if _raised_in(problem, "defaults_list.py"):
-            told = (
+            answer = (
                 "a group takes the name of one of its choices, as in method=ar; ~GROUP removes it"
             )
         case RecursionError() if _passes(problem, "defaults_list.py"):
-            told = "a defaults list leads back to itself: take the circle out of your YAML files"
+            answer = "a defaults list leads back to itself: take the circle out of your YAML files"
         case MemoryError() | RuntimeError() if _is_out_of_memory(problem, text):
-            told = OUT_OF_MEMORY
+            answer = OUT_OF_MEMORY
         case RuntimeError() if 'Could not detect "srun"' in text:
-            told = "launcher=slurm needs srun: start the sweep on a machine of the cluster"
+            answer = "launcher=slurm needs srun: start the sweep on a machine of the cluster"
         case Exception() if type(problem).__module__.startswith("submitit."):
             first = text.strip().splitlines()[0]
-            told = f"{first}: see the logs in .submitit of the sweep, and run the command again"
+            answer = f"{first}: see the logs in .submitit of the sweep, and run the command again"
         case ConfigAttributeError(full_key=str(missing)):
-            told = f"`{missing}` is missing: it cannot be removed, as by ~{missing}"
+            answer = f"`{missing}` is missing: it cannot be removed, as by ~{missing}"
         case OmegaConfBaseException():
             place = f" (in `{problem.full_key}`)" if problem.full_key else ""
-            told = f"{text.strip().splitlines()[0]}{place}; correct it"
+            answer = f"{text.strip().splitlines()[0]}{place}; correct it"
         case OSError():
-            told = _of_files(problem)
-    return told and shortened(told, most=4000)
+            answer = _of_files(problem)
+    return answer and shortened(answer, most=4000)
 
 
 def _of_tempera(problem: TemperaError) -> str:
@@ -95,7 +95,8 @@ def text_of(problem: BaseException) -> str:
 
 
 def _of_files(problem: OSError) -> str | None:
-    name, reason = shortened(str(problem.filename), most=100), problem.strerror
+    name = shortened(str(problem.filename), most=100)
+    reason = problem.strerror
     if problem.errno in FULL:
         what = "the run's files" if problem.filename is None else f"'{name}'"
         return f"cannot write {what}: {reason}; free some space, and run the command again"

@@ -25,8 +25,8 @@ def started() -> str:
     on in the same directory.
     """
     if os.environ.get("ENVIRONMENT") == "BATCH" and (job := os.environ.get("SLURM_JOB_ID")):
-        given = [one for one in sys.argv if one != "hydra/job_logging=disabled"]
-        return f"slurm-{job}_{hashlib.sha256(repr(given).encode()).hexdigest()[:8]}"
+        arguments = [word for word in sys.argv if word != "hydra/job_logging=disabled"]
+        return f"slurm-{job}_{hashlib.sha256(repr(arguments).encode()).hexdigest()[:8]}"
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
 
 

@@ -158,7 +158,8 @@ class Catalogue:
         """A configuration with those that it includes, or else with those of its choices, and so
         on.
         """
-        reached, waiting = set[str](), [path]
+        reached = set[str]()
+        waiting = [path]
         while waiting:
             path = waiting.pop()
             if path in reached or path not in self.files:

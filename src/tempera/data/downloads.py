@@ -55,7 +55,8 @@ def download(addresses: Sequence[str], limits: Limits) -> list[bytes | str]:
 
 def _image(client: httpx.Client, address: str, limits: Limits) -> bytes | str:
     """An image, or the kind of failure."""
-    deadline, body = time.monotonic() + limits.timeout, bytearray()
+    deadline = time.monotonic() + limits.timeout
+    body = bytearray()
     try:
         with client.stream("GET", address) as response:
             if response.status_code >= 400:

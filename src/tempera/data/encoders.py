@@ -56,9 +56,12 @@ class VQEncoder:
     """
 
     def __init__(self, grid: tuple[int, int], tokenizer: VQModel) -> None:
-        self.vq, self.tokenizer, self.grid = tokenizer, identity_of(tokenizer), grid
+        self.vq = tokenizer
+        self.tokenizer = identity_of(tokenizer)
+        self.grid = grid
         self.device = next(tokenizer.parameters()).device
-        self.vocab_size, self.size = tokenizer.vocab_size, tokenizer.image_size(grid)
+        self.vocab_size = tokenizer.vocab_size
+        self.size = tokenizer.image_size(grid)
 
     def describe(self) -> dict[str, Any]:
         """Picture size."""
@@ -97,8 +100,11 @@ class TargetEncoder:
     """
 
     def __init__(self, target: TransformerTarget, tokenizer: VQModel, seed: int) -> None:
-        self.target, self.tokenizer, self.seed = target, identity_of(tokenizer), seed
-        self.grid, self.vocab_size = target.grid, target.vocab_size
+        self.target = target
+        self.tokenizer = identity_of(tokenizer)
+        self.seed = seed
+        self.grid = target.grid
+        self.vocab_size = target.vocab_size
 
     def describe(self) -> dict[str, Any]:
         """Target identity, sampling and seed."""

@@ -161,7 +161,8 @@ class Listed(Source):
     def __init__(
         self, items: Sequence[Item], described: dict[str, Any], given: int | None = None
     ) -> None:
-        self.items, self.described = items, described
+        self.items = items
+        self.described = described
         self.given = sum(item.parts for item in items) if given is None else given
 
     @override

@@ -52,7 +52,8 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
         rows = sum(not isinstance(item, LeftOut) for item in items)
         given = len(others) + rows
     else:
-        items, given = list(_by_names(inside, folder)), len(inside)
+        items = list(_by_names(inside, folder))
+        given = len(inside)
     items += hidden
     given += sum(item.parts for item in hidden)
     if outside := len(files) - len(inside):

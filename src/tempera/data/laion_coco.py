@@ -131,7 +131,8 @@ class LaionCoco(Limits, Source):
     def _download(self) -> None:
         writable_directory(Path(self.images))
         self._keep_manifest()
-        made, failed = self._shards(), Counter[str]()
+        made = self._shards()
+        failed = Counter[str]()
         rows = islice(self._rows(), len(made) * self.shard_size, None)
         with tqdm(desc="download images", unit="image", total=self.limit, initial=sum(made)) as bar:
             while self.limit is None or sum(made) < self.limit:
@@ -181,7 +182,8 @@ class LaionCoco(Limits, Source):
         """The rows of the files that the manifest names: files, row groups of a file, and rows of a
         group in a seeded order.
         """
-        manifest, order = self._manifest(), np.random.default_rng(self.seed)
+        manifest = self._manifest()
+        order = np.random.default_rng(self.seed)
         pinned = Repository(self.repository, "dataset", manifest["commit"])
         for place in order.permutation(len(manifest["files"])):
             name = manifest["files"][place]
@@ -214,7 +216,8 @@ class LaionCoco(Limits, Source):
             commit = Repository(self.repository, "dataset", self.revision).commit()
             files = sorted(Repository(self.repository, "dataset", commit).files("*.parquet"))
         else:
-            commit, files = "", [str(file.resolve()) for file in matching(self.path, "parquet")]
+            commit = ""
+            files = [str(file.resolve()) for file in matching(self.path, "parquet")]
         write_json(Path(self.images, "images.json"), {**asked, "commit": commit, "files": files})
 
 

@@ -243,7 +243,8 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _table_rows(file: Path) -> Rows:
-    text, tabs = read_text(file).rstrip("\n"), file.suffix.lower() == ".tsv"
+    text = read_text(file).rstrip("\n")
+    tabs = file.suffix.lower() == ".tsv"
     reader = csv.reader(
         io.StringIO(text, newline=""),
         delimiter="\t" if tabs else ",",

@@ -61,7 +61,8 @@ class Files(Source):
         items: Callable[[Path, str, Tally], Iterator[Item]],
         **described: Any,
     ) -> None:
-        self.files, self.items = files, items
+        self.files = files
+        self.items = items
         self.described = {**described, "fingerprint": fingerprint(files)}
 
     @override

@@ -129,7 +129,8 @@ class Excerpt:
     """
 
     def __init__(self, target: TransformerTarget, length: int) -> None:
-        self.target, self.length = target, length
+        self.target = target
+        self.length = length
         self.start = (target.length - length) // 2
 
     def __getattr__(self, name: str) -> Any:
@@ -166,7 +167,8 @@ def measure(
         TemperaError: the method has no rounds to time.
     """
     steps = _steps(method, target.length)
-    discrete, columns = isinstance(target, TransformerTarget), list[BenchmarkColumn]()
+    discrete = isinstance(target, TransformerTarget)
+    columns = list[BenchmarkColumn]()
     speed = 1e9 * plan.bandwidth if plan.bandwidth else bandwidth(target.device)
     for batch_size in plan.batch_sizes:
         progress(f"batch {batch_size}")
@@ -292,7 +294,8 @@ def _timed(
     else:
         first = len(method.prefilled(target.length)) if isinstance(method, Speculative) else 0
     streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], device)
-    times, ends = [now(device)], list[dict[str, float]]([{}])
+    times = [now(device)]
+    ends = list[dict[str, float]]([{}])
 
     def mark(*_: Any) -> None:
         times.append(now(device))

@@ -108,8 +108,11 @@ class Recorder(Drafter):
     ) -> None:
         self.drafter = drafter
         self.note = note or _ratios_and_round
-        self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
-        self.tree, self.identity = drafter.tree, drafter.identity
+        self.nodes = drafter.nodes
+        self.depth = drafter.depth
+        self.uniforms = drafter.uniforms
+        self.tree = drafter.tree
+        self.identity = drafter.identity
 
     def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch and forget the drafts of earlier images."""
@@ -136,7 +139,8 @@ class Recorder(Drafter):
             return torch.stack([round.cpu() for round in noted])[inside]
 
         tree = tested[0].tree
-        keep, divergence = of(one.keep for one in tested), of(one.divergence for one in tested)
+        keep = of(one.keep for one in tested)
+        divergence = of(one.divergence for one in tested)
         rounds = PricedRounds.equal(tree.to(torch.device("cpu")), keep, divergence)
         return Statistics(of(ratios) if tree.is_chain else None, rounds)
 
@@ -175,7 +179,8 @@ def record(
         TemperaError: the drafter has no static tree.
     """
     check_tree(drafter.tree)
-    recorder, found = Recorder(drafter), list[Statistics]()
+    recorder = Recorder(drafter)
+    found = list[Statistics]()
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]
         streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
@@ -202,7 +207,8 @@ def check_place(path: Path) -> None:
 
 def save_statistics(path: Path, found: Statistics, measured_with: Mapping[str, Any]) -> None:
     """Write the statistics and the options that they were measured with."""
-    rounds, ratios = found.rounds, {} if found.ratios is None else {"ratios": found.ratios}
+    rounds = found.rounds
+    ratios = {} if found.ratios is None else {"ratios": found.ratios}
     tensors = {"keep": rounds.keep, "divergence": rounds.divergence, **ratios}
     tensors |= {"parents": rounds.tree.parents, "prices": torch.tensor(GRID)}
     with replacing(path) as temporary:
@@ -239,9 +245,11 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
 
 def _check(rounds: PricedRounds, ratios: Tensor | None) -> None:
     """Raise ValueError unless such statistics can have been measured."""
-    nodes, prices = rounds.tree.nodes, len(GRID)
+    nodes = rounds.tree.nodes
+    prices = len(GRID)
     count = len(rounds.keep)
-    keep, divergence = rounds.keep, rounds.divergence
+    keep = rounds.keep
+    divergence = rounds.divergence
     fits = keep.shape == (count, nodes, prices) and divergence.shape == (count, 1 + nodes, prices)
     if ratios is not None:
         fits &= ratios.shape == (count, nodes) and bool((ratios >= 0).all())

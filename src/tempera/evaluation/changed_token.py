@@ -43,7 +43,8 @@ class _Uniform:
     """A target that gives every free token of one place the same probability."""
 
     def __init__(self, target: Any, place: int) -> None:
-        self._target, self._place = target, place
+        self._target = target
+        self._place = place
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)

@@ -100,7 +100,8 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
     """At least `count` prompts, in whole batches. If there are too few, prompts repeat under new
     ids, with new random draws.
     """
-    wanted, known = -(-count // size) * size, len(prompts)
+    wanted = -(-count // size) * size
+    known = len(prompts)
     again = [
         Prompt(f"{prompts[i % known].id}-again-{i // known}", prompts[i % known].text)
         for i in range(known, wanted)
@@ -110,7 +111,8 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
 
 def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[DecodingMethod]) -> Row:
     """Time one batch of each kind, in this order."""
-    seconds, outputs = {}, {}
+    seconds = {}
+    outputs = {}
     with pipeline.text_encoded(prompts) as text_seconds:
         for kind in kinds:
             start = pipeline.now()
@@ -168,7 +170,8 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     clocked = [row for row in rows if row.get("part_target") is not None]
     parts = {part: _column(clocked, f"part_{part}") for part in PARTS}
     tests = [1000 * row[f"part_{TEST}"] / row["rounds"] for row in clocked if f"part_{TEST}" in row]
-    total, rounds = np.sum(list(parts.values())), _column(clocked, "rounds")
+    total = np.sum(list(parts.values()))
+    rounds = _column(clocked, "rounds")
     return {
         "text_encoder": float(np.median(_column(rows, "text_encoder"))),
         "image_decoder": float(np.median(_column(rows, "image_decoder"))),

@@ -51,12 +51,15 @@ def masked_distances(
     Returns:
         float32 [B, T]; NaN for the first 1 + d tokens, before which no image token is d away.
     """
-    rows, count = target.sampling.rows, tokens.shape[1]
+    rows = target.sampling.rows
+    count = tokens.shape[1]
     drop = torch.arange(rows * len(prompts)) >= len(prompts)
     lesson = teach(target, prompts * rows, tokens.repeat(rows, 1), drop)
-    seen, least = lesson.mask, torch.finfo(lesson.mask.dtype).min
+    seen = lesson.mask
+    least = torch.finfo(lesson.mask.dtype).min
     every = torch.ones(seen.shape[-2:], dtype=torch.bool, device=seen.device)
-    itself, apart = every.tril().triu(), every.tril(-masked).triu(-masked)
+    itself = every.tril().triu()
+    apart = every.tril(-masked).triu(-masked)
     never = torch.full_like(seen, least)
     copy = torch.cat([seen.masked_fill(itself | apart, least), never.masked_fill(itself, 0.0)], -1)
     hidden = target.network.model(

@@ -85,7 +85,8 @@ class Method:
             clock: adds up the time of each part of the rounds.
             observe: called after each round with the images, the draft and the verdict.
         """
-        drafter, rule = self.drafter, self.rule
+        drafter = self.drafter
+        rule = self.rule
         if clock is not None:
             target, drafter = timed(target, drafter, clock)
             rule = TimedTests(rule, clock) if isinstance(rule, Rule) else rule
@@ -231,7 +232,8 @@ def observer(
 def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
     """The columns of `records` that every computation needs, as this target can have made them."""
     vocab = target.vocab_size if isinstance(target, Target) else math.inf
-    length, discrete = target.length, isinstance(target, Target)
+    length = target.length
+    discrete = isinstance(target, Target)
     least = 0 if discrete else -math.inf
     return {
         "text": None,

@@ -128,7 +128,8 @@ class RoundLaws:
         length = kept.shape[1]
         begins = torch.zeros_like(kept[..., 0])
         begins[:, 0] = 1
-        visits, rounds = torch.zeros_like(begins), torch.zeros_like(begins)
+        visits = torch.zeros_like(begins)
+        rounds = torch.zeros_like(begins)
         for count in range(length):
             visits += begins
             after = torch.nn.functional.pad(torch.zeros_like(begins), (0, 1 + depth))
@@ -166,7 +167,8 @@ class RoundLaws:
         total = shares.cumsum(0)
         wanted: float = 0.5 ** (1 / batch_size)
         index = min(int((total < wanted).sum()), self.length - 1)
-        before, here = float(total[index] - shares[index]), float(shares[index])
+        before = float(total[index] - shares[index])
+        here = float(shares[index])
         return 0.5 + index + min((wanted - before) / max(here, 1e-12), 1.0)
 
 

@@ -143,7 +143,8 @@ def _generated(
     store = Store(plan.directory / "records", plan.made_by, record_columns(pipeline.target))
     share = prompts[processes.rank :: processes.count]
     waiting = sum(map(len, todo(store, share, plan.batch_size)))
-    length, first = pipeline.target.length, {prompt.id for prompt in prompts[: plan.replays]}
+    length = pipeline.target.length
+    first = {prompt.id for prompt in prompts[: plan.replays]}
     with tqdm(
         desc="generating",
         total=len(share) * length,
@@ -154,7 +155,8 @@ def _generated(
     ) as bar:
 
         def decode(size: int) -> None:
-            left, seen = todo(store, share, size), bar.update
+            left = todo(store, share, size)
+            seen = bar.update
             generate(pipeline, left, plan.directory, store, plan.diagnostics, seen, first)
 
         size = min(plan.batch_size, max(1, len(share)))

@@ -32,7 +32,8 @@ def run_identity(
         pipeline: target and method, built.
         dtype: of the target's weights.
     """
-    target, method = pipeline.target, pipeline.method.describe()
+    target = pipeline.target
+    method = pipeline.method.describe()
     scalars = {name: value for name, value in options.items() if _is_value(value)}
     parts = {name: value for name, value in options.items() if isinstance(value, Mapping)}
     inside = {

@@ -29,7 +29,9 @@ class Replacing:
     """
 
     def __init__(self, decoder: ImageDecoder, table: Tensor, seed: int) -> None:
-        self.decoder, self.table, self.seed = decoder, table, seed
+        self.decoder = decoder
+        self.table = table
+        self.seed = seed
 
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Codes int64 [B, h, w] -> images [B, 3, H, W] in [−1, 1]."""

@@ -41,13 +41,16 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> None:
             option="baseline",
         )
     for run in runs:
-        run.baseline, run.baseline_length, run.differences = None, None, {}
+        run.baseline = None
+        run.baseline_length = None
+        run.differences = {}
         known = [other for other in chosen if same_draws(other, run)]
         if known and not _is_baseline(run, baseline):
             lengths = np.array([one.value("accepted_length") for one in known])
             gaps = np.abs(lengths - run.value("accepted_length"))
             nearest = int(np.argmin(np.nan_to_num(gaps, nan=np.inf)))
-            run.baseline, run.baseline_length = known[nearest].name, float(lengths[nearest])
+            run.baseline = known[nearest].name
+            run.baseline_length = float(lengths[nearest])
             run.differences = _differences(run, known[nearest])
 
 

@@ -159,7 +159,8 @@ def collect(directories: Sequence[Path]) -> tuple[list[Run], list[str]]:
         TemperaError: all runs are damaged.
     """
     table.forget()
-    runs, damaged = [], []
+    runs = []
+    damaged = []
     for directory in directories:
         try:
             runs.append(read_run(directory))
@@ -235,7 +236,8 @@ def _prompts(path: Path) -> pd.DataFrame:
 
 def _paired(frame: pd.DataFrame, tokens: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Each prompt's values and weights of the paired metrics, for images of so many tokens."""
-    values, weights = {}, {}
+    values = {}
+    weights = {}
     for metric in table.METRICS:
         columns = [name for name in metric.columns if name in frame]
         if metric.paired and columns:

@@ -43,12 +43,14 @@ def headline(run: Run) -> list[str]:
     """
     if run.value("target_passes") == 0:
         return ["The draft's own images, without the target."]
-    length, tokens = math.prod(run.grid), run.value("accepted_length")
+    length = math.prod(run.grid)
+    tokens = run.value("accepted_length")
     instead = "" if tokens == 1 else f" instead of {length}"
     lines = [f"{tokens:.2f} tokens per round: {length / tokens:.0f} rounds an image{instead}."]
     efficiency = run.value("efficiency")
     if efficiency > 0 and tokens != 1:
-        cost, speed = f"{1 / efficiency:.2f}", f"{run.value('speedup'):.2f}"
+        cost = f"{1 / efficiency:.2f}"
+        speed = f"{run.value('speedup'):.2f}"
         lines.append(f"A round takes as long as {cost} AR rounds here: {speed}× the speed.")
     return lines
 
@@ -71,7 +73,8 @@ def _notes(run: Run, verbose: bool) -> list[str]:
     if run.time:
         parts = ", ".join(f"{part} {one['share']:.0%}" for part, one in run.time["parts"].items())
         notes.append(f"Time of a round: {parts}.")
-        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        load = os.getloadavg()[0]
+        cores = os.cpu_count() or 1
         if load > cores:
             notes.append(
                 f"Speed was measured beside other work, which lowers it: {load:.0f} processes "

@@ -116,7 +116,8 @@ def _meet(cpu: bool, patience: timedelta, meeting: timedelta) -> None:
     from torch.distributed.rendezvous import rendezvous
 
     environment = os.environ
-    count, rank = environment["WORLD_SIZE"], environment["RANK"]
+    count = environment["WORLD_SIZE"]
+    rank = environment["RANK"]
     place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
     told = f"{count} processes to meet at {place}, as WORLD_SIZE and MASTER_ADDR say"
     try:

@@ -89,7 +89,8 @@ def _without_metadata(content: bytes) -> Iterator[bytes]:
 
 
 def _png_of(png: bytes, kinds: Sequence[bytes]) -> bytes:
-    kept, place = [PNG], len(PNG)
+    kept = [PNG]
+    place = len(PNG)
     while place + 8 <= len(png):
         size, name = struct.unpack_from(">I4s", png, place)
         if name in kinds:
@@ -99,7 +100,8 @@ def _png_of(png: bytes, kinds: Sequence[bytes]) -> bytes:
 
 
 def _bare_jpeg(jpeg: bytes) -> bytes:
-    kept, place = [JPEG], len(JPEG)
+    kept = [JPEG]
+    place = len(JPEG)
     while jpeg[place : place + 1] == b"\xff" and len(jpeg) > place + 4:
         kind, size = struct.unpack_from(">BH", jpeg, place + 1)
         end = place + 2 + size

@@ -209,7 +209,8 @@ def _values(column: pa.Array, wanted: Numbers | None, limit: pa.ChunkedArray | N
     Raises:
         ValueError: they are not the wanted ones.
     """
-    kind, lists = column.type, _is_list(column.type)
+    kind = column.type
+    lists = _is_list(column.type)
     if column.null_count and (wanted is None or wanted.needed):
         raise ValueError("lacks values")
     if wanted is None and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):

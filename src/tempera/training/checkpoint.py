@@ -142,7 +142,8 @@ def keep_record(directory: Path, record: dict[str, Any], write: bool) -> str:
     Raises:
         TemperaError: the directory holds a run with another configuration.
     """
-    path, record = directory / RECORD, {"format": FORMAT, **record}
+    path = directory / RECORD
+    record = {"format": FORMAT, **record}
     if not (write and create_json(path, record)) and path.exists():
         check_same(directory, read_json(path), record)
     return fingerprint(record)

@@ -55,14 +55,17 @@ class ShardCodes:
     ) -> None:
         self.described = described or {}
         parts = [_hash(key.partition("#")[0]) % HOLDOUT == 0 for key in images.keys]
-        self.images, self.seed = images, seed
-        self.held, self.kept = np.flatnonzero(parts), np.flatnonzero(np.logical_not(parts))
+        self.images = images
+        self.seed = seed
+        self.held = np.flatnonzero(parts)
+        self.kept = np.flatnonzero(np.logical_not(parts))
         if not len(self.kept) or not len(self.held):
             raise TemperaError(
                 f"{len(images)} images are too few: {len(self.held)} of them are in the 5% "
                 f"hold-out and {len(self.kept)} are left for training; prepare a few hundred."
             )
-        self._epoch, self._order = -1, self.kept
+        self._epoch = -1
+        self._order = self.kept
 
     def train(self, positions: list[int]) -> CodedImages:
         """Training image p is entry p mod n of the order of epoch p // n."""
@@ -75,10 +78,8 @@ class ShardCodes:
     def _at(self, position: int) -> int:
         epoch, place = divmod(position, len(self.kept))
         if epoch != self._epoch:
-            self._epoch, self._order = (
-                epoch,
-                np.random.default_rng([self.seed, epoch]).permutation(self.kept),
-            )
+            self._epoch = epoch
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(self.kept)
         return int(self._order[place])
 
 

@@ -139,7 +139,8 @@ class AcceptanceLoss(Loss):
 
     @override
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
-        guide, temperature = head.sampling.guide, head.sampling.temperature or 1.0
+        guide = head.sampling.guide
+        temperature = head.sampling.temperature or 1.0
         drawn = replace(head.sampling, guidance=1.0, temperature=temperature)
 
         def compare(mine: Tensor, true: Tensor) -> Tensor:

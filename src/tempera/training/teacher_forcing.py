@@ -70,7 +70,8 @@ class Lesson:
             embeddings of the K copies, [R, K·S, H]; their states, one after another; additive mask
             [R, 1, K·S, K·S] and rotary embedding [2, 1, K·S, D] of the copies.
         """
-        copies, length = copies or len(states), self.mask.shape[-1]
+        copies = copies or len(states)
+        length = self.mask.shape[-1]
         whole = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
         seen = torch.zeros(
             copies, length, copies, length, dtype=torch.bool, device=self.mask.device
@@ -107,15 +108,18 @@ def teach(
         drop: rows whose caption is replaced by the null condition, bool [R].
         features: layers whose inputs the draft reads; see `DraftNetwork`.
     """
-    codes, drop = codes.to(target.device), drop.to(target.device)
+    codes = codes.to(target.device)
+    drop = drop.to(target.device)
     condition, keep = (part.to(target.device) for part in target.conditioner(captions))
     prefix, keep = target.network.embed_prefix(condition, keep, drop)
     embeds = torch.cat([prefix, target.head.embed(codes[:, :-1])[: len(codes)]], 1)
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
-    decoder, start = target.network.model, prefix.shape[1] - 1
+    decoder = target.network.model
+    start = prefix.shape[1] - 1
     rotation = decoder.rotary.table(embeds.shape[1], prefix.shape[1], target.device)[:, None]
     read = decoder(embeds, mask, rotation.to(embeds), features=features)
-    hidden, previous = read[..., : embeds.shape[-1]], shifted(read[:, :-1], keep)
+    hidden = read[..., : embeds.shape[-1]]
+    previous = shifted(read[:, :-1], keep)
     return Lesson(embeds, hidden, previous, mask, rotation, keep, start)
 
 

@@ -87,7 +87,9 @@ class TrainingRun:
     def __post_init__(self) -> None:
         check_launch()
         check_target(self.draft, self.target)
-        recipe, target, parts = self.recipe, self.target, self.recipe.gradient_accumulation
+        recipe = self.recipe
+        target = self.target
+        parts = self.recipe.gradient_accumulation
         cpu = target.device.type == "cpu"
         self.accelerator = Accelerator(
             cpu=cpu,
@@ -95,7 +97,8 @@ class TrainingRun:
             # a batch is that of all processes, so schedules take one step for it
             dataloader_config=DataLoaderConfiguration(split_batches=True),
         )
-        processes, first = self.accelerator.num_processes, self.accelerator.process_index
+        processes = self.accelerator.num_processes
+        first = self.accelerator.process_index
         recipe.part(processes)
         self.is_main = self.accelerator.is_main_process
         self.head = Head(
@@ -165,7 +168,8 @@ class TrainingRun:
         self.made_by = keep_record(place, facts, write=self.is_main)
         resumed = load_state(place, self.state, self.recipe.steps, self.made_by)
         self.accelerator.wait_for_everyone()
-        done, best = self.state.progress.step, self.directory / DRAFT
+        done = self.state.progress.step
+        best = self.directory / DRAFT
         if all((best / name).is_file() for name in (CONFIG, WEIGHTS, METRICS)):
             known = read_json(best / METRICS)
             if [known.get("made_by"), known.get("weights")] != [self.made_by, weights_hash(best)]:
@@ -181,7 +185,8 @@ class TrainingRun:
             print(f"{self.directory}: {told}.")
 
     def _walk(self) -> None:
-        progress, recipe = self.state.progress, self.recipe
+        progress = self.state.progress
+        recipe = self.recipe
         began = time.monotonic() - progress.seconds
         with tqdm(
             total=recipe.steps, initial=progress.step, desc="train draft", disable=not self.is_main
@@ -210,7 +215,9 @@ class TrainingRun:
         """One optimiser step; returns the parts of its loss, averaged over its images, and the
         gradient's norm before clipping.
         """
-        recipe, accelerator, losses = self.recipe, self.accelerator, []
+        recipe = self.recipe
+        accelerator = self.accelerator
+        losses = []
         for optimiser in self.optimisers:
             optimiser.zero_grad()
         for part in range(recipe.gradient_accumulation):
@@ -241,7 +248,8 @@ class TrainingRun:
 
     def losses(self, positions: list[int]) -> Parts:
         """The parts of the loss on these training images, with unrolled steps or slots weighted."""
-        recipe, images = self.recipe, self.codes.train(positions)
+        recipe = self.recipe
+        images = self.codes.train(positions)
         rows = self.target.sampling.rows if self.loss.guided else 1
         bf16 = recipe.mixed_precision == "bf16"
         with torch.autocast(self.target.device.type, torch.bfloat16, enabled=bf16):
@@ -287,7 +295,9 @@ class TrainingRun:
 
     def validate(self, bar: "tqdm[Any]") -> None:
         """Measure the draft on the hold-out, and save it if it is the best so far."""
-        progress, target, draft = self.state.progress, self.target, self.averaged
+        progress = self.state.progress
+        target = self.target
+        draft = self.averaged
         metrics = metrics_of(self.accelerator.reduce(imitation(draft, target, self.held), "sum"))
         if self.captions:
             drawn = decoded(draft, target, self.captions, self.recipe.depth)
@@ -329,7 +339,8 @@ class TrainingRun:
 
     def describe(self, finished: bool) -> None:
         """Write the metrics and a README beside the best draft."""
-        progress, config = self.state.progress, self.draft.config
+        progress = self.state.progress
+        config = self.draft.config
         values = {
             "made_by": self.made_by,
             "weights": weights_hash(self.directory / DRAFT),
@@ -355,7 +366,8 @@ class TrainingRun:
 def make_optimisers(draft: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """AdamW; or, with `matrix_lr`, Muon for the matrices and AdamW for everything else."""
     matrices = [weight for weight in draft.parameters() if recipe.matrix_lr and weight.ndim == 2]
-    chosen, decay = {id(weight) for weight in matrices}, recipe.weight_decay
+    chosen = {id(weight) for weight in matrices}
+    decay = recipe.weight_decay
     rest = [weight for weight in draft.parameters() if id(weight) not in chosen]
     betas = float(recipe.beta1), float(recipe.beta2)  # AdamW takes no whole numbers
     adam = torch.optim.AdamW(rest, recipe.lr, betas, weight_decay=decay, foreach=True)

@@ -89,9 +89,11 @@ def decoded(
     model: DraftModel
     slots = min(depth, draft.slots)
     if isinstance(draft, ParallelModel):
-        model, depth = ParallelDraft(draft, target, slots), slots
+        model = ParallelDraft(draft, target, slots)
+        depth = slots
     elif isinstance(draft, MedusaModel):
-        model, depth = MedusaDraft(draft, target, slots), slots
+        model = MedusaDraft(draft, target, slots)
+        depth = slots
     else:
         model = EagleDraft(draft, target)
     drafter = StaticTreeDrafter(model, Tree.chain(depth))
