@@ -62,10 +62,10 @@ class Budget:
             option="budget",
         )
 
-    def admits(self, one: "Outcome") -> bool:
+    def admits(self, outcome: "Outcome") -> bool:
         """Whether a setting is within the budget; a lossless one always is."""
-        costs = {"kl": one.kl_per_token, "tv": one.tv_bound}
-        return one.lossless or costs.get(self.measure, math.inf) <= self.limit
+        costs = {"kl": outcome.kl_per_token, "tv": outcome.tv_bound}
+        return outcome.lossless or costs.get(self.measure, math.inf) <= self.limit
 
 
 @dataclass(frozen=True)
@@ -164,21 +164,33 @@ def predict(
     progress("rounds")
     texts = [prompts[row % len(prompts)].text for row in range(plan.batch_size)]
     methods = {"": Method(NoDraft(), Exact())}
-    methods |= {one.pace: Method(drafters[one.shape], one.rule) for one in candidates}
+    methods |= {
+        candidate.pace: Method(drafters[candidate.shape], candidate.rule)
+        for candidate in candidates
+    }
     with target.encoded(texts):
         paces = time_rounds(target, methods, texts, plan.repeats)
     ar = paces[""]["round"].median
     alone = paces[""]["beginning"].median + target.length * ar
     tokens = 1000 * plan.batch_size * target.length / alone
     found = [Outcome(plain, True, 1.0, tokens, ar, 1.0)]
-    for one, law in _laws(target, drafters, candidates, prompts, plan.seed, progress):
-        pace = paces[one.pace]
+    for candidate, law in _laws(target, drafters, candidates, prompts, plan.seed, progress):
+        pace = paces[candidate.pace]
         rounds = law.median_rounds(plan.batch_size)
         speedup = alone / (pace["beginning"].median + rounds * pace["round"].median)
-        measures = law.accepted_length, law.kl_per_token, law.tv_bound
-        speeds = speedup, speedup * tokens, pace["round"].median
-        found.append(Outcome(one.options, one.lossless, *speeds, *measures))
-    return sorted(found, key=lambda one: -one.speedup)
+        found.append(
+            Outcome(
+                options=candidate.options,
+                lossless=candidate.lossless,
+                speedup=speedup,
+                tokens=speedup * tokens,
+                round=pace["round"].median,
+                accepted_length=law.accepted_length,
+                kl_per_token=law.kl_per_token,
+                tv_bound=law.tv_bound,
+            )
+        )
+    return sorted(found, key=lambda outcome: -outcome.speedup)
 
 
 def _laws(
@@ -190,22 +202,30 @@ def _laws(
     progress: Callable[[str], None],
 ) -> Iterator[tuple[Candidate, RoundLaws]]:
     """Each candidate with the law of its rounds."""
-    on_chains = [(one, one.tested) for one in candidates if one.tested is not None]
-    for draft in dict.fromkeys(one.draft for one, _ in on_chains):
+    on_chains = [
+        (candidate, candidate.tested) for candidate in candidates if candidate.tested is not None
+    ]
+    for draft in dict.fromkeys(candidate.draft for candidate, _ in on_chains):
         progress(f"chains, draft {draft}")
-        own = [(one, tested) for one, tested in on_chains if one.draft == draft]
-        deepest = max((drafters[one.shape] for one, _ in own), key=lambda drafter: drafter.depth)
+        own = [(candidate, tested) for candidate, tested in on_chains if candidate.draft == draft]
+        deepest = max(
+            (drafters[candidate.shape] for candidate, _ in own), key=lambda drafter: drafter.depth
+        )
         rules = list(dict.fromkeys(tested for _, tested in own))
         recorder = law_recorder(deepest, rules)
         decoded(target, recorder, KeepNothing(), prompts, seed, target.device)
         by_rule = outcomes(recorder, rules)
-        for one, tested in own:
-            yield one, RoundLaws.predicted(by_rule[tested], drafters[one.shape].depth)
-    on_trees = [one for one in candidates if one.tested is None]
-    for shape in dict.fromkeys(one.shape for one in on_trees):
+        for candidate, tested in own:
+            yield candidate, RoundLaws.predicted(by_rule[tested], drafters[candidate.shape].depth)
+    on_trees = [candidate for candidate in candidates if candidate.tested is None]
+    for shape in dict.fromkeys(candidate.shape for candidate in on_trees):
         progress(shape)
         trace = decoded(target, drafters[shape], Exact(), prompts, seed, target.device)
-        yield from ((one, RoundLaws.counted(trace)) for one in on_trees if one.shape == shape)
+        yield from (
+            (candidate, RoundLaws.counted(trace))
+            for candidate in on_trees
+            if candidate.shape == shape
+        )
 
 
 def try_out(
@@ -223,10 +243,10 @@ def try_out(
         runs: how many to run, at least 1.
         run: makes a real run.
     """
-    admitted = [one for one in predictions if budget.admits(one)]
-    done = [run(one) for one in admitted[:runs]]
+    admitted = [prediction for prediction in predictions if budget.admits(prediction)]
+    done = [run(prediction) for prediction in admitted[:runs]]
     if not any(map(budget.admits, done)):
-        done.append(run(next(one for one in admitted if one.lossless)))
+        done.append(run(next(prediction for prediction in admitted if prediction.lossless)))
     return done
 
 
