@@ -183,7 +183,9 @@ def drawbench_prompts(
         return file_prompts(path, limit, offset)
     files = sorted(DRAWBENCH.snapshot(["*.parquet"]).rglob("*test*.parquet"))
     prompts = [prompt for file in files for prompt in file_prompts(str(file))]
-    named = [Prompt(f"drawbench-{number:03d}", one.text) for number, one in enumerate(prompts)]
+    named = [
+        Prompt(f"drawbench-{number:03d}", prompt.text) for number, prompt in enumerate(prompts)
+    ]
     return chosen(named, limit, offset, DRAWBENCH.id)
 
 

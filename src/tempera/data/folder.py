@@ -145,7 +145,7 @@ def _beside(
     """
     where = str(picture)
     if len(same) > 1:
-        other = next(one for one in same if one != picture)
+        other = next(file for file in same if file != picture)
         return Broken(where, f"{other.name} has the same name, so one caption is for two pictures")
     if len(captions) > 1:
         return Broken(where, f"it has {len(captions)} files of captions")

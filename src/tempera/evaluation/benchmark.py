@@ -264,14 +264,14 @@ def time_rounds(
     images, or for discrete tokens of a few rounds in the middle of one; with a clock in each part
     of a round, or without.
     """
-    depths = [one.drafter.depth for one in methods.values() if isinstance(one, Method)]
+    depths = [method.drafter.depth for method in methods.values() if isinstance(method, Method)]
     longest = DRAFTS * (1 + max(depths, default=0))  # an image may have fewer tokens
     timings: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
     for seed in range(-1, repeats):
         for name, method in methods.items():
             timings[name].append(_timed(target, method, prompts, seed, longest, clocked))
     return {
-        name: {part: Spread.of([one[part] for one in found[1:]]) for part in found[-1]}
+        name: {part: Spread.of([times[part] for times in found[1:]]) for part in found[-1]}
         for name, found in timings.items()
     }
 

@@ -139,8 +139,8 @@ class Recorder(Drafter):
             return torch.stack([round.cpu() for round in noted])[inside]
 
         tree = tested[0].tree
-        keep = of(one.keep for one in tested)
-        divergence = of(one.divergence for one in tested)
+        keep = of(test.keep for test in tested)
+        divergence = of(test.divergence for test in tested)
         rounds = PricedRounds.equal(tree.to(torch.device("cpu")), keep, divergence)
         return Statistics(of(ratios) if tree.is_chain else None, rounds)
 
@@ -186,9 +186,9 @@ def record(
         streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
         decode(target, recorder, Exact(), streams, [prompt.text for prompt in batch])
         found.append(recorder.statistics(target.length))
-    ratios = [one.ratios for one in found if one.ratios is not None]
-    keep = torch.cat([one.rounds.keep for one in found])
-    divergence = torch.cat([one.rounds.divergence for one in found])
+    ratios = [batch.ratios for batch in found if batch.ratios is not None]
+    keep = torch.cat([batch.rounds.keep for batch in found])
+    divergence = torch.cat([batch.rounds.divergence for batch in found])
     rounds = PricedRounds.equal(found[0].rounds.tree, keep, divergence)
     return Statistics(torch.cat(ratios) if ratios else None, rounds)
 

@@ -46,7 +46,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> None:
         run.differences = {}
         known = [other for other in chosen if same_draws(other, run)]
         if known and not _is_baseline(run, baseline):
-            lengths = np.array([one.value("accepted_length") for one in known])
+            lengths = np.array([other.value("accepted_length") for other in known])
             gaps = np.abs(lengths - run.value("accepted_length"))
             nearest = int(np.argmin(np.nan_to_num(gaps, nan=np.inf)))
             run.baseline = known[nearest].name
@@ -75,7 +75,7 @@ def _differences(run: Run, other: Run) -> dict[str, Values]:
     for key in run.values.columns.intersection(other.values.columns):
         gaps = (run.values.loc[shared, key] - other.values.loc[shared, key]).dropna()
         if len(gaps) and (same or not table.find(key).of_set):
-            sides = [one.weighted(key, gaps.index) for one in (run, other)]
+            sides = [side.weighted(key, gaps.index) for side in (run, other)]
             with np.errstate(invalid="ignore", divide="ignore"):  # of few, equal, infinite values
                 t = float(np.divide(gaps.mean(), gaps.sem()))
             result[key] = {**difference(*sides).as_dict(), "t": t}

@@ -51,7 +51,7 @@ def write(
     """
     here = Path(__file__)
     data, problems = page_data(runs)
-    lines = [f"<li>{html.escape(one)}</li>" for one in (*cautions, *problems)]
+    lines = [f"<li>{html.escape(text)}</li>" for text in (*cautions, *problems)]
     script = ""
     if data["chart"]:
         import vl_convert
@@ -67,7 +67,7 @@ def write(
         "data": _embedded(data),
     }
     first, *rest = here.with_suffix(".html").read_text(encoding="utf-8").split("{{")
-    filled = [parts[name] + text for name, text in (one.split("}}", 1) for one in rest)]
+    filled = [parts[name] + text for name, text in (piece.split("}}", 1) for piece in rest)]
     write_text(path, "".join([first, *filled]))
 
 
@@ -139,7 +139,8 @@ def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     return {
         **{name: getattr(run, name) for name in names},
         "metrics": {
-            key: [_finite(one.get(end)) for end in ends] for key, one in run.metrics.items()
+            key: [_finite(interval.get(end)) for end in ends]
+            for key, interval in run.metrics.items()
         },
         "reference": next(beside, None),
     }

@@ -120,7 +120,7 @@ def beside(runs: Sequence[Run]) -> list[Section]:
     return [
         section
         for name in dict.fromkeys(name for name, _ in named)
-        for section in _tables(find(name), [run for one, run in named if one == name])
+        for section in _tables(find(name), [run for its_table, run in named if its_table == name])
     ]
 
 
@@ -150,7 +150,9 @@ def _tables(data: Mapping[str, Any], runs: Sequence[Run]) -> list[Section]:
     for title, lines in groups.items():
         names = [*(data.get("columns") or []), *(name for line in lines for name in line)]
         quantities = {name: quantity(name) for name in dict.fromkeys(names) if name != "run"}
-        quantity_notes |= dict.fromkeys(one.note for one in quantities.values() if one.note)
+        quantity_notes |= dict.fromkeys(
+            quantity.note for quantity in quantities.values() if quantity.note
+        )
         rows = [Row(line, matched.rows.get((title, row), [])) for row, line in enumerate(lines)]
         if title == last:
             rows += [Row({}, same, name) for name, same in matched.others.items()]
@@ -251,7 +253,7 @@ def _has(run: Run, option: str, value: Any) -> bool:
     """Whether a run has the paper's value of an option, one of its values, or what stands for it on
     the run's model.
     """
-    return _value(run, option) in [ours(str(run.model), option, one) for one in as_list(value)]
+    return _value(run, option) in [ours(str(run.model), option, part) for part in as_list(value)]
 
 
 def _differing(run: Run, other: Run) -> str:
