@@ -60,6 +60,7 @@ SENTENCES = {
     "eval/run.py metrics.names=[fid]": "it belongs to metrics=real",
     "eval/run.py model=llamagen": "did you mean llamagen_xl_stage1 or llamagen_xl_stage2?",
     "eval/run.py δ=abc": "`delta=abc`",
+    "eval/run.py model=lumina revision=3 weights=random": "error: `revision=3` needs a hub",
     "eval/run.py delta=0 metrics=none tracking=none": "give a number above 0 (papers",
     "eval/run.py limit=100000000000": "`limit=100000000000` is not possible",
     "eval/run.py prompt=a large red star": 'prompt="a large red star"',

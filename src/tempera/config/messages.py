@@ -69,12 +69,26 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             answer = f"{first}: see the logs in .submitit of the sweep, and run the command again"
         case ConfigAttributeError(full_key=str(missing)):
             answer = f"`{missing}` is missing: it cannot be removed, as by ~{missing}"
+        case OmegaConfBaseException() if (reason := _of_resolver(problem)) is not None:
+            return _of_tempera(reason)
         case OmegaConfBaseException():
             place = f" (in `{problem.full_key}`)" if problem.full_key else ""
             answer = f"{text.strip().splitlines()[0]}{place}; correct it"
         case OSError():
             answer = _of_files(problem)
     return answer and shortened(answer, most=4000)
+
+
+def _of_resolver(problem: BaseException) -> TemperaError | None:
+    """What a resolver of conf/ raised, around which OmegaConf puts its own errors."""
+    met: list[BaseException] = []
+    inner = problem.__cause__ or problem.__context__
+    while inner is not None and inner not in met:
+        if isinstance(inner, TemperaError):
+            return inner
+        met.append(inner)
+        inner = inner.__cause__ or inner.__context__
+    return None
 
 
 def _of_tempera(problem: TemperaError) -> str:
