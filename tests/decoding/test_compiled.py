@@ -1,21 +1,32 @@
 """Compiled rounds emit what rounds emit that are not. Speed is not tested here."""
 
+from typing import Any
+
 import pytest
 import torch
+from near_codes import near
 from network_drafts import eagle, eagle2, independent, medusa, parallel
-from tiny_networks import PROMPTS, captions, llamagen
+from tiny_networks import PROMPTS, captions, llamagen, text_target, tiny_target
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tempera.decoding import compiled, loop
+from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.trace import recorded
 from tempera.decoding.trees import Tree
+from tempera.decoding.verification import verify
 from tempera.drafters import jacobi
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
-from tempera.rules.standard import Exact, Match
+from tempera.rules.entropy import EntropyAware
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
+from tempera.rules.optimal import Priced
+from tempera.rules.published_gsd import PublishedGSD
+from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
+from tempera.rules.traversal import Traversal
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -34,16 +45,59 @@ METHODS = {
     "scd": lambda target: jacobi.scd(target, 5),
     "sjd_pac": lambda target: jacobi.sjd_pac(target, 12, branches=2, levels=2),
 }
+RULES = {
+    "relaxed": (TREE, Relaxed([1.5, 1.2, 1.1])),
+    "lantern": (TREE, Lantern(near(10, 3), 0.2)),
+    "lanternpp": (CHAIN, LanternPP(near(10, 3), 2.0, "kl", rejectable=4)),
+    "gsd": (CHAIN, GSD(near(10, 3))),
+    "gsd_published": (CHAIN, PublishedGSD()),
+    "entropy": (CHAIN, EntropyAware()),
+    "block": (CHAIN, BlockVerification()),
+    "traversal": (TREE, Traversal()),
+    "priced": (TREE, Priced(0.5)),
+}
+"""Further rules, with a tree to verify."""
 BATCHES = [PROMPTS[:2], PROMPTS[2:]]
 VIEWS = ("alias", "detach", "expand", "select", "slice", "squeeze", "unsqueeze", "view")
 
 
-def decoded(method: str, compile: bool, device: str = "cpu") -> list[torch.Tensor]:
-    """Two batches, decoded with a tiny model whose lines end."""
+SAMPLING = Sampling(3.0, temperature=2.0, top_k=7)
+
+
+def captioned(device: str = "cpu") -> TransformerTarget:
+    """A tiny LlamaGen whose lines end."""
     network = llamagen(num_hidden_layers=1).to(device)
     network.spec = ModelSpec(4, 4, 10, 0, ("{text}",), (0,), 99, line_end=10)
-    sampling = Sampling(3.0, temperature=2.0, top_k=7)
-    target = TransformerTarget(network, captions, sampling, granularity=4)
+    return TransformerTarget(network, captions, SAMPLING, granularity=4)
+
+
+def classes(prompts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    labels = [len(prompt) for prompt in prompts]
+    return torch.tensor(labels), torch.ones(len(prompts), 1, dtype=torch.bool)
+
+
+def of_classes() -> TransformerTarget:
+    sizes = {"prefix_length": 1, "caption_dim": None, "num_classes": 5, "grid": (3, 3)}
+    return tiny_target(SAMPLING, llamagen(num_hidden_layers=1, **sizes), classes, granularity=4)
+
+
+def of_text(family: str, **sizes: Any) -> TransformerTarget:
+    return text_target(SAMPLING, 3, 3, 8, family, line_end=19, num_hidden_layers=1, **sizes)
+
+
+FAMILIES = {
+    "llamagen_classes": of_classes,
+    "chameleon": lambda: of_text("chameleon", swin_norm=False, model_parallel_size=None),
+    "emu3": lambda: of_text("emu3"),
+    "qwen2": lambda: of_text("qwen2"),
+}
+
+
+def decoded(
+    method: str, compile: bool, target: TransformerTarget | None = None, device: str = "cpu"
+) -> list[torch.Tensor]:
+    """Two batches, decoded with a target, by default `captioned`."""
+    target = target or captioned(device)
     if compile:
         target.pack()
         target.compile()
@@ -74,8 +128,17 @@ def backend(monkeypatch):
     compiled._compile.cache_clear()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_round_is_three_graphs_and_the_second_batch_compiles_none(method, backend, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *(("llamagen", method) for method in METHODS),
+        *((family, "ar") for family in FAMILIES),
+    ],
+)
+def test_a_round_is_three_graphs_and_the_second_batch_compiles_none(
+    family, method, backend, monkeypatch
+):
+    make = FAMILIES.get(family, captioned)
     counter, parts, loose = backend("eager"), [], []
     rounds = [0]
 
@@ -107,11 +170,33 @@ def test_a_round_is_three_graphs_and_the_second_batch_compiles_none(method, back
     frames: list[int] = []
     monkeypatch.setattr(loop.Images, "read", read)
     with Operations():
-        found = decoded(method, True)
+        found = decoded(method, True, make())
     assert parts == ["_propose", "_judge", "_settle"] * (rounds[0] - len(BATCHES))
     assert frames[0] == 0 and frames[1] == frames[-1] == 3
-    expected = decoded(method, False)
+    expected = decoded(method, False, make())
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def _judge(draft, scores, rule, uniforms):
+    verdict = verify(draft, scores, rule, uniforms)
+    return verdict.tokens, verdict.accepted, recorded(draft, verdict, scores, rule)
+
+
+@pytest.mark.parametrize("name", RULES)
+@torch.no_grad()
+def test_every_rule_and_its_diagnostics_are_one_graph(name):
+    tree, rule = RULES[name]
+    generator = torch.Generator().manual_seed(0)
+    p = torch.randn(2, 1 + tree.nodes, 11, generator=generator).softmax(-1)
+    q = torch.randn(2, tree.nodes, 11, generator=generator).softmax(-1)
+    draft = Draft(q.flatten(0, 1).multinomial(1, generator=generator).view(2, -1), q, tree)
+    if isinstance(rule, PublishedGSD):
+        rule = rule.on(torch.randn(11, 3, generator=generator), torch.arange(11))
+    inputs = draft, Scores(p, p), rule, torch.rand(2, tree.nodes + 1, generator=generator)
+    expected = _judge(*inputs)  # also makes what is made once
+    torch._dynamo.reset()
+    found = torch.compile(_judge, backend="eager", fullgraph=True)(*inputs)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("method", ["ar", "tree", "scd"])
@@ -144,7 +229,7 @@ def test_generated_code_decodes_like_eager_rounds(method, monkeypatch, tmp_path)
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", METHODS)
 def test_compiled_rounds_decode_like_eager_ones_on_a_gpu(method):
-    found, expected = decoded(method, True, "cuda"), decoded(method, False, "cuda")
+    found, expected = decoded(method, True, device="cuda"), decoded(method, False, device="cuda")
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
