@@ -23,6 +23,7 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle import build_eagle
 from tempera.drafters.independent import IndependentDraft
+from tempera.drafters.medusa import medusa_network
 from tempera.drafters.parallel import ParallelDraft, build_parallel
 from tempera.drafters.parallel_network import ParallelModel, parallel_network
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -155,3 +156,7 @@ def test_refusals_are_one_sentence(tmp_path):
             ParallelModel.of(target.network, "tiny", **sizes)
     with pytest.raises(TemperaError, match=f"length={LENGTH + 1} is not possible: an image has"):
         parallel_network(target, "tiny", length=LENGTH + 1)
+    columns = target.grid[1]
+    with pytest.raises(TemperaError, match=f"give length={columns - 1} or less, or above=false"):
+        medusa_network(target, "tiny", length=columns, above=True)
+    assert medusa_network(target, "tiny", length=columns - 1, above=True).reach == columns - 1

@@ -82,8 +82,8 @@ def parallel(target: Any, tree: Tree, dtype: Any = None, **sizes: Any) -> Any:
     return StaticTreeDrafter(model, tree)
 
 
-def medusa(target: Any, tree: Tree, dtype: Any = None, length: int = 4) -> Any:
-    network = tiny_medusa(target, length=length)
+def medusa(target: Any, tree: Tree, dtype: Any = None, **sizes: int) -> Any:
+    network = tiny_medusa(target, **sizes)
     return StaticTreeDrafter(MedusaDraft(network, target, tree.max_depth, dtype), tree)
 
 

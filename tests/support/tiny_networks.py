@@ -110,9 +110,10 @@ def tiny_parallel(target: TransformerTarget, seed: int = 1, **sizes: Any) -> Par
     return lively(model, seed)
 
 
-def tiny_medusa(target: TransformerTarget, seed: int = 1, length: int = 4) -> MedusaModel:
-    known = target.vocab_size, target.identity
-    return lively(MedusaModel.of(target.network, "tiny", *known, length=length), seed)
+def tiny_medusa(target: TransformerTarget, seed: int = 1, **sizes: int) -> MedusaModel:
+    sizes = {"length": 4, **sizes}
+    model = MedusaModel.of(target.network, "tiny", target.vocab_size, target.identity, **sizes)
+    return lively(model, seed)
 
 
 def random_draft(tree: Tree, batch: int, generator: torch.Generator, vocab: int = VOCAB) -> Draft:
@@ -296,17 +297,24 @@ def full_medusa(
     row: int,
     path: list[int],
 ) -> Tensor:
-    """What head len(path) gives for the true hidden state before the image's last token."""
-    states = [
-        previous[0, -1]
-        for _, previous, _ in draft_inputs(medusa, target, prompts[row], image, path)  # type: ignore[arg-type]
-    ]
-    block, last = (
-        medusa.fc.weight.unflatten(0, (medusa.slots, -1))[len(path)],
-        medusa.out[len(path)],
-    )  # type: ignore[union-attr]
-    bias = medusa.fc.bias.unflatten(0, (medusa.slots, -1))[len(path)]  # type: ignore[union-attr]
-    return torch.stack([last @ (h + nn.functional.silu(block @ h + bias)) for h in states])
+    """What head len(path) gives for the true hidden state before the image's last token, and, with
+    columns, for the one a row above the drafted token.
+    """
+    k = len(path)
+    columns = medusa.config.columns
+    weight = medusa.fc.weight.unflatten(0, (medusa.slots, -1))[k]  # type: ignore[operator]
+    bias = medusa.fc.bias.unflatten(0, (medusa.slots, -1))[k]  # type: ignore[union-attr]
+    outputs = []
+    for _, previous, _ in draft_inputs(medusa, target, prompts[row], image, path):  # type: ignore[arg-type]
+        h = previous[0, -1]
+        block = weight @ h + bias
+        beside = torch.zeros_like(h)
+        place = previous.shape[1] + 1 + k - columns  # behind the token above the drafted one
+        if columns and place >= 0:
+            block = block + medusa.above_in[k] @ previous[0, place]
+            beside = medusa.above_out[k] @ previous[0, place]
+        outputs.append(medusa.out[k] @ (h + nn.functional.silu(block)) + beside)
+    return torch.stack(outputs)
 
 
 def plain_embed(target: TransformerTarget, tokens: Tensor) -> Tensor:

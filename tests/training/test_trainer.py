@@ -34,7 +34,7 @@ from tempera.training import checkpoint, trainer
 from tempera.training.averaging import moving_average
 from tempera.training.checkpoint import LAST, load_state
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
-from tempera.training.teacher_forcing import teach
+from tempera.training.teacher_forcing import Lesson, teach
 from tempera.training.trainer import TrainingRun
 
 WHOLE: dict[str, Any] = {"gradient_accumulation": 2, "matrix_lr": 0.01}
@@ -249,10 +249,16 @@ def test_weights_of_unrolled_steps_decay(tmp_path: Path) -> None:
     torch.testing.assert_close(third, AcceptanceLoss()(after, true, run.head)["loss"])
 
 
-def test_slots_of_medusa_learn_the_places_that_they_draft(tmp_path: Path) -> None:
-    """Head k reads the state before the root and predicts the place k + 1 behind it."""
-    run = run_of(tmp_path, AcceptanceLoss(), MedusaModel, hidden_noise=0.0, cfg_dropout=0.0)
-    draft: Any = run.draft
+@pytest.mark.parametrize("columns", [0, 4])
+def test_slots_of_medusa_learn_the_places_that_they_draft(columns: int, tmp_path: Path) -> None:
+    """Head k reads the state before the root and predicts the place k + 1 behind it; with columns,
+    it also reads the state of the token that stands a row above that place.
+    """
+    target = tiny_target()
+    sizes = {"length": 3, "columns": columns}
+    draft: Any = MedusaModel.of(target.network, "tiny", identity=target.identity, **sizes)
+    recipe = recipe_with(**RECIPE | {"hidden_noise": 0.0, "cfg_dropout": 0.0})
+    run = TrainingRun(target, draft, tiny_codes(), AcceptanceLoss(), recipe, tmp_path)
     with torch.no_grad():
         for weight in draft.parameters():
             weight.normal_(0, 0.3)
@@ -263,16 +269,23 @@ def test_slots_of_medusa_learn_the_places_that_they_draft(tmp_path: Path) -> Non
     for slot in range(draft.slots):
         predicted = torch.zeros_like(lesson.hidden)
         for place in range(slot + 1, lesson.hidden.shape[1]):
-            before = lesson.hidden[:, place - slot - 1]
-            if place - slot - 1 < lesson.keep.shape[1]:  # padding before the caption has no state
-                before = before * lesson.keep[:, place - slot - 1, None]
-            predicted[:, place] = draft.heads(before[:, None])[:, 0, slot]
+            beside = state(lesson, place + 1 - columns).unsqueeze(2) if columns else None
+            before = state(lesson, place - slot - 1)
+            predicted[:, place] = draft.heads(before, beside)[:, 0, slot]
         start = lesson.start
         part = AcceptanceLoss()(predicted[:, start:], lesson.hidden[:, start:], run.head)
         losses.append(part["loss"])
     weights = torch.tensor(run.recipe.step_weights(draft.slots))
     expected = (weights * torch.stack(losses)).sum()
     torch.testing.assert_close(run.losses([0, 1, 2, 3])["loss"], expected)
+
+
+def state(lesson: Lesson, place: int) -> torch.Tensor:
+    """The target's state at a place, [R, 1, H]: 0 on the padding before the caption, and before."""
+    if place < 0:
+        return torch.zeros_like(lesson.hidden[:, :1])
+    found = lesson.hidden[:, place : place + 1]
+    return found * lesson.keep[:, place, None, None] if place < lesson.keep.shape[1] else found
 
 
 def test_a_worse_draft_does_not_replace_the_best(

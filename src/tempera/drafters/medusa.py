@@ -1,8 +1,11 @@
 """Medusa-1 (Cai et al. 2024, arXiv 2401.10774): heads on the target's last hidden state, with the
 target frozen. Head k = 0 … K − 1 predicts the token k + 1 places behind the root, from the hidden
-state before the root, without knowing the root or the tokens drafted in between.
+state before the root, without knowing the root or the tokens drafted in between. With `columns`, it
+also reads the state one row above the token that it predicts: Hawk's second direction
+(arXiv 2510.25739), in the same head instead of a sibling's.
 
-Shapes: B prompts, R rows (2B under guidance), S positions, K heads, H hidden size.
+Shapes: B prompts, R rows (2B under guidance), S positions, K heads, H hidden size, C columns of the
+token grid.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from typing_extensions import override
 from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
-from tempera.decoding.trees import Frontier, Tree
+from tempera.decoding.trees import Frontier, Tree, take
 from tempera.drafters.draft_files import (
     DraftDtype,
     draft_to_decode,
@@ -27,6 +30,7 @@ from tempera.drafters.draft_pass import DraftPass
 from tempera.drafters.parallel import at_depth, possible_depth
 from tempera.drafters.parallel_network import LENGTH, check_length
 from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.errors import TemperaError
 from tempera.targets.cache import KVCache
 from tempera.targets.transformer import TransformerTarget
 
@@ -37,16 +41,24 @@ class MedusaConfig(DraftConfig):
 
     Attributes:
         length: K.
+        columns: C, if the heads also read the state above; 0 if they do not.
 
     Raises:
-        TemperaError: there are too few or too many heads.
+        TemperaError: there are too few or too many heads, or the state above the last drafted token
+            is not there yet.
     """
 
     length: int = field(kw_only=True)
+    columns: int = field(kw_only=True, default=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_length(self.length)
+        if self.columns and self.length >= self.columns:
+            raise TemperaError(
+                f"above=true is not possible for length={self.length} in rows of {self.columns} "
+                f"tokens: give length={self.columns - 1} or less, or above=false."
+            )
 
 
 class MedusaModel(DraftNetwork):
@@ -55,6 +67,9 @@ class MedusaModel(DraftNetwork):
     The paper's linear layer to the vocabulary is V × H for every head and starts as the target's
     head W. Here it is W·M_k: W stays frozen, and M_k, H × H, is trained from the identity. A_k and
     b_k start at zero, as in the paper, so that every head starts as the target's own.
+
+    With the state g above, it is W·(M_k·(h + SiLU(A_k·h + B_k·g + b_k)) + N_k·g); B_k and N_k start
+    at zero. In the first row, g is the state of as many tokens before, in the prefix, or zero.
     """
 
     config: MedusaConfig
@@ -72,13 +87,27 @@ class MedusaModel(DraftNetwork):
         nn.init.zeros_(block.bias)
         self.fc = block
         self.out = nn.Parameter(torch.eye(width).repeat(self.slots, 1, 1))
+        if config.columns:
+            self.above_in = nn.Parameter(torch.zeros_like(self.out))
+            self.above_out = nn.Parameter(torch.zeros_like(self.out))
 
-    def heads(self, hidden: Tensor) -> Tensor:
-        """What the target's head reads for each of the K heads: [R, S, H] → [R, S, K, H]."""
-        x = hidden.unsqueeze(-2) + nn.functional.silu(self.fc(hidden)).unflatten(
-            -1, (self.slots, -1)
-        )
-        return torch.einsum("rski,koi->rsko", x, self.out)
+    @property
+    def reach(self) -> int:
+        """How many of the target's last states the heads read: 1, or C − 1, of which the first K
+        stand above the drafted tokens.
+        """
+        return max(1, self.config.columns - 1)
+
+    def heads(self, hidden: Tensor, above: Tensor | None = None) -> Tensor:
+        """What the target's head reads for each of the K heads, [R, S, K, H], from the states
+        before the root [R, S, H] and, with `columns`, those above the tokens [R, S, K, H].
+        """
+        block = self.fc(hidden).unflatten(-1, (self.slots, -1))
+        if above is not None:
+            block = block + torch.einsum("rski,koi->rsko", above, self.above_in)
+        x = hidden.unsqueeze(-2) + nn.functional.silu(block)
+        x = torch.einsum("rski,koi->rsko", x, self.out)
+        return x if above is None else x + torch.einsum("rski,koi->rsko", above, self.above_out)
 
     @override
     def forward(
@@ -92,12 +121,17 @@ class MedusaModel(DraftNetwork):
         """For training, where `embeds` are K copies of the sequence: copy k at position t is head
         k of the hidden state k positions earlier. The hidden states alone are read.
         """
-        heads = self.heads(hidden)
-        length = hidden.shape[1]
-        return torch.cat(
-            [nn.functional.pad(heads[:, : length - k, k], (0, 0, k, 0)) for k in range(self.slots)],
-            1,
-        )
+        above = None
+        if self.config.columns:  # head k reads what is C - 2 - k positions before `hidden`
+            back = self.config.columns - 2
+            above = torch.stack([_later(hidden, back - k) for k in range(self.slots)], 2)
+        heads = self.heads(hidden, above)
+        return torch.cat([_later(heads[:, :, k], k) for k in range(self.slots)], 1)
+
+
+def _later(x: Tensor, steps: int) -> Tensor:
+    """[R, S, H] moved `steps` positions to the right, with zeros before."""
+    return nn.functional.pad(x, (0, 0, steps, 0))[:, : x.shape[1]]
 
 
 class MedusaDraft(DraftModel):
@@ -115,7 +149,8 @@ class MedusaDraft(DraftModel):
         self.run = DraftPass(model, target, dtype)
         self.identity = model.identity
         self.depth = possible_depth(model, depth)
-        self._heads = torch.empty(0)  # what the target's head reads, [R, L, H]
+        self._reach = torch.arange(model.reach, device=target.device)
+        self._states = torch.empty(0)  # the target's last ones, up to that before the root
 
     @override
     def for_depth(self, depth: int) -> Self:
@@ -123,15 +158,20 @@ class MedusaDraft(DraftModel):
 
     @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
-        """Run the heads on the target's state before the root."""
+        """Take the target's states up to the one before the root."""
         self.greedy = self.run.head.sampling.greedy
         before = self.run.before_prefix(self.run.prompt.keep)
-        self._heads = kept(self._heads, self._run_heads(before[:, -1:]))
+        count = len(self._reach)
+        padded = nn.functional.pad(before, (0, 0, count, 0))
+        self._states = kept(self._states, padded[:, -count:])
 
     @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""
-        logits = self.run.logits(self._heads)
+        network, states = self.run.network, self._states.to(self.run.dtype)
+        above = states[:, None, : network.slots] if len(self._reach) > 1 else None
+        heads: Tensor = network.heads(states[:, -1:], above)  # type: ignore[operator]
+        logits = self.run.logits(heads[:, 0, : self.depth])
         return self.run.distribution(logits[:, :1], 0)[:, 0], logits
 
     @torch.no_grad()
@@ -144,21 +184,21 @@ class MedusaDraft(DraftModel):
 
     @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Run the heads on the target's state before the new root."""
+        """Move on by the states before the tokens of the round."""
         before = self.run.before_emitted(draft, verdict, scores)
-        self._heads.copy_(self._run_heads(self.run.prompt.from_root(before, images.emitted)))
-
-    def _run_heads(self, hidden: Tensor) -> Tensor:
-        """[R, 1, H] → [R, L, H]."""
-        heads: Tensor = self.run.network.heads(hidden.to(self.run.dtype))  # type: ignore[operator]
-        return heads[:, 0, : self.depth]
+        states = torch.cat([self._states, before], 1)
+        moved = self.run.prompt.by_row(images.emitted)[:, None] + self._reach
+        self._states.copy_(take(states, moved))
 
 
 def medusa_network(
-    target: Any, model: str, start: str | None = None, length: int = LENGTH
+    target: Any, model: str, start: str | None = None, length: int = LENGTH, above: bool = False
 ) -> MedusaModel:
-    """`draft=medusa`: see `draft_to_train`; `length` is K."""
-    return draft_to_train(MedusaModel, target, model, start, (), length=length)
+    """`draft=medusa`: see `draft_to_train`; `length` is K, `above` whether the heads read the
+    states above.
+    """
+    columns = target.grid[1] if above else 0
+    return draft_to_train(MedusaModel, target, model, start, (), length=length, columns=columns)
 
 
 @drafts(trained_by="medusa")
