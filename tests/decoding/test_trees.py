@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 from importlib import resources
 
 import pytest
@@ -54,6 +55,27 @@ def test_named_trees_are_the_public_ones(name, nodes, children):
     assert Tree.from_paths(published[name][::-1]).parents.equal(tree.parents)
 
 
+def test_sequoias_tree_accepts_most_of_all_trees():
+    rates, depth = (0.6, 0.3, 0.1), 2
+    places = [path for d in (1, 2) for path in itertools.product(range(3), repeat=d)]
+
+    def accepted(paths):
+        return sum(math.prod(rates[rank] for rank in path) for path in paths)
+
+    for nodes in range(1, 7):
+        best = 0.0
+        for paths in itertools.combinations(places, nodes):
+            try:
+                Tree.from_paths(paths)
+            except TemperaError:
+                continue
+            best = max(best, accepted(paths))
+        tree = Tree.sequoia(nodes, depth, rates)
+        ranks = {child: rank for row in tree.children.tolist() for rank, child in enumerate(row)}
+        lines = (lineage(tree.parents.tolist(), node) for node in range(nodes))
+        assert accepted([ranks[n] for n in line] for line in lines) == pytest.approx(best)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_tables_agree_with_the_parents(seed):
     parents = random_parents(1 + seed % 9, torch.Generator().manual_seed(seed))
@@ -87,6 +109,9 @@ def test_static_trees_are_moved_to_a_device_once():
     [
         (lambda: Tree.chain(-1), "-1 tokens"),
         (lambda: Tree.named("oak"), "mc_sim_7b_63, naive_extend_57"),
+        (lambda: Tree.sequoia(3, 2, (0.1, 0.2)), "the largest first"),
+        (lambda: Tree.sequoia(3, 2, (0.2, 0.0)), r"in \(0, 1\]"),
+        (lambda: Tree.sequoia(7, 2, (0.2, 0.1)), "has 6 nodes, not 7"),
         (lambda: Tree.from_paths([[0], [1, 0]]), "no parent"),
         (lambda: Tree.from_paths([[0], [2]]), "sibling before it"),
         (lambda: Tree.from_paths([[0], [0]]), "different"),

@@ -485,6 +485,7 @@ METHODS = {
     "ar": [],
     "eagle": ["tree=chain", "depth=3"],
     "eagle tree": ["tree=mc_sim_7b_63"],
+    "eagle traversal": ["tree=mc_sim_7b_63", "rule=traversal"],
     "eagle2": ["nodes=6", "branches=2", "depth=3"],
     "parallel": ["depth=3"],
     "parallel tree": ["tree=mc_sim_7b_63"],
@@ -492,6 +493,7 @@ METHODS = {
     "coolsd": ["tree=chain", "depth=3"],
     "uniform_rsd": ["tree=chain", "depth=3"],
     "optimal_rsd": ["depth=3"],
+    "vvs": ["depth=3"],
     "lantern": ["k=5", "tree=chain", "depth=3"],
     "lanternpp": ["k=5", "tree=mc_sim_7b_63"],
     "block": ["depth=3"],
@@ -499,6 +501,7 @@ METHODS = {
     "jacobi": ["window=6"],
     "sjd": ["window=6"],
     "gsd": ["window=6", "k=5"],
+    "entropy": ["window=6"],
     "scd": ["window=6"],
     "sjd_pac": ["window=12", "branches=2"],
 }

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from heapq import heappop, heappush
 from importlib import resources
 from typing import Any, Generic, TypeVar
 
@@ -122,8 +123,8 @@ class _Once(Generic[T]):
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """A draft tree of N nodes. Build it with `chain`, `named`, `from_paths`, `from_parents` or
-    `empty`.
+    """A draft tree of N nodes. Build it with `chain`, `named`, `sequoia`, `from_paths`,
+    `from_parents` or `empty`.
 
     Attributes:
         parents: parent of every node, int64 [N] or [B, N]; -1 is the root.
@@ -160,6 +161,43 @@ class Tree:
                 option="tree",
             )
         return _named(name)
+
+    @classmethod
+    def sequoia(cls, nodes: int, depth: int, rates: Sequence[float]) -> "Tree":
+        """The static tree that accepts most (Chen et al. 2024, Sequoia, arXiv 2402.12374, §3.1): if
+        the k-th child of any node is accepted with probability `rates[k]`, a node is accepted with
+        the product along its path. Rates fall with k, so the N largest products form a tree, which
+        is the one of Sequoia's dynamic program.
+
+        Args:
+            nodes: N.
+            depth: most tokens of a path.
+            rates: of the children of a node in test order, each in (0, 1], the largest first.
+
+        Raises:
+            TemperaError: a rate is impossible or larger than the one before, or there are not so
+                many nodes.
+        """
+        if list(rates) != sorted(rates, reverse=True) or not all(0 < rate <= 1 for rate in rates):
+            raise TemperaError(
+                f"rates={list(rates)} are not those of a tree's children: give numbers in (0, 1], "
+                "the largest first",
+                option="tree.rates",
+            )
+        found: list[tuple[int, ...]] = []
+        reached: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
+        while reached and len(found) <= nodes:
+            score, path = heappop(reached)
+            found.append(path)
+            for rank, rate in enumerate(rates if len(path) < depth else ()):
+                heappush(reached, (score * rate, (*path, rank)))
+        if len(found) <= nodes:
+            raise TemperaError(
+                f"a tree of depth {depth} with {len(rates)} children a node has {len(found) - 1} "
+                f"nodes, not {nodes}: give fewer nodes, or more depth",
+                option="nodes",
+            )
+        return cls.from_paths(found[1:])
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
