@@ -9,7 +9,7 @@ not judged.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from tempera.shapes.world import (
     COLOURS,
     IMAGE_SIZE,
     LATTICE,
+    SHAPES,
     SIZES,
     Image,
     Scene,
@@ -110,7 +111,7 @@ def _unexplained(picture: Image, colour: Image) -> Mask:
     return nearest > TOLERANCE
 
 
-@cache
+@lru_cache(maxsize=len(SHAPES) * len(SIZES))
 def _places(shape: str, size: str) -> tuple[list[Thing], Mask, Mask]:
     """All places of a shape on the lattice: [P], the pixels inside [P, 48, 48] and those inside or
     on its outline.

@@ -14,7 +14,7 @@ uses the operators that TorchInductor uses, and `F.linear` where there are none.
 Shapes: I inputs, O outputs.
 """
 
-from functools import cache
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, cast
 
@@ -111,7 +111,7 @@ class PackedLinear(nn.Module):
         return PackedLinear(weight.to(dtype), bias, least_rows=self.least_rows)
 
 
-@cache
+@lru_cache(maxsize=64)
 def faster_plain_rows(outputs: int, inputs: int, dtype: torch.dtype, least_rows: int) -> int:
     """Most of `TIMED_ROWS`, from `least_rows` on, up to which the plain product with a weight
     [O, I] is `GAIN` times as fast as the packed one; 0 if it never is. Each size is timed once in a
