@@ -162,6 +162,7 @@ def test_a_draft_takes_the_sampling_of_its_image(name):
     target = tiny_target(Sampling(3.0, temperature=0))
     used, fresh = DRAFTERS[name](target), DRAFTERS[name](target)
     decoded(target, used)
+    assert used.model.greedy
     target.sampling = Sampling(3.0, temperature=1.3)
     one, other = (decoded(target, drafter, diagnostics=True) for drafter in (used, fresh))
     assert torch.equal(one.tokens, other.tokens)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tempera.runtime.files import create_json, read_json, replacing, write_text
+from tempera.errors import TemperaError
+from tempera.runtime.files import check_same, create_json, read_json, replacing, write_text
 
 
 def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
@@ -41,3 +42,9 @@ def test_of_several_that_create_a_file_at_once_one_does(
     monkeypatch.setattr(Path, "exists", lambda path: False)  # it came a moment later
     assert not create_json(tmp_path / "run.json", {"first": 2})
     assert read_json(tmp_path / "run.json") == {"first": 1} and len([*tmp_path.iterdir()]) == 1
+
+
+def test_what_another_version_began_is_named_as_such() -> None:
+    check_same(Path("run"), {"format": 2, "seed": 1}, {"format": 2, "seed": 1})
+    with pytest.raises(TemperaError, match="run was begun by another version of tempera"):
+        check_same(Path("run"), {"format": 1, "seed": 1}, {"format": 2, "seed": 1})

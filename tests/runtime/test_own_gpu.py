@@ -1,5 +1,6 @@
 """Jobs side by side take one GPU each; the GPUs are made up."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ def test_each_job_takes_a_free_gpu(taken: list[int]) -> None:
     assert taken[3] in (0, 1) and len(taken) == 4
 
 
-def test_as_many_jobs_as_gpus(taken: list[int]) -> None:
-    assert [jobs(device) for device in ("auto", "cuda", "cuda:1")] == [2, 2, 1]
+def test_as_many_jobs_as_gpus_or_cores(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    assert [jobs(device) for device in ("auto", "cuda", "cuda:1", "cpu")] == [2, 2, 1, 3]
 
 
 def test_the_launcher_has_the_callback() -> None:
