@@ -6,7 +6,16 @@ import pytest
 import torch
 from near_codes import near
 from network_drafts import eagle, eagle2, independent, medusa, parallel
-from tiny_networks import PROMPTS, captions, llamagen, text_target, tiny_target
+from tiny_networks import (
+    PROMPTS,
+    SIZES,
+    captions,
+    lively,
+    llamagen,
+    text_ids,
+    text_target,
+    tiny_target,
+)
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -27,6 +36,7 @@ from tempera.rules.optimal import Priced
 from tempera.rules.published_gsd import PublishedGSD
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 from tempera.rules.traversal import Traversal
+from tempera.targets.shared_vocabulary import load_network
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -85,10 +95,18 @@ def of_text(family: str, **sizes: Any) -> TransformerTarget:
     return text_target(SAMPLING, 3, 3, 8, family, line_end=19, num_hidden_layers=1, **sizes)
 
 
+def of_janus() -> TransformerTarget:
+    spec = ModelSpec(3, 3, 8, 0, (1, "{text}", 3), (), 64, null_filling=2)
+    sizes = {**SIZES, "vocab_size": 20, "num_hidden_layers": 1, "rope_theta": 10000.0}
+    network = load_network("janus", spec, "random", [], "", sizes)
+    return tiny_target(SAMPLING, lively(network), text_ids)
+
+
 FAMILIES = {
     "llamagen_classes": of_classes,
     "chameleon": lambda: of_text("chameleon", swin_norm=False, model_parallel_size=None),
     "emu3": lambda: of_text("emu3"),
+    "janus": of_janus,
     "qwen2": lambda: of_text("qwen2"),
 }
 
