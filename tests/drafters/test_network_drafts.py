@@ -96,7 +96,7 @@ QUICK = [
     ("eagle", TREE, 3.0, {"features": (1,)}),
     ("parallel", TREE, 3.0, {"layers": 2}),
     ("medusa", TREE, 3.0, {}),
-    ("medusa", TREE, 3.0, {"length": 3, "columns": 4}),
+    ("medusa", Tree.from_paths([[0], [1], [0, 0], [1, 0]]), 3.0, {"length": 2, "columns": 4}),
 ]
 SLOW = [
     ("eagle", CHAIN, 1.0, {}),
