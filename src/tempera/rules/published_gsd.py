@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.decoding.interfaces import Rule
-from tempera.decoding.probabilities import excess, ratio
+from tempera.decoding.probabilities import at, excess, ratio
 from tempera.errors import TemperaError
 
 LOWER, UPPER = 7, 6
@@ -69,11 +69,7 @@ class PublishedGSD(Rule):
     @override
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of every token."""
-        if self.close is None or self.far is None:
-            raise TemperaError(
-                "the groups of GSD's public code need the target's embeddings: take "
-                "rule.for_target(target)"
-            )
+        close, by_id = self._tables()
         order = p.argsort(dim=-1, stable=True)
         of_p, of_q = p.gather(-1, order), q.gather(-1, order)
         places = torch.arange(p.shape[-1], device=p.device)
@@ -81,13 +77,13 @@ class PublishedGSD(Rule):
         for step in range(-LOWER, UPPER + 1):
             inside = (places + step >= 0) & (places + step < len(places))
             windows.append(((places + step).clamp(0, len(places) - 1), inside))
-        far = self.far[order]
+        far = by_id[order]
         untested = torch.stack([far[..., other] & inside for other, inside in windows]).any(0)
-        last = len(self.close) - 1
+        last = len(close) - 1
         rows = order.clamp(max=last)
         mass_p, mass_q = torch.zeros_like(p), torch.zeros_like(q)
         for other, inside in windows:
-            near = self.close[rows, order[..., other].clamp(max=last)] | untested
+            near = close[rows, order[..., other].clamp(max=last)] | untested
             similar = (of_p[..., other] - of_p).abs() < self.difference
             member = inside & near & similar
             mass_p += of_p[..., other] * member
@@ -95,6 +91,36 @@ class PublishedGSD(Rule):
         alone = places < LOWER
         f = ratio(torch.where(alone, of_p, mass_p), torch.where(alone, of_q, mass_q))
         return torch.empty_like(f).scatter(-1, order, f)
+
+    @override
+    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """The same for the group of one token."""
+        close, far = self._tables()
+        order = p.argsort(dim=-1, stable=True)
+        place = (order == token[..., None]).int().argmax(-1)
+        window = place[..., None] + torch.arange(-LOWER, UPPER + 1, device=p.device)
+        inside = (window >= 0) & (window < p.shape[-1])
+        others = order.gather(-1, window.clamp(0, p.shape[-1] - 1))
+        untested = (far[others] & inside).any(-1, keepdim=True)
+        last = len(close) - 1
+        near = close[token.clamp(max=last)[..., None], others.clamp(max=last)] | untested
+        similar = (p.gather(-1, others) - at(p, token)[..., None]).abs() < self.difference
+        member = inside & near & similar
+        alone = place < LOWER
+        masses = [
+            torch.where(alone, at(each, token), (each.gather(-1, others) * member).sum(-1))
+            for each in (p, q)
+        ]
+        return ratio(*masses)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        """Which embeddings are close, and which tokens' distances are not tested."""
+        if self.close is None or self.far is None:
+            raise TemperaError(
+                "the groups of GSD's public code need the target's embeddings: take "
+                "rule.for_target(target)"
+            )
+        return self.close, self.far
 
     @override
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
