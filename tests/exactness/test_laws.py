@@ -5,20 +5,25 @@ end are seen. Whoever adds a rule adds a row.
 from dataclasses import replace
 
 import pytest
+import torch
 from cases import slow_but
 from near_codes import near, near_rules, published_gsd
+from network_drafts import medusa
 from random_drafts import SMALL
 from table_models import FirstRoundOnly
+from tiny_networks import full_hidden, llamagen, tiny_target
 from window_laws import check_window
 
+from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, normalise, total_variation
+from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.jacobi import jacobi, scd, sjd, sjd_pac
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness import theory
-from tempera.exactness.tables import TableDraft, TableTarget, check, emit
+from tempera.exactness.tables import TableDraft, TableTarget, check, compare, emit, emitted_law
 from tempera.rules.entropy import EntropyAware
 from tempera.rules.neighbourhood import GSD, LanternPP
 from tempera.rules.optimal import Priced
@@ -165,6 +170,23 @@ def test_an_exact_method_emits_the_targets_law(name):
     report = check(rule, drafter, rows=ROWS, **options)
     assert report.agrees, report
     assert report.accepted_length > (1.2 if drafter is not EXACT["autoregression"][1] else 0.99)
+
+
+def test_heads_that_read_the_state_above_emit_the_targets_law():
+    """Of a network, whose states they read."""
+    sampling, rows = Sampling(1.0, temperature=2.0), 2000
+    target = tiny_target(sampling, llamagen(grid=(2, 3), vocab_size=3))
+    drafter = medusa(target, BUSH, length=2, columns=3)
+    streams = RandomStreams(0, [str(row) for row in range(rows)])
+    with torch.inference_mode():
+        tokens = decode(target, drafter, Exact(), streams, ["a"] * rows).tokens
+        every = torch.cartesian_prod(*[torch.arange(3)] * target.length)
+        states = full_hidden(target, ["a"] * len(every), list(every[:, :-1]))
+        p = sampling.distribution(target.head.lm_logits(torch.cat(states)[:, -target.length :]))
+    law = p.gather(-1, every.unsqueeze(-1)).squeeze(-1).double().prod(-1)
+    second_row = law.unflatten(0, (27, 27)).sum(0)
+    report = compare(emitted_law(tokens[:, 3:], 3), second_row / second_row.sum())
+    assert report.agrees, report
 
 
 @pytest.mark.parametrize("name", WINDOWS)
