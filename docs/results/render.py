@@ -74,6 +74,7 @@ README_ROWS = (
     "eagle",
     "block drafter=parallel",
     "scd",
+    "parallel_tree",
     "coolsd delta=2",
     "coolsd drafter=parallel floor=1 delta=3",
     "optimal_rsd schedule=optimal expected_length=3.8",
