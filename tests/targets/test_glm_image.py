@@ -152,7 +152,7 @@ def test_files_that_are_no_pipeline(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pictures_are_those_of_diffusers(tmp_path: Path) -> None:
+def test_pictures_are_those_of_diffusers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny pipeline, saved and loaded, against its own call."""
     diffusers = pytest.importorskip("diffusers")
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
@@ -198,4 +198,18 @@ def test_pictures_are_those_of_diffusers(tmp_path: Path) -> None:
     assert found.shape == (1, 3, 64, 64) and found.std() > 0
     again = decoder.decode_codes(codes, ["a cat"])
     assert torch.equal(found, again)
+    monkeypatch.setattr("tempera.image_tokenizers.glm_image._seed", lambda codes: 7)
+    own = pipeline(
+        prompt=["a cat"],
+        height=64,
+        width=64,
+        prior_token_ids=torch.kron(codes, torch.ones(1, 2, 2, dtype=torch.int64)).flatten(1),
+        num_inference_steps=2,
+        guidance_scale=1.5,
+        generator=torch.Generator().manual_seed(7),
+        output_type="np",
+    ).images
+    seeded = decoder.decode_codes(codes, ["a cat"])
+    torch.testing.assert_close((seeded[0] + 1) / 2, torch.from_numpy(own[0]).permute(2, 0, 1))
+    assert not torch.equal(found, seeded)
     assert not torch.equal(found, decoder.decode_codes(codes, ["a 'dog'"]))

@@ -4,6 +4,8 @@ Beside it lie evidence.png, the same prompts under each method, and evidence.jso
 """
 
 import math
+import shlex
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from tempera.reporting.report import results_section
 from tempera.reporting.tables import Cell, Section, escaped, long, markdown, table, texts
 from tempera.runtime.files import write_json, write_text
 from tempera.runtime.image_files import picture_path, read_picture
+from tempera.runtime.installation import command
 
 PICTURES = 6
 """Prompts in evidence.png, the first ones."""
@@ -49,8 +52,8 @@ def write(directory: Path, runs: Sequence[Run]) -> Path:
     parts = [
         f"# Evidence: {escaped(first.model or '')}",
         f"{first.images} prompts, decoded on {escaped(first.machine)}, begun "
-        f"{first.started}, by tempera {first.version}. Written by",
-        f"```sh\n{_command(first)}\n```",
+        f"{first.started}, by tempera {first.version}. The command that ended last:",
+        f"```sh\n{_command()}\n```",
         "![The same prompts under each method](evidence.png)",
     ]
     for section in sections:
@@ -87,8 +90,9 @@ def _memory(run: Run) -> Cell:
     return {} if run.memory is None else {"value": run.memory / GIB}
 
 
-def _command(run: Run) -> str:
-    return f"python eval/run.py -m experiment=evidence model={run.model} limit={run.images}"
+def _command() -> str:
+    """The command line that this process was started with."""
+    return f"{command('eval')} {shlex.join(sys.argv[1:])}"
 
 
 def _draw(path: Path, runs: Sequence[Run]) -> None:

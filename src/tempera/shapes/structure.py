@@ -83,6 +83,9 @@ def structure(picture: Image, told: Scene) -> Structure:
     Args:
         picture: [48, 48, 3] in [0, 1].
         told: a parsed caption; what it leaves open is fitted as well.
+
+    Returns:
+        the fit with the fewest unexplained pixels.
     """
     strange = [_unexplained(picture, _rgb(COLOURS[thing.colour])) for thing in told.things]
     fits = []
