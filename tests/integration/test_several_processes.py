@@ -126,6 +126,12 @@ def test_two_processes_train_on_laion_coco(
     assert one.keys() == two.keys()
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
+    again = shutil.copytree(tmp_path / "two", tmp_path / "again")
+    (draft,) = again.glob("outputs/train_draft/*/draft")
+    shutil.rmtree(draft)
+    alone(hub, again, monkeypatch, *command)  # reads what two processes saved
+    resumed, _ = trained(again)
+    assert all(torch.equal(resumed[name], value) for name, value in two.items())
 
 
 def fetched(hub: Hub) -> list[str]:

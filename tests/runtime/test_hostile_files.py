@@ -23,14 +23,14 @@ from tempera.evaluation import calibration
 from tempera.evaluation.pipeline import record_columns, records
 from tempera.metrics.scores import read_scores
 from tempera.reporting.collect import find_runs, read_run
-from tempera.runtime.files import read_json, read_text
+from tempera.runtime.files import read_json, read_text, reason
 from tempera.runtime.image_files import read_picture, write_picture
 from tempera.runtime.network_directory import draft_directory
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.row_store import Store, read_table, write_table
 from tempera.runtime.tensor_files import read_tensors
 from tempera.shapes.networks import WorldCaptions, load_text_encoder, load_tokenizer
-from tempera.training.checkpoint import LAST, State, load_state
+from tempera.training.checkpoint import SEAL, read_seal
 
 Reader = Callable[[Path], Any]
 
@@ -39,9 +39,11 @@ def prompts_of(path: Path) -> Any:
     return [list(rows_of(path.with_suffix(end))) for end in (".txt", ".csv", ".tsv", ".jsonl")]
 
 
-def state() -> State:
-    network = torch.nn.Linear(2, 2)
-    return State(network, [torch.optim.AdamW(network.parameters())])
+def checkpoint_of(path: Path) -> Any:
+    try:
+        return read_seal(path)
+    except ValueError as problem:  # which the training tells with its directory
+        raise TemperaError(reason(problem)) from problem
 
 
 FILES: dict[str, Reader] = {
@@ -66,11 +68,11 @@ FILES: dict[str, Reader] = {
     "sizes": lambda path: PretrainedFiles(str(path.parent), ("a.pt",), "o/n").stated(
         {"hidden_size": 8, "rope_theta": 1e4}, "llama"
     ),
-    "checkpoint": lambda path: load_state(path.parent, state(), 5, "training"),
+    "checkpoint": lambda path: checkpoint_of(path.parent),
     "runs": lambda path: [read_run(run) for run in find_runs([path.parent])[0]],
 }
 NAMES = (
-    *("config.json", "model.safetensors", MANIFEST, LAST, "run.json", "metrics.json"),
+    *("config.json", "model.safetensors", MANIFEST, SEAL, "run.json", "metrics.json"),
     *("results.parquet", "a.safetensors", "a.pt", "a.txt", "a.csv", "a.tsv", "a.jsonl"),
     *("a.parquet", "a", "a.png", "a.json"),
 )

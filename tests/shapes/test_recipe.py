@@ -15,7 +15,7 @@ import torch
 from paths import ROOT
 from random_drafts import new_images
 from safetensors.torch import load_file
-from shapes_recipe import kl, mar, mar_draft, recipe, stage, target, tokenizer
+from shapes_recipe import kl, mar, mar_draft, recipe, target, tokenizer
 from shapes_recipe.evaluators import TINY_CLIP, EvaluatorTraining
 from shapes_recipe.recipe import STAGES, DraftTraining, Recipe, build
 from shapes_recipe.stage import is_built, minimise, muon
@@ -41,6 +41,7 @@ from tempera.shapes.networks import SHIPPED, TextEncoder, tokenize
 from tempera.shapes.world import World
 from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training.averaging import moving_average
+from tempera.training.checkpoint import Checkpoints
 
 TINY_VQ = VQConfig(16, 8, 8, (1, 2, 2), (1, 2, 2), 1, 16, norm_groups=4)
 TINY_TARGET = LlamaGenConfig(16, 16, 24, 4, 2, (12, 12), 16, caption_dim=8)
@@ -160,7 +161,7 @@ def test_an_interrupted_stage_ends_with_the_same_weights(
             ema=0.9,
         )  # fmt: skip
 
-    save = stage.save_state
+    save = Checkpoints.save
 
     def save_and_stop(*arguments: Any) -> None:
         save(*arguments)
@@ -168,7 +169,7 @@ def test_an_interrupted_stage_ends_with_the_same_weights(
 
     whole = train("whole")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(stage, "save_state", save_and_stop)
+        patch.setattr(Checkpoints, "save", save_and_stop)
         train("cut")
     again = train("cut").state_dict()
     assert all(torch.equal(value, again[name]) for name, value in whole.state_dict().items())

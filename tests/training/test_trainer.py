@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_training import (
     RECIPE,
     recipe_with,
@@ -32,11 +32,12 @@ from tempera.runtime.image_files import read_picture
 from tempera.runtime.tracking import Tracker
 from tempera.training import checkpoint, trainer
 from tempera.training.averaging import moving_average
-from tempera.training.checkpoint import LAST, load_state
+from tempera.training.checkpoint import BESIDE, NETWORK, SEAL
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.teacher_forcing import Lesson, teach
 from tempera.training.trainer import TrainingRun
 
+LAST = "checkpoint-12"
 WHOLE: dict[str, Any] = {"gradient_accumulation": 2, "matrix_lr": 0.01}
 LEARN = {"steps": 60, "validate_every": 20, "ema": 0.0, "lr": 1e-2, "batch_size": 8}
 
@@ -78,20 +79,18 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, whole: Path)
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         tiny_train(cut, Notebook(at=8), **WHOLE)
-    before = load_file(cut / LAST)
-    assert json.loads(progress_of(cut))["step"] == 5
+    before = load_file(cut / "checkpoint-5" / NETWORK)
     tiny_train(cut, **WHOLE)
-    for name in (LAST, "draft/model.safetensors"):
-        one, other = load_file(whole / name), load_file(cut / name)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one), name
-    assert not torch.equal(before["network/fc.weight"], other["fc.weight"])
+    for name in (f"{LAST}/{NETWORK}", f"{LAST}/{BESIDE}", "draft/model.safetensors"):
+        expected = load_file(whole / name)
+        resumed = load_file(cut / name)
+        assert expected.keys() == resumed.keys()
+        assert all(torch.equal(expected[key], resumed[key]) for key in expected), name
+    for name in ("optimizer.bin", "optimizer_1.bin"):
+        moments = [torch.load(run / LAST / name)["state"] for run in (cut, whole)]
+        torch.testing.assert_close(*moments, rtol=0, atol=0)
+    assert not torch.equal(before["fc.weight"], resumed["fc.weight"])
     assert {path.name for path in cut.iterdir()} == {"draft", LAST, "training.json", "conditions"}
-
-
-def progress_of(directory: Path) -> str:
-    with safe_open(directory / LAST, "pt") as file:
-        return str(file.metadata()["progress"])
 
 
 def run_of(
@@ -324,40 +323,79 @@ def test_a_finished_run_does_nothing_but_replaces_a_lost_draft(
     assert (tmp_path / "draft" / "model.safetensors").is_file()
 
 
-ADAM, MUON, WEIGHT = "optimiser/0/0", "optimiser/1/0", "network/fc.weight"
-DAMAGES: dict[str, tuple[str, Any]] = {
-    "step 1000000000 of 12": ("step", 10**9),
-    "seconds=nan": ("seconds", float("nan")),
-    f"{ADAM}/exp_avg is": (f"{ADAM}/exp_avg", torch.zeros(2, 7)),
-    f"{ADAM}/exp_avg_sq is missing": (f"{ADAM}/exp_avg_sq", None),
-    "optimiser/0/99/step is unknown": ("optimiser/0/99/step", torch.tensor(1.0)),
-    f"{MUON}/momentum_buffer is": (f"{MUON}/momentum_buffer", torch.zeros(1)),
-    f"{WEIGHT} is torch.int8": (WEIGHT, torch.zeros(16, 32, dtype=torch.int8)),
-    f"{WEIGHT} is not finite": (WEIGHT, torch.full((16, 32), float("inf"))),
-    "beside/n_averaged is missing": ("beside/n_averaged", None),
+def of_seal(**changes: Any) -> Callable[[Path], None]:
+    """Damages what a checkpoint says of itself."""
+
+    def damage(path: Path) -> None:
+        seal = json.loads((path / SEAL).read_text())
+        seal["progress"] |= {name: changes[name] for name in changes if name in seal["progress"]}
+        seal |= {name: changes[name] for name in changes if name in seal}
+        (path / SEAL).write_text(json.dumps(seal))
+
+    return damage
+
+
+def of_byte(name: str) -> Callable[[Path], None]:
+    """Flips one bit of one file."""
+
+    def damage(path: Path) -> None:
+        content = bytearray((path / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (path / name).write_bytes(content)
+
+    return damage
+
+
+FILES = ("network.safetensors", "beside.safetensors", "optimizer.bin", "optimizer_1.bin",
+         "scheduler.bin", "scheduler_1.bin", "random_states_0.pkl")  # fmt: skip
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "step 1000000000 of 12": of_seal(step=10**9),
+    "progress.seconds=nan": of_seal(seconds=float("nan")),
+    "it belongs to another training": of_seal(made_by="another"),
+    "files=[]": of_seal(files=[]),
+    "there is no file": lambda path: (path / "optimizer.bin").unlink(),
+    **{f"{name} is not what was saved": of_byte(name) for name in FILES},
 }
-"""What is told -> the entry of a checkpoint, and what stands in its place; None for nothing."""
+"""What is told -> what was done to a checkpoint."""
 
 
 @pytest.mark.parametrize("told", DAMAGES)
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(
     told: str, tmp_path: Path, whole: Path
 ) -> None:
-    tensors, progress = load_file(whole / LAST), json.loads(progress_of(whole))
-    state, (name, value) = run_of(tmp_path, matrix_lr=0.01).state, DAMAGES[told]
-    entries: dict[str, Any] = progress if name in progress else tensors
-    entries.pop(name, None)
-    entries |= {} if value is None else {name: value}
+    run = run_of(tmp_path, **{**WHOLE, "steps": 12})
     made_by = json.loads((whole / "draft/metrics.json").read_text())["made_by"]
-    facts = {"progress": json.dumps(progress), "made_by": made_by}
-    save_file(tensors, tmp_path / LAST, facts)
-    with pytest.raises(TemperaError, match=r"cannot resume from .*last.safetensors") as refused:
-        load_state(tmp_path, state, 12, made_by)
+    copy = shutil.copytree(whole / LAST, tmp_path / LAST)
+    assert {path.name for path in copy.iterdir()} == {*FILES, SEAL}
+    assert run.checkpoints.load(12, made_by)
+    DAMAGES[told](copy)
+    with pytest.raises(TemperaError, match=r"cannot resume from .*checkpoint-12") as refused:
+        run.checkpoints.load(12, made_by)
     assert f"({told}" in str(refused.value) and "\n" not in str(refused.value)
-    shutil.copy(whole / LAST, tmp_path / LAST)
-    with pytest.raises(TemperaError, match=r"\(it belongs to another training\)"):
-        load_state(tmp_path, state, 12, "another")
-    assert load_state(tmp_path, state, 12, made_by)
+
+
+def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Mock(side_effect=[checkpoint.write_json, KeyboardInterrupt])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoint, "write_json", lambda *values: written()(*values))
+        tiny_train(tmp_path, **WHOLE)
+    assert {path.name for path in tmp_path.glob("*checkpoint*")} == {
+        "checkpoint-5",
+        ".checkpoint-10.tmp",
+    }
+    tiny_train(tmp_path, **WHOLE)
+    assert {path.name for path in tmp_path.glob("*checkpoint*")} == {LAST}
+    weights = [load_file(run / LAST / NETWORK)["fc.weight"] for run in (tmp_path, whole)]
+    assert torch.equal(*weights)
+
+
+def test_a_full_disk_is_told_with_the_place(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    run.accelerator.save_state = Mock(side_effect=RuntimeError("file write failed"))
+    with pytest.raises(TemperaError, match=r"cannot write .*checkpoint-0: file write failed; give"):
+        run.checkpoints.save(run.progress, "training")
 
 
 def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,11 +405,6 @@ def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) 
         tiny_train(whole, **{**WHOLE, "lr": 0.01})
     with pytest.raises(TemperaError, match=r"made with loss.class=EagleLoss"):
         tiny_train(whole, loss=AcceptanceLoss(), **WHOLE)
-    run = run_of(tmp_path)
-    for content in (b"", (whole / LAST).read_bytes()[:-9]):
-        (tmp_path / LAST).write_bytes(content)
-        with pytest.raises(TemperaError, match=r"cannot resume from .*last.safetensors"):
-            load_state(tmp_path, run.state, 12, "any")
     (tmp_path / "file").touch()
     with pytest.raises(TemperaError, match=r"cannot write in .*file/run"):
         tiny_train(tmp_path / "file" / "run")
@@ -393,10 +426,7 @@ def test_parts_of_another_training_are_refused(tmp_path: Path, whole: Path) -> N
     for part, told in ((LAST, "another training"), ("draft", "not the draft"), ("conditions", "")):
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(whole, copy)
-        if (other / "new" / part).is_file():
-            shutil.copy(other / "new" / part, copy / part)
-        else:
-            shutil.copytree(other / "new" / part, copy / part, dirs_exist_ok=True)
+        shutil.copytree(other / "new" / part, copy / part, dirs_exist_ok=True)
         if told:
             with pytest.raises(TemperaError, match=told):
                 tiny_train(copy, **WHOLE)
@@ -414,7 +444,8 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(
     poison = Notebook(8, lambda: target.network.lm_head.weight.fill_(float("nan")))
     with pytest.raises(TemperaError, match=r"not finite at step 8 .*last good checkpoint is kept"):
         tiny_train(tmp_path, poison, target, validate_every=6, decodes=0)
-    assert all(value.isfinite().all() for value in load_file(tmp_path / LAST).values())
+    saved = load_file(tmp_path / "checkpoint-5" / NETWORK)
+    assert all(value.isfinite().all() for value in saved.values())
     assert (tmp_path / "draft" / "model.safetensors").is_file()
 
 

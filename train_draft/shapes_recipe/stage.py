@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -18,7 +19,7 @@ from tempera.runtime.files import fingerprint, read_json, write_json
 from tempera.runtime.installation import commit
 from tempera.runtime.network_directory import write_network
 from tempera.training.averaging import moving_average
-from tempera.training.checkpoint import State, load_state, save_state
+from tempera.training.checkpoint import Checkpoints, TrainingProgress
 from tempera.training.lr_schedules import Schedule, set_rate
 
 log = logging.getLogger(__name__)
@@ -66,10 +67,12 @@ def minimise(
     """
     average = moving_average(network, ema) if ema else None
     beside = {**(buffers or {}), **(average.state_dict() if average is not None else {})}
-    state = State(network, optimisers, beside)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(network, *optimisers)
+    checkpoints = Checkpoints(run, accelerator, network, beside)
     made_by = fingerprint({"network": run.name, "seed": settings.seed})
-    load_state(run, state, settings.steps, made_by)
-    while (step := state.progress.step) < settings.steps:
+    progress = checkpoints.load(settings.steps, made_by) or TrainingProgress()
+    while (step := progress.step) < settings.steps:
         set_rate(optimisers, schedule(step))
         torch.manual_seed(settings.seed * 1_000_003 + step)
         network.zero_grad()
@@ -82,11 +85,11 @@ def minimise(
             optimiser.step()
         if average is not None:
             average.update_parameters(network)
-        state.progress.step += 1
+        progress.step += 1
         if step % 50 == 0:
             log.info("%s, step %d: %s", run.name, step, values)
-        if state.progress.step % settings.save_every == 0:
-            save_state(run, state, made_by)
+        if progress.step % settings.save_every == 0:
+            checkpoints.save(progress, made_by)
     return (average.module if average is not None else network).eval().requires_grad_(False)
 
 

@@ -1,17 +1,21 @@
-"""The training state in one safetensors file, written atomically: weights, optimiser moments and
-moving average, with the counters in the metadata.
+"""Checkpoints of a training: what accelerate saves of it, in a directory that appears whole under
+its name, with the hashes of its files.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from accelerate import Accelerator
 from pydantic import Field, TypeAdapter
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tempera.errors import TemperaError
@@ -22,13 +26,19 @@ from tempera.runtime.files import (
     read_json,
     reason,
     regular_file,
-    replacing,
+    sha256_file,
+    unwritable,
+    write_json,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Raise it where a training that an earlier version began cannot go on to the same weights."""
-LAST = "last.safetensors"
 RECORD = "training.json"
+PREFIX = "checkpoint-"
+"""What the name of a checkpoint's directory starts with; the number of steps follows."""
+SEAL = "checkpoint.json"
+"""What a checkpoint holds beside the files that accelerate writes."""
+NETWORK, BESIDE = "network.safetensors", "beside.safetensors"
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -50,87 +60,164 @@ class TrainingProgress:
 
 
 @dataclass
-class State:
-    """The state that a training step changes. Learning rates are not included, because a schedule
-    sets them at every step.
+class Seal:
+    """What `checkpoint.json` says of the checkpoint that it lies in.
 
     Attributes:
-        network: what is trained.
-        optimisers: Adam, AdamW or Muon, of its parameters; their moments are made here.
-        beside: other tensors that change in place, such as those of a moving average.
-        progress: the counters.
+        made_by: what `keep_record` returned for the training.
+        progress: the counters when it was saved.
+        files: sha256 of each other file.
     """
 
-    network: nn.Module
-    optimisers: Sequence[torch.optim.Optimizer]
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
-    progress: TrainingProgress = field(default_factory=TrainingProgress)
-
-    def __post_init__(self) -> None:
-        for optimiser in self.optimisers:
-            muon = isinstance(optimiser, torch.optim.Muon)
-            for weight in (one for group in optimiser.param_groups for one in group["params"]):
-                names = ("momentum_buffer",) if muon else ("exp_avg", "exp_avg_sq")
-                steps = {} if muon else {"step": torch.tensor(0.0)}
-                optimiser.state[weight] = {name: torch.zeros_like(weight) for name in names} | steps
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Weights, the tensors beside them and the moments, by their names in the file."""
-        named = {f"network/{name}": value for name, value in self.network.state_dict().items()}
-        named |= {f"beside/{name}": value for name, value in self.beside.items()}
-        for number, optimiser in enumerate(self.optimisers):
-            for index, moments in optimiser.state_dict()["state"].items():
-                place = f"optimiser/{number}/{index}"
-                named |= {f"{place}/{name}": value for name, value in moments.items()}
-        return named
+    made_by: str
+    progress: TrainingProgress
+    files: dict[str, str]
 
 
-def save_state(directory: Path, state: State, made_by: str) -> None:
-    """Write `directory/last.safetensors`, with what `keep_record` returned."""
-    facts = {"progress": json.dumps(asdict(state.progress)), "made_by": made_by}
-    kept = {name: value.detach().cpu().contiguous() for name, value in state.tensors().items()}
-    with replacing(directory / LAST) as temporary:
-        save_file(kept, temporary, metadata=facts)
+class Checkpoints:
+    """The latest checkpoint of a training: `directory/checkpoint-STEP`, with network, optimisers,
+    schedules and random generators as `Accelerator.save_state` writes them. The network is stored
+    under its own names, whatever the number of processes.
+
+    Args:
+        directory: of the training; all processes see it.
+        accelerator: has prepared the network and its optimisers, and nothing else.
+        network: the network, as it was before it was prepared.
+        beside: other tensors that steps change in place, such as those of a moving average.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        accelerator: Accelerator,
+        network: nn.Module,
+        beside: Mapping[str, Tensor],
+    ) -> None:
+        self.directory = directory
+        self.accelerator = accelerator
+        self.network = network
+        self.beside = beside
+        accelerator.register_save_state_pre_hook(self._save_tensors)
+        accelerator.register_load_state_pre_hook(self._load_tensors)
+
+    def save(self, progress: TrainingProgress, made_by: str) -> None:
+        """Write a checkpoint in place of the one before; to be called by all processes.
+
+        Raises:
+            TemperaError: the directory cannot be written.
+        """
+        path = self.directory / f"{PREFIX}{progress.step}"
+        staging = self.directory / f".{path.name}.tmp"
+        main = self.accelerator.is_main_process
+        try:
+            if main:
+                shutil.rmtree(staging, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            self.accelerator.save_state(str(staging))
+            self.accelerator.wait_for_everyone()
+            if main:
+                files = {file.name: _flushed(file) for file in sorted(staging.iterdir())}
+                write_json(staging / SEAL, asdict(Seal(made_by, progress, files)))
+                shutil.rmtree(path, ignore_errors=True)
+                staging.rename(path)
+                self._keep_only(path)
+        except torch.OutOfMemoryError:
+            raise
+        except (OSError, SafetensorError, RuntimeError) as problem:  # torch.save raises the last
+            raise unwritable(path, problem) from problem
+        self.accelerator.wait_for_everyone()
+
+    def load(self, steps: int, made_by: str) -> TrainingProgress | None:
+        """Go back to the latest checkpoint, if there is one; to be called by all processes.
+
+        Args:
+            steps: of the whole training.
+            made_by: what `keep_record` returned.
+
+        Returns:
+            the counters when it was saved; None if there is no checkpoint.
+
+        Raises:
+            TemperaError: it is damaged, belongs to another training, or has more than `steps`
+                steps.
+        """
+        path = self._latest()
+        if path is None:
+            return None
+        try:
+            seal = read_seal(path)
+            if seal.made_by != made_by:
+                raise ValueError("it belongs to another training")
+            if seal.progress.step > steps:
+                raise ValueError(f"step {seal.progress.step} of {steps}")
+            self.accelerator.load_state(str(path))
+        except (TemperaError, OSError, ValueError, KeyError, RuntimeError) as problem:
+            raise TemperaError(
+                f"training cannot resume from {path} ({reason(problem)}): delete {self.directory} "
+                "to start anew."
+            ) from problem
+        return seal.progress
+
+    def _latest(self) -> Path | None:
+        """The checkpoint of most steps."""
+        found = {
+            int(number[1]): path
+            for path in self.directory.glob(f"{PREFIX}*")
+            if (number := re.fullmatch(rf"{PREFIX}(\d+)", path.name))
+        }
+        return found[max(found)] if found else None
+
+    def _keep_only(self, kept: Path) -> None:
+        """Remove the other checkpoints, and those that were not finished."""
+        for pattern in (f"{PREFIX}*", f".{PREFIX}*.tmp"):
+            for path in self.directory.glob(pattern):
+                if path != kept:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _save_tensors(self, _: list[nn.Module], states: list[Any], directory: str) -> None:
+        """Write what accelerate would write under the names of wrapped networks, or as pickles."""
+        states.clear()
+        if not self.accelerator.is_main_process:
+            return
+        for name, tensors in self._tensors().items():
+            kept = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+            save_file(kept, Path(directory) / name)
+
+    def _load_tensors(self, networks: list[nn.Module], directory: str) -> None:
+        """Read what `_save_tensors` wrote."""
+        own = self._tensors()
+        networks.clear()
+        with torch.no_grad():
+            for name, tensors in own.items():
+                saved = load_file(Path(directory) / name)
+                for key, value in tensors.items():
+                    value.copy_(saved[key])
+
+    def _tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """The tensors of each file, by their names."""
+        return {NETWORK: self.network.state_dict(), BESIDE: self.beside}
 
 
-def load_state(directory: Path, state: State, steps: int, made_by: str) -> bool:
-    """Fill `state` from `directory/last.safetensors`; False if there is not such a file.
+def read_seal(path: Path) -> Seal:
+    """The seal of a checkpoint, whose files are as they were saved.
 
     Raises:
-        TemperaError: the file is damaged, belongs to another training or network, or has more than
-            `steps` steps.
+        ValueError: the seal has a wrong value, or a file was changed.
+        TemperaError: a file is missing or cannot be read.
     """
-    path = directory / LAST
-    if not path.exists():
-        return False
-    own = state.tensors()
-    try:
-        with safe_open(regular_file(path), "pt") as file:
-            facts = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        if facts.get("made_by") != made_by:
-            raise ValueError("it belongs to another training")
-        told = facts.get("progress", "null")
-        progress = TypeAdapter(TrainingProgress).validate_json(told, strict=True)
-        if progress.step > steps:
-            raise ValueError(f"step {progress.step} of {steps}")
-        if unpaired := sorted(own.keys() ^ tensors.keys()):
-            raise ValueError(f"{unpaired[0]} is {'missing' if unpaired[0] in own else 'unknown'}")
-        for name, value in tensors.items():
-            if value.shape != own[name].shape or value.dtype != own[name].dtype:
-                raise ValueError(f"{name} is {value.dtype} {list(value.shape)}")
-            if value.is_floating_point() and not value.isfinite().all():
-                raise ValueError(f"{name} is not finite")
-    except (SafetensorError, OSError, ValueError) as problem:
-        raise TemperaError(
-            f"training cannot resume from {path} ({reason(problem)}): delete {directory} to start "
-            "anew."
-        ) from problem
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(tensors[name])
-    state.progress = progress
-    return True
+    content = json.dumps(read_json(path / SEAL))
+    seal = TypeAdapter(Seal).validate_json(content, strict=True)
+    for name, expected in seal.files.items():
+        if sha256_file(regular_file(path / name)) != expected:
+            raise ValueError(f"{name} is not what was saved")
+    return seal
+
+
+def _flushed(file: Path) -> str:
+    """The sha256 of a file, after it has reached the disk."""
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
+    return sha256_file(file)
 
 
 def keep_record(directory: Path, record: dict[str, Any], write: bool) -> str:

@@ -31,7 +31,7 @@ from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.averaging import moving_average
-from tempera.training.checkpoint import State, keep_record, load_state, save_state
+from tempera.training.checkpoint import Checkpoints, TrainingProgress, keep_record
 from tempera.training.conditions import keep_conditions
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import TOTAL, Head, Loss, Parts, described
@@ -62,7 +62,7 @@ class TrainingRun:
         loss: the loss to minimise.
         recipe: the training options.
         directory: the run directory; it holds `draft/` (the best draft so far, in the form that its
-            `from_pretrained` reads, with metrics.json and README.md), `last.safetensors` (to resume
+            `from_pretrained` reads, with metrics.json and README.md), `checkpoint-STEP/` (to resume
             from), `conditions/` (features of the captions) and `training.json` (the configuration).
         record: further configuration that must not change when a run is resumed; `data` describes
             the images.
@@ -110,9 +110,11 @@ class TrainingRun:
         self.average = moving_average(self.draft, recipe.ema) if recipe.ema else None
         beside = self.average.state_dict() if self.average is not None else {}
         optimisers = make_optimisers(self.draft, recipe)
+        schedules = [LambdaLR(optimiser, recipe.schedule) for optimiser in optimisers]
         self.optimisers = list(map(self.accelerator.prepare_optimizer, optimisers))
-        self.state = State(self.draft, optimisers, beside)
-        self.schedules = self._schedules()
+        self.schedules = list(map(self.accelerator.prepare_scheduler, schedules))
+        self.checkpoints = Checkpoints(self.directory, self.accelerator, self.draft, beside)
+        self.progress = TrainingProgress()
         mine = list(range(first, max(recipe.holdout, processes), processes))
         self.held = self.codes.holdout(mine)
         numbers = list(range(recipe.decodes))
@@ -138,18 +140,17 @@ class TrainingRun:
                 is damaged; the loss is not finite.
         """
         self.resume()
-        self.schedules = self._schedules()
-        if isinstance(self.codes, ShardCodes) and self.state.progress.step < self.recipe.steps:
+        if isinstance(self.codes, ShardCodes) and self.progress.step < self.recipe.steps:
             processes = Processes(cpu=self.target.device.type == "cpu")
             captions = self.codes.images.captions
             keep_conditions(self.target, captions, self.directory / CONDITIONS, processes)
-        if self.is_main and self.state.progress.step < self.recipe.steps:
+        if self.is_main and self.progress.step < self.recipe.steps:
             self.tracker = start_tracker()
         try:
             self._walk()
             if self.is_main:
                 self.describe(finished=True)
-                best = self.state.progress.best
+                best = self.progress.best
                 self.tracker.summary({f"best/{name}": value for name, value in best.items()})
                 name = f"draft-{self.draft.config.model}"
                 self.tracker.artifact(name, "model", [self.directory / DRAFT])
@@ -166,9 +167,10 @@ class TrainingRun:
         facts["target"] = self.target.identity
         place = writable_directory(self.directory)
         self.made_by = keep_record(place, facts, write=self.is_main)
-        resumed = load_state(place, self.state, self.recipe.steps, self.made_by)
+        saved = self.checkpoints.load(self.recipe.steps, self.made_by)
         self.accelerator.wait_for_everyone()
-        done = self.state.progress.step
+        self.progress = saved or TrainingProgress()
+        done = self.progress.step
         best = self.directory / DRAFT
         if all((best / name).is_file() for name in (CONFIG, WEIGHTS, METRICS)):
             known = read_json(best / METRICS)
@@ -178,14 +180,14 @@ class TrainingRun:
                     "validation writes one."
                 )
         else:
-            self.state.progress.best = {}
-        if resumed and self.is_main:
+            self.progress.best = {}
+        if saved and self.is_main:
             finished = done >= self.recipe.steps
             told = f"already trained, {done} steps" if finished else f"resumes after step {done}"
             print(f"{self.directory}: {told}.")
 
     def _walk(self) -> None:
-        progress = self.state.progress
+        progress = self.progress
         recipe = self.recipe
         began = time.monotonic() - progress.seconds
         with tqdm(
@@ -204,12 +206,6 @@ class TrainingRun:
                 ):
                     if progress.step % every == 0 or progress.step == recipe.steps:
                         task()
-
-    def _schedules(self) -> list[Any]:
-        """The learning rates, as they are after the steps that are taken."""
-        last = self.state.progress.step - 1
-        made = [LambdaLR(one, self.recipe.schedule, last) for one in self.state.optimisers]
-        return list(map(self.accelerator.prepare_scheduler, made))
 
     def step(self, number: int) -> dict[str, float]:
         """One optimiser step; returns the parts of its loss, averaged over its images, and the
@@ -287,7 +283,7 @@ class TrainingRun:
 
     def report(self, losses: Mapping[str, float], bar: "tqdm[Any]") -> None:
         """Log the losses of the step just taken."""
-        step = self.state.progress.step
+        step = self.progress.step
         values = {**losses, "lr": self.recipe.lr * self.recipe.schedule(step - 1)}
         self.tracker.log({f"train/{name}": value for name, value in values.items()}, step)
         bar.n = step
@@ -295,7 +291,7 @@ class TrainingRun:
 
     def validate(self, bar: "tqdm[Any]") -> None:
         """Measure the draft on the hold-out, and save it if it is the best so far."""
-        progress = self.state.progress
+        progress = self.progress
         target = self.target
         draft = self.averaged
         metrics = metrics_of(self.accelerator.reduce(imitation(draft, target, self.held), "sum"))
@@ -329,17 +325,15 @@ class TrainingRun:
         path = self.directory / SAMPLES
         write_picture(path, np.concatenate(pictures, 2), self.made_by)
         captions = " · ".join(self.captions[:SHOWN])
-        self.tracker.image("samples", path, f"step {self.state.progress.step}: {captions}")
+        self.tracker.image("samples", path, f"step {self.progress.step}: {captions}")
 
     def save(self) -> None:
         """Write the checkpoint to resume from."""
-        if self.is_main:
-            save_state(self.directory, self.state, self.made_by)
-        self.accelerator.wait_for_everyone()
+        self.checkpoints.save(self.progress, self.made_by)
 
     def describe(self, finished: bool) -> None:
         """Write the metrics and a README beside the best draft."""
-        progress = self.state.progress
+        progress = self.progress
         config = self.draft.config
         values = {
             "made_by": self.made_by,
