@@ -9,9 +9,18 @@ from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
 
 MEANS = (
-    "target_passes", "residual_trials", "residual_failures", "tv", "tv_bound", "kl_per_token",
-    "top1", "top10", "entropy", "collision", "proximity",
-)  # fmt: skip
+    "target_passes",
+    "residual_trials",
+    "residual_failures",
+    "tv",
+    "tv_bound",
+    "kl_per_token",
+    "top1",
+    "top10",
+    "entropy",
+    "collision",
+    "proximity",
+)
 """Columns whose means over the prompts that have a value are metrics."""
 
 
@@ -19,39 +28,62 @@ def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     """Acceptance, throughput and divergence by metric key, from one record per prompt (see
     `tempera.evaluation.pipeline.records`). Metrics whose columns are missing are left out.
     """
-    column = {
-        name: np.array([row[name] for row in rows], np.float64)  # None, of NaN, becomes NaN
-        for name in rows[0]
-        if any(isinstance(row[name], int | float) for row in rows)
-    }
+    column = {name: _numbers(rows, name) for name in rows[0] if _has_numbers(rows, name)}
     tokens = np.array([len(row["tokens"]) for row in rows], np.float64)
-    kept, tested = (
-        np.array([sum(row[name]) for row in rows], np.float64) for name in ("accepted", "tested")
-    )
+    accepted = _totals(rows, "accepted")
+    tested = _totals(rows, "tested")
+    rejected = tested - accepted
     metrics = {
         "accepted_length": bootstrap.ratio(tokens, column["rounds"]),
-        "tau": bootstrap.ratio(kept, column["rounds"]),
+        "tau": bootstrap.ratio(accepted, column["rounds"]),
         "throughput": bootstrap.ratio(tokens, column["seconds"]),
     }
     if tested.any():
-        metrics["acceptance_rate"] = bootstrap.ratio(kept, tested)
-    if "residual_trials" in column and (tested > kept).any():
-        metrics["trials_per_rejection"] = bootstrap.ratio(column["residual_trials"], tested - kept)
+        metrics["acceptance_rate"] = bootstrap.ratio(accepted, tested)
+    if "residual_trials" in column and rejected.any():
+        metrics["trials_per_rejection"] = bootstrap.ratio(column["residual_trials"], rejected)
     for name in MEANS:
-        if name in column and len(known := column[name][~np.isnan(column[name])]):
-            metrics[name] = bootstrap.mean(known)
+        if name not in column:
+            continue
+        values = column[name][~np.isnan(column[name])]
+        if len(values):
+            metrics[name] = bootstrap.mean(values)
     if "logprob" in column:
-        known = ~np.isnan(column["logprob"])
-        sums, lengths = column["logprob"][known], tokens[known]
+        has_logprob = ~np.isnan(column["logprob"])
+        sums = column["logprob"][has_logprob]
+        lengths = tokens[has_logprob]
         metrics["logprob_per_token"] = bootstrap.ratio(sums, lengths)
         if "logprob_squares" in column:
-            squares = column["logprob_squares"][known]
-
-            def deviation(drawn: Array) -> Array:
-                """Over all tokens, from each prompt's sum and sum of squares."""
-                total = drawn @ lengths
-                variance = drawn @ squares / total - (drawn @ sums / total) ** 2
-                return np.asarray(np.sqrt(np.maximum(variance, 0)))
-
-            metrics["logprob_deviation"] = bootstrap.resampled(deviation, len(lengths))
+            squares = column["logprob_squares"][has_logprob]
+            metrics["logprob_deviation"] = _deviation(sums, squares, lengths)
     return metrics
+
+
+def _has_numbers(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return any(isinstance(row[name], int | float) for row in rows)
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> Array:
+    """A column, [prompts]; None, which stands for NaN in JSON, becomes NaN."""
+    return np.array([row[name] for row in rows], np.float64)
+
+
+def _totals(rows: Sequence[Mapping[str, Any]], name: str) -> Array:
+    """The sum of each prompt's counts by depth, [prompts]."""
+    return np.array([sum(row[name]) for row in rows], np.float64)
+
+
+def _deviation(sums: Array, squares: Array, lengths: Array) -> Interval:
+    """The standard deviation over all tokens.
+
+    Args:
+        sums, squares: each prompt's sum of values and of their squares, [prompts].
+        lengths: its number of tokens, [prompts].
+    """
+
+    def deviation(drawn: Array) -> Array:
+        total = drawn @ lengths
+        variance = drawn @ squares / total - (drawn @ sums / total) ** 2
+        return np.asarray(np.sqrt(np.maximum(variance, 0)))
+
+    return bootstrap.resampled(deviation, len(lengths))

@@ -69,7 +69,8 @@ def ratio(numerators: Array, denominators: Array, resamples: int = 1000) -> Inte
     left out.
     """
     keep = np.asarray(denominators) > 0
-    above, below = (np.asarray(one, np.float64)[keep] for one in (numerators, denominators))
+    above = np.asarray(numerators, np.float64)[keep]
+    below = np.asarray(denominators, np.float64)[keep]
     if not len(above):
         return NONE
     return resampled(lambda drawn: (drawn @ above) / (drawn @ below), len(above), resamples)

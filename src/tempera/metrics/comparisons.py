@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy  # its submodules are imported when they are used
+from numpy.typing import NDArray
 
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import LEVEL, Array, Interval
@@ -56,10 +57,10 @@ class Comparison:
 def difference(left: Weighted, right: Weighted) -> Interval:
     """Left minus right over the same units, which are resampled together."""
 
-    def apart(drawn: Array) -> Array:
+    def statistic(drawn: Array) -> Array:
         return np.asarray(_means(drawn, [left]) - _means(drawn, [right]))[:, 0]
 
-    return bootstrap.resampled(apart, len(left.numerators))
+    return bootstrap.resampled(statistic, len(left.numerators))
 
 
 def compare_all(pairs: list[tuple[Weighted, Weighted]]) -> list[Comparison]:
@@ -75,37 +76,38 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]]) -> list[Comparison]:
     """
     if not pairs:
         return []
-    both = [(left.denominators > 0) & (right.denominators > 0) for left, right in pairs]
-    sides = [
-        [
-            Weighted(pair[side].numerators * keep, pair[side].denominators * keep)
-            for pair, keep in zip(pairs, both, strict=True)
-        ]
-        for side in (0, 1)
-    ]
+    shared = [(left.denominators > 0) & (right.denominators > 0) for left, right in pairs]
+    lefts = [_kept(left, units) for (left, _), units in zip(pairs, shared, strict=True)]
+    rights = [_kept(right, units) for (_, right), units in zip(pairs, shared, strict=True)]
 
-    def apart(drawn: Array) -> Array:
-        return _means(drawn, sides[0]) - _means(drawn, sides[1])
+    def differences(drawn: Array) -> Array:
+        return _means(drawn, lefts) - _means(drawn, rights)
 
-    n, resamples = len(both[0]), max(2000, math.ceil(2 * TAIL * len(pairs) / (1 - LEVEL)))
-    drawn = np.concatenate(
-        [
-            apart(bootstrap.counts(n, min(CHUNK, resamples - first), first)).astype(np.float32)
-            for first in range(0, resamples, CHUNK)
-        ]
-    )
+    n = len(shared[0])
+    resamples = max(2000, math.ceil(2 * TAIL * len(pairs) / (1 - LEVEL)))
+    chunks = []
+    for first in range(0, resamples, CHUNK):
+        drawn = bootstrap.counts(n, min(CHUNK, resamples - first), first)
+        chunks.append(differences(drawn).astype(np.float32))
+    resampled = np.concatenate(chunks)
+    values = differences(np.ones(n))
     outside = (1 - LEVEL) / len(pairs) / 2
-    lows, highs = np.quantile(drawn, [outside, 1 - outside], axis=0)
-    tails = np.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
-    raw = np.minimum(2 * (tails + 1) / (resamples + 1), 1.0)
-    return [
-        Comparison(
-            Interval(float(value), float(low), float(high), int(known.sum())), float(p), float(held)
+    lows, highs = np.quantile(resampled, [outside, 1 - outside], axis=0)
+    tails = np.minimum((resampled <= 0).sum(0), (resampled >= 0).sum(0))
+    p = np.minimum(2 * (tails + 1) / (resamples + 1), 1.0)
+    corrected = holm(p)
+    compared = []
+    for index, units in enumerate(shared):
+        interval = Interval(
+            float(values[index]), float(lows[index]), float(highs[index]), int(units.sum())
         )
-        for value, low, high, known, p, held in zip(
-            apart(np.ones(n)), lows, highs, both, raw, holm(raw), strict=True
-        )
-    ]
+        compared.append(Comparison(interval, float(p[index]), float(corrected[index])))
+    return compared
+
+
+def _kept(metric: Weighted, units: NDArray[np.bool_]) -> Weighted:
+    """A metric of these units alone, bool [n]."""
+    return Weighted(metric.numerators * units, metric.denominators * units)
 
 
 def holm(p: Array) -> Array:
@@ -122,9 +124,10 @@ def holm(p: Array) -> Array:
 def spearman(left: Array, right: Array) -> Array:
     """Spearman's rank correlation along the last axis; NaN where all values of a side are equal."""
     middle = (1 + left.shape[-1]) / 2
-    left, right = (scipy.stats.rankdata(side, axis=-1) - middle for side in (left, right))
+    x = scipy.stats.rankdata(left, axis=-1) - middle
+    y = scipy.stats.rankdata(right, axis=-1) - middle
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((left * right).sum(-1) / np.sqrt((left**2).sum(-1) * (right**2).sum(-1)))
+        return np.asarray((x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))
 
 
 def rank_correlation(left: list[Weighted], right: list[Weighted]) -> Interval:
@@ -136,12 +139,13 @@ def rank_correlation(left: list[Weighted], right: list[Weighted]) -> Interval:
     """
     n = len(left[0].numerators)
     drawn = bootstrap.counts(n, 1000)
-    value = spearman(*(_means(np.ones(n), runs) for runs in (left, right)))
-    found = spearman(*(_means(drawn, runs) for runs in (left, right)))
-    found = found[np.isfinite(found)]
-    if not np.isfinite(value) or not len(found):
+    everything = np.ones(n)
+    value = spearman(_means(everything, left), _means(everything, right))
+    replicates = spearman(_means(drawn, left), _means(drawn, right))
+    replicates = replicates[np.isfinite(replicates)]
+    if not np.isfinite(value) or not len(replicates):
         return bootstrap.NONE
-    return bootstrap.percentile(float(value), found, n)
+    return bootstrap.percentile(float(value), replicates, n)
 
 
 def _means(drawn: Array, runs: list[Weighted]) -> Array:

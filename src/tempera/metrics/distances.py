@@ -106,9 +106,9 @@ def frechet(generated: Features, real: Features, resamples: int = 200) -> Interv
     average = x.mean(0)
     centred = x - average
     lengths = centred.square().sum(1)
-    own = _shares_of_root(centred @ _root(y) / (n - 1) ** 0.5)
+    root_shares = _shares_of_root(centred @ _root(y) / (n - 1) ** 0.5)
     # the derivative by each image's weight, up to a constant
-    change = 2 * centred @ (average - y.mean(0)) / n + lengths / (n - 1) - own
+    change = 2 * centred @ (average - y.mean(0)) / n + lengths / (n - 1) - root_shares
     pseudovalues = _pseudovalues(value, n * change)
     replicates = bootstrap.counts(n, resamples) @ pseudovalues / n
     interval = bootstrap.centred(value, replicates, n, (0, np.inf))
@@ -148,27 +148,28 @@ def kernel(generated: Features, real: Features, resamples: int = 200) -> Interva
     A resample leaves out the pairs of an image with its own copies, so repeats do not bias it.
     """
     x, y = _tensors(generated, real)
-    n, m = len(x), len(y)
+    n = len(x)
+    m = len(y)
     weights = torch.as_tensor(
         np.concatenate([np.ones((1, n)), bootstrap.counts(n, resamples)]), device=x.device
     )
     within = torch.zeros(len(weights), dtype=x.dtype, device=x.device)
-    own, across = torch.empty(2, n, dtype=x.dtype, device=x.device)
+    to_own, to_real = torch.empty(2, n, dtype=x.dtype, device=x.device)
     for rows in _rows(n):
-        pairs = _cubic(x[rows], x)
-        pairs[torch.arange(len(pairs)), torch.arange(n)[rows]] = 0
-        within += ((weights @ pairs.T) * weights[:, rows]).sum(1)
-        own[rows] = pairs.sum(1) / (n - 1)
-        across[rows] = _cubic(x[rows], y).mean(1)
+        similarity = _cubic(x[rows], x)
+        similarity[torch.arange(len(similarity)), torch.arange(n)[rows]] = 0
+        within += ((weights @ similarity.T) * weights[:, rows]).sum(1)
+        to_own[rows] = similarity.sum(1) / (n - 1)
+        to_real[rows] = _cubic(x[rows], y).mean(1)
     reference = sum(float(_cubic(y[rows], y).sum()) for rows in _rows(m))
     constant = (reference - float(((y.square().sum(1) / y.shape[1]) + 1).pow(3).sum())) / (
         m * (m - 1)
     )
     total = weights.sum(1)
     pairs = total.square() - weights.square().sum(1)
-    distances = (within / pairs + constant - 2 * (weights @ across) / total).cpu().numpy()
+    distances = (within / pairs + constant - 2 * (weights @ to_real) / total).cpu().numpy()
     value = float(distances[0])
-    pseudovalues = _pseudovalues(value, 2 * (own - across))
+    pseudovalues = _pseudovalues(value, 2 * (to_own - to_real))
     return replace(bootstrap.centred(value, distances[1:], n), pseudovalues=pseudovalues)
 
 
@@ -221,16 +222,20 @@ def inception_score(logits: Features, resamples: int = 200) -> Interval:
     n = len(classes)
     value = accumulated(partial(_torchmetrics("inception").InceptionScore, splits=PARTS), classes)
     logs = classes.log_softmax(1)
-    shares, plain = logs.exp(), (logs.exp() * logs).sum(1)
+    shares = logs.exp()
+    negative_entropy = (shares * logs).sum(1)
     weights = torch.as_tensor(bootstrap.counts(n, resamples), device=classes.device) / n
     whole = weights @ shares
-    replicates = (weights @ plain - torch.xlogy(whole, whole).sum(1)).exp().cpu().numpy()
+    replicates = (weights @ negative_entropy - torch.xlogy(whole, whole).sum(1)).exp().cpu().numpy()
     return bootstrap.centred(value, replicates, n, (1, np.inf))
 
 
 DISTANCES: Mapping[str, Distance] = {
-    "fid": frechet, "kid": kernel, "precision": precision, "recall": recall
-}  # fmt: skip
+    "fid": frechet,
+    "kid": kernel,
+    "precision": precision,
+    "recall": recall,
+}
 """The distances between features, by metric key."""
 
 
@@ -249,21 +254,24 @@ def _inside(points: Tensor, features: Tensor, subsets: Sequence[Tensor]) -> Tens
     [subsets, points]; subsets are given by indices.
     """
     radii = [_radii(features[members]) for members in subsets]
-    found = []
+    parts = []
     for rows in _rows(len(points)):
-        apart = _apart(points[rows], features)
-        balls = zip(subsets, radii, strict=True)
-        found.append(torch.stack([(apart[:, one] <= radius).any(1) for one, radius in balls]))
-    return torch.cat(found, 1)
+        distances = _euclidean(points[rows], features)
+        inside = [
+            (distances[:, members] <= radius).any(1)
+            for members, radius in zip(subsets, radii, strict=True)
+        ]
+        parts.append(torch.stack(inside))
+    return torch.cat(parts, 1)
 
 
 def _radii(features: Tensor) -> Tensor:
     """Distance of every point [n, D] to its third neighbour, [n]."""
-    parts = (_apart(features[rows], features) for rows in _rows(len(features)))
+    parts = (_euclidean(features[rows], features) for rows in _rows(len(features)))
     return torch.cat([part.kthvalue(NEIGHBOURS + 1, dim=1).values for part in parts])
 
 
-def _apart(left: Tensor, right: Tensor) -> Tensor:
+def _euclidean(left: Tensor, right: Tensor) -> Tensor:
     """Euclidean distances, [len(left), len(right)]."""
     return torch.cdist(left, right, compute_mode="use_mm_for_euclid_dist")
 

@@ -21,12 +21,19 @@ from tempera.runtime.pretrained import on_meta
 from tempera.runtime.tensor_files import fill, read_tensors, renamed
 from tempera.runtime.torchvision import import_open_clip
 
-MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
+MEAN = 0.16717362830052426
+DEVIATION = 1.0333394966054072
 """Of the raw rewards, from ImageReward's code; scores are normalised by them."""
 TOKENS = 35
 """Tokens of a prompt; the rest is cut."""
-VISION = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
-          "num_attention_heads": 16, "image_size": 224, "layer_norm_eps": 1e-6}  # fmt: skip
+VISION = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "layer_norm_eps": 1e-6,
+}
 TEXT = {"hidden_size": 768, "encoder_hidden_size": 1024, "num_attention_heads": 12}
 """BLIP's sizes, as transformers names them; the others are its defaults."""
 HEAD = (1024, 128, 64, 16, 1)
@@ -77,7 +84,8 @@ class ImageReward(Adapter):
         network = on_meta(Reward)
         try:
             state = renamed(read_tensors(path), RENAMED)
-            fill(network, {name: one for name, one in state.items() if re.match(OWN, name)}, path)
+            weights = {name: state[name] for name in state if re.match(OWN, name)}
+            fill(network, weights, path)
         except TemperaError as problem:
             raise not_of(path, "ImageReward", str(problem)) from None
         places = torch.arange(network.text.config.max_position_embeddings)  # in no file
@@ -122,11 +130,11 @@ class Reward(nn.Module):
     @override
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         states = self.vision(images).last_hidden_state
-        found = self.text(
+        read = self.text(
             input_ids=ids,
             attention_mask=mask,
             encoder_hidden_states=states,
             encoder_attention_mask=mask.new_ones(states.shape[:2]),
         )
-        reward: Tensor = self.head(found.last_hidden_state[:, 0])[:, 0]
+        reward: Tensor = self.head(read.last_hidden_state[:, 0])[:, 0]
         return (reward - MEAN) / DEVIATION

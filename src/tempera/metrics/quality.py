@@ -49,12 +49,12 @@ def score_pictures(
     for first in track(range(0, len(todo), batch), "scoring", disable=not todo, transient=True):
         group = todo[first : first + batch]
         images = torch.from_numpy(np.stack([picture(prompt) for prompt in group]))
-        found: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         if networks.features is not None:
-            found["features"] = networks.features(images)
+            outputs["features"] = networks.features(images)
         for score in networks.scores:
-            found |= score(images, group)
-        columns = {name: values.double().cpu().tolist() for name, values in found.items()}
+            outputs |= score(images, group)
+        columns = {name: values.double().cpu().tolist() for name, values in outputs.items()}
         rows = [
             {"id": prompt.id} | {name: values[place] for name, values in columns.items()}
             for place, prompt in enumerate(group)
@@ -81,8 +81,8 @@ def reference_features(
     names = [feature_cache(evaluator.identity), networks.identity, str(edge)]
     path = (cache or cache_directory()) / f"{'-'.join(filter(None, names))}.npy"
     with suppress(OSError, ValueError):
-        known: Array = np.load(path)
-        return known
+        cached: Array = np.load(path)
+        return cached
     batches = [
         networks.features(torch.from_numpy(pictures)).double().cpu().numpy()
         for pictures in track(evaluator.reference(edge), "reference pictures", transient=True)
@@ -120,21 +120,21 @@ def quality(
         TemperaError: a distance has no entry in the table of metrics.
     """
     frame = pd.DataFrame(rows)
-    found: dict[str, Interval] = {}
+    metrics: dict[str, Interval] = {}
     if len(frame) >= ENOUGH and "features" in frame and frame["features"].notna().all():
         place = device if device is not None and device.type == "cuda" else torch.device("cpu")
         features = torch.tensor(np.stack(frame["features"]), dtype=torch.float64, device=place)
         few = min(resamples, 200)
         for key, statistic in networks.statistics.items():
-            found[table.find(key).key] = statistic(features[:, networks.pool or 0 :], few)
+            metrics[table.find(key).key] = statistic(features[:, networks.pool or 0 :], few)
         for key, distance in networks.distances.items():
             if reference is not None:
-                found[table.find(key).key] = distance(
+                metrics[table.find(key).key] = distance(
                     features[:, : networks.pool], reference[:, : networks.pool], few
                 )
     for metric in table.METRICS:
         values = frame.reindex(columns=list(metric.columns)).to_numpy(np.float64)
         interval = bootstrap.ratio(np.nansum(values, 1), (~np.isnan(values)).sum(1), resamples)
         if interval.n:
-            found[metric.key] = interval
-    return found
+            metrics[metric.key] = interval
+    return metrics

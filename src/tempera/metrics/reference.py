@@ -1,6 +1,6 @@
 """Real images that generated pictures are compared with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -54,8 +54,8 @@ class Reference:
         """Raise TemperaError unless there are enough images, each of which can be read, or the hub
         offers them. Images whose features are cached have been read as they are now.
         """
-        if repository := self._repository:
-            repository.to_download([_PARTS])
+        if self._repository is not None:
+            self._repository.to_download([_PARTS])
             return
         if self.place is None:
             raise _refused(
@@ -63,19 +63,23 @@ class Reference:
                 "metrics.reference=coco for MS-COCO's"
             )
         files = self._files()
+        self._check_count(files)
+        has_features = any(cache_directory().glob(f"{feature_cache(self.identity)}-*"))
+        if not self._is_array and not has_features:
+            _check_readable(files)
+
+    def _check_count(self, files: Sequence[Path]) -> None:
+        """Raise TemperaError for too few images."""
+        assert self.place is not None
         count = len(_array(files[0])) if self._is_array else len(files)
-        if count < LEAST:
-            there = Path(self.place).expanduser().exists()
-            found = f"holds {count or 'no'} images" if there else "does not exist"
-            raise _refused(
-                f"metrics.reference={self.place} {found}: give a directory of {LEAST} or more real "
-                "images (png, jpg or webp), a .npz file of ADM's, coco or coco2014."
-            )
-        known = any(cache_directory().glob(f"{feature_cache(self.identity)}-*"))
-        if not self._is_array and not known:
-            with ThreadPoolExecutor() as pool:
-                checked = pool.map(lambda path: _read(path, str(path)).close(), files)
-                list(track(checked, "checking the reference", len(files), transient=True))
+        if count >= LEAST:
+            return
+        exists = Path(self.place).expanduser().exists()
+        problem = f"holds {count or 'no'} images" if exists else "does not exist"
+        raise _refused(
+            f"metrics.reference={self.place} {problem}: give a directory of {LEAST} or more real "
+            "images (png, jpg or webp), a .npz file of ADM's, coco or coco2014."
+        )
 
     def to_download(self) -> int:
         """Bytes that `fetch` will download."""
@@ -84,8 +88,8 @@ class Reference:
 
     def fetch(self) -> None:
         """Download the files that are not on this machine yet."""
-        if repository := self._repository:
-            repository.snapshot([_PARTS])
+        if self._repository is not None:
+            self._repository.snapshot([_PARTS])
 
     def pictures(self, edge: int) -> Iterator[Pictures]:
         """The images in batches, uint8 [B, 3, h, w].
@@ -98,8 +102,8 @@ class Reference:
             yield np.stack([_square(image, edge) for image in group])
 
     def _images(self) -> Iterator[Image.Image]:
-        if repository := self._repository:
-            for part in sorted(repository.snapshot([_PARTS]).glob(_PARTS)):
+        if self._repository is not None:
+            for part in sorted(self._repository.snapshot([_PARTS]).glob(_PARTS)):
                 for rows in pq.ParquetFile(part).iter_batches(50, columns=["image"]):
                     for row in rows.to_pylist():
                         yield _read(row["image"]["bytes"], row["image"]["path"])
@@ -133,6 +137,18 @@ def feature_cache(identity: str) -> str:
     return f"reference-{identity}"
 
 
+def _check_readable(files: Sequence[Path]) -> None:
+    """Raise TemperaError for the first file that is no image."""
+
+    def check(path: Path) -> None:
+        _read(path, str(path)).close()
+
+    with ThreadPoolExecutor() as pool:
+        checked = pool.map(check, files)
+        for _ in track(checked, "checking the reference", len(files), transient=True):
+            pass  # the pool raises here what a check has raised
+
+
 def _array(path: Path) -> Pictures:
     """The pictures in a file of ADM's, uint8 [n, h, w, 3].
 
@@ -140,10 +156,10 @@ def _array(path: Path) -> Pictures:
         TemperaError: it holds none.
     """
     try:
-        found: Pictures = np.load(regular_file(path))["arr_0"]  # compares its checksum
-        problem = f"arr_0 is {found.dtype} {list(found.shape)}, not uint8 [n, h, w, 3]"
-        if found.dtype == np.uint8 and found.ndim == 4 and found.shape[3] == 3 and found.size:
-            return found
+        array: Pictures = np.load(regular_file(path))["arr_0"]  # compares its checksum
+        problem = f"arr_0 is {array.dtype} {list(array.shape)}, not uint8 [n, h, w, 3]"
+        if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3 and array.size:
+            return array
     except Exception as fault:  # zipfile, zlib and numpy raise anything on damaged bytes
         problem = reason(fault)
     raise _refused(
@@ -169,7 +185,8 @@ def _refused(sentence: str) -> TemperaError:
 def _square(image: Image.Image, size: int) -> Pictures:
     """The central square of an image, resized: uint8 [3, size, size]."""
     edge = min(image.size)
-    left, top = (image.width - edge) // 2, (image.height - edge) // 2
+    left = (image.width - edge) // 2
+    top = (image.height - edge) // 2
     image = image.crop((left, top, left + edge, top + edge))
     if edge != size:
         image = image.resize((size, size), Image.Resampling.BICUBIC)

@@ -47,24 +47,28 @@ def read_scores(path: str | None, ids: Sequence[str]) -> Scores:
     for name in values:
         if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in taken():
             raise _wrong(path, f"names a score {name!r}, which is taken or no name")
-    for wrong in rows.groupby("name")["id"].agg(lambda found: {*found} ^ {*ids}):
+    for wrong in rows.groupby("name")["id"].agg(lambda scored: {*scored} ^ {*ids}):
         if wrong:
             raise _wrong(path, f"lacks, or alone has, the prompts {', '.join(sorted(wrong)[:3])}")
-    found: Scores = values.to_dict()
-    return found
+    scores: Scores = values.to_dict()
+    return scores
 
 
 def intervals(scores: Scores) -> dict[str, Interval]:
     """The mean of each score over the prompts that it applies to, with its interval."""
-    values = {name: np.array(list(found.values())) for name, found in scores.items()}
-    return {name: bootstrap.mean(one[~np.isnan(one)]) for name, one in values.items()}
+    means = {}
+    for name, by_prompt in scores.items():
+        values = np.array(list(by_prompt.values()))
+        means[name] = bootstrap.mean(values[~np.isnan(values)])
+    return means
 
 
 def taken() -> set[str]:
     """Columns that results.parquet has of its own, and the keys of our metrics."""
-    own = {"id", "text", "tokens", "rounds", "seconds", "accepted", "tested", "features"}
+    columns = {"id", "text", "tokens", "rounds", "seconds", "accepted", "tested", "features"}
     measured = (metric for metric in table.METRICS if not metric.imported)
-    return own | {name for metric in measured for name in (metric.key, *metric.columns)}
+    names = [name for metric in measured for name in (metric.key, *metric.columns)]
+    return columns | set(names)
 
 
 def _wrong(path: str, problem: str) -> TemperaError:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -72,7 +72,9 @@ class StandardEvaluator(Evaluator):
         resamples: PositiveInt = 200,
         **networks: Adapter,
     ) -> None:
-        self.names, self.resamples, self.networks = names, resamples, networks
+        self.names = names
+        self.resamples = resamples
+        self.networks = networks
         self.images = Reference(reference)
 
     @property
@@ -84,7 +86,7 @@ class StandardEvaluator(Evaluator):
     def check(self, model: str) -> None:
         if self.names is not None and not self.names:
             raise TemperaError("names lists no metric: give one or more, or measure none.")
-        self._chosen  # noqa: B018  raises
+        _ = self._chosen  # raises where a metric cannot be measured
 
     @override
     def to_download(self) -> int:
@@ -103,12 +105,14 @@ class StandardEvaluator(Evaluator):
     def load(self, device: torch.device) -> Iterator[Networks]:
         for name, metrics in self._chosen.items():
             adapter = self.networks[name]
-            made = adapter.load(device)
+            networks = adapter.load(device)
             files = [file.local for file in adapter.files]
+            distances = networks.distances
+            statistics = networks.statistics
             yield replace(
-                made,
-                distances={key: one for key, one in made.distances.items() if key in metrics},
-                statistics={key: one for key, one in made.statistics.items() if key in metrics},
+                networks,
+                distances={key: distances[key] for key in distances if key in metrics},
+                statistics={key: statistics[key] for key in statistics if key in metrics},
                 identity=f"{name}-{identity(adapter, filter(None, files))}",
             )
 
@@ -118,53 +122,68 @@ class StandardEvaluator(Evaluator):
 
     @cached_property
     def _chosen(self) -> dict[str, list[str]]:
-        """The metrics to measure, by network. Prints why some of `USUAL` are left out.
+        """The metrics to measure, by network. Prints, the first time, why some of `USUAL` are left
+        out.
 
         Raises:
             TemperaError: a named metric is unknown or cannot be measured.
         """
-
-        @cache
-        def problem(network: str | None) -> TemperaError | None:
-            """What is wrong with a network's files, or with the reference."""
-            try:
-                for file in self.networks[network].files if network else ():
-                    file.size()
-                if network is None:
-                    self.images.check()
-            except TemperaError as found:
-                return found
-            return None
-
-        chosen, left_out = dict[str, list[str]](), list[str]()
+        chosen: dict[str, list[str]] = {}
+        left_out: list[str] = []
         for name in USUAL if self.names is None else self.names:
             network, metrics = self._find(name)
-            compared = set(metrics) & set(self.networks[network].distances)
-            wrong = (problem(None) if compared else None) or problem(network)
-            if wrong is None:
+            problem = self._problem(network, metrics)
+            if problem is None:
                 chosen.setdefault(network, []).extend(metrics)
             elif self.names is not None:
-                raise wrong
+                raise problem
             else:
-                left_out.append(str(wrong))
-        for reason in dict.fromkeys(left_out) if started_as_main() else ():
-            print(f"left out: {reason}")
+                left_out.append(str(problem))
+        if started_as_main():
+            for sentence in dict.fromkeys(left_out):
+                print(f"left out: {sentence}")
         return chosen
+
+    def _problem(self, network: str, metrics: Sequence[str]) -> TemperaError | None:
+        """What keeps a network from measuring these metrics, if anything does."""
+        compares = set(metrics) & set(self.networks[network].distances)
+        problem = self._reference_problem if compares else None
+        if problem is not None:
+            return problem
+        try:
+            for file in self.networks[network].files:
+                file.size()
+        except TemperaError as unavailable:
+            return unavailable
+        return None
+
+    @cached_property
+    def _reference_problem(self) -> TemperaError | None:
+        """What is wrong with the reference, if anything is; checked once."""
+        try:
+            self.images.check()
+        except TemperaError as problem:
+            return problem
+        return None
 
     @property
     def _compares(self) -> bool:
         """Whether a chosen metric needs the reference."""
-        chosen = self._chosen.items()
-        return any({*metrics} & {*self.networks[name].distances} for name, metrics in chosen)
+        return any(
+            set(metrics) & set(self.networks[name].distances)
+            for name, metrics in self._chosen.items()
+        )
 
     def _find(self, name: str) -> tuple[str, list[str]]:
         """The network that a name refers to, and the metrics that it selects."""
         if name in self.networks:
             return name, list(self.networks[name].metrics)
-        of = {key: network for network, one in self.networks.items() for key in one.metrics}
-        if name in of:
-            return of[name], [name]
-        known = ", ".join(dict.fromkeys([*self.networks, *of]))
+        owners = {
+            key: network for network, adapter in self.networks.items() for key in adapter.metrics
+        }
+        if name in owners:
+            return owners[name], [name]
+        names = ", ".join(dict.fromkeys([*self.networks, *owners]))
         raise TemperaError(
-            f"there is no metric {name}: the names are {known}.", option="metrics.names"
+            f"there is no metric {name}: the names are {names}.", option="metrics.names"
         )

@@ -67,8 +67,9 @@ class Metric:
     @property
     def heading(self) -> str:
         """The title with an arrow that points to better quality."""
-        arrow = {None: "", True: " ↑", False: " ↓"}[self.higher_is_better]
-        return self.title + arrow
+        if self.higher_is_better is None:
+            return self.title
+        return f"{self.title} {'↑' if self.higher_is_better else '↓'}"
 
 
 def _read(path: Path) -> tuple[Metric, ...]:
@@ -85,10 +86,11 @@ METRICS: tuple[Metric, ...] = SHIPPED
 def include(keys: Iterable[str]) -> None:
     """Add an entry for each key that the table lacks: a score that was computed elsewhere."""
     global METRICS
-    known = {metric.key for metric in METRICS}
-    new = [Metric(key, key, format=".4g", in_report=True, paired=True, imported=True)
-           for key in keys if key not in known]  # fmt: skip
-    METRICS = (*METRICS, *new)
+    listed = {metric.key for metric in METRICS}
+    for key in keys:
+        if key not in listed:
+            metric = Metric(key, key, format=".4g", in_report=True, paired=True, imported=True)
+            METRICS = (*METRICS, metric)
 
 
 def forget() -> None:
@@ -103,12 +105,10 @@ def find(key: str) -> Metric:
     Raises:
         TemperaError: the table has no such metric.
     """
-    found = next((metric for metric in METRICS if metric.key == key), None)
-    if found is None:
-        raise TemperaError(
-            f"there is no metric `{key}`: add an entry to tempera/metrics/metrics.yaml."
-        )
-    return found
+    for metric in METRICS:
+        if metric.key == key:
+            return metric
+    raise TemperaError(f"there is no metric `{key}`: add an entry to tempera/metrics/metrics.yaml.")
 
 
 def report_order() -> list[Metric]:

@@ -64,7 +64,7 @@ class TorchMetrics(Evaluator):
                 raise _refused(key, "the name is taken, so choose another")
         table.include(self.makers)
         self.sets = [key for key, make in self.makers.items() if takes_features(make)]
-        self.made: dict[str, Any] = {}
+        self.of_pictures: dict[str, Any] = {}  # made by `check`
 
     @property
     @override
@@ -90,10 +90,10 @@ class TorchMetrics(Evaluator):
             if key in self.sets:
                 continue
             try:
-                self.made[key] = make()
+                self.of_pictures[key] = make()
             except Exception as problem:  # whatever torchmetrics and its networks raise
                 raise _refused(key, f"torchmetrics cannot make it ({reason(problem)})") from problem
-            if compares(self.made[key]) and self.against is None:
+            if compares(self.of_pictures[key]) and self.against is None:
                 raise _refused(
                     key, "it compares with the pictures of another run: give against=RUN"
                 )
@@ -127,9 +127,9 @@ class TorchMetrics(Evaluator):
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
         compared, plain = self._of_sets()
-        waiting = bool(self.sets)
+        needs_features = bool(self.sets)
         for networks in self.base.load(device):
-            if networks.features is None or not waiting:
+            if networks.features is None or not needs_features:
                 yield networks
                 continue
             yield replace(
@@ -137,14 +137,16 @@ class TorchMetrics(Evaluator):
                 distances={**networks.distances, **compared},
                 statistics={**networks.statistics, **plain},
             )
-            waiting = False
-        if waiting:
+            needs_features = False
+        if needs_features:
             raise _refused(self.sets[0], "it needs features: choose metrics that compute some")
-        if self.made:
-            options = [repr(self.makers[key]) for key in self.made]
+        if self.of_pictures:
+            options = [repr(self.makers[key]) for key in self.of_pictures]
             run = [] if self.against is None else [self.against / RESULTS]
             yield Networks(
-                scores=[self._score(key, metric.to(device)) for key, metric in self.made.items()],
+                scores=[
+                    self._score(key, metric.to(device)) for key, metric in self.of_pictures.items()
+                ],
                 distances={},
                 identity=f"torchmetrics-{identity((options, str(self.against)), run)}",
             )
@@ -179,8 +181,8 @@ class TorchMetrics(Evaluator):
     def _made_by(self) -> str:
         """What the parts of the other run carry (`tempera.evaluation.run_directory.made_by`)."""
         assert self.against is not None
-        known = read_json(self.against / "run.json").get("identity")
-        return fingerprint(known if isinstance(known, dict) else {})
+        identity = read_json(self.against / "run.json").get("identity")
+        return fingerprint(identity if isinstance(identity, dict) else {})
 
     def _other(self, prompt: Prompt) -> Path:
         assert self.against is not None
@@ -191,7 +193,8 @@ def _value(key: str, metric: Any, pictures: Sequence[Tensor]) -> float:
     """The metric of one picture or pair, uint8 [3, h, w] each."""
     metric.reset()
     try:
-        metric.update(*(one[None].to(metric.device).float() / 255 for one in pictures))
+        inputs = [picture[None].to(metric.device).float() / 255 for picture in pictures]
+        metric.update(*inputs)
         return float(metric.compute())
     except Exception as problem:
         raise _refused(key, f"torchmetrics cannot compute it ({reason(problem)})") from problem
@@ -216,18 +219,25 @@ def takes_features(make: Make) -> bool:
 
 def compares(metric: Any) -> bool:
     """Whether a metric is of pairs of pictures."""
-    needed = [one for one in inspect.signature(metric.update).parameters.values()
-              if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]  # fmt: skip
-    return len(needed) > 1
+    needed = 0
+    for parameter in inspect.signature(metric.update).parameters.values():
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            needed += parameter.default is parameter.empty
+    return needed > 1
 
 
 def _in_unit_range(make: Make) -> Make:
-    """The maker with the arguments of `UNIT` that it takes and that are not given."""
+    """The maker with those arguments of `UNIT` that its class takes and that YAML does not set."""
     if takes_features(make):
         return make
-    given = getattr(make, "keywords", {})
-    more = {key: value for key, value in UNIT.items() if key in _parameters(make)}
-    return partial(make, **{key: value for key, value in more.items() if key not in given})
+    set_already = getattr(make, "keywords", {})
+    taken_by_class = _parameters(make)
+    unit = {
+        key: value
+        for key, value in UNIT.items()
+        if key in taken_by_class and key not in set_already
+    }
+    return partial(make, **unit)
 
 
 def _class(make: Make) -> Any:

@@ -40,13 +40,14 @@ class WeightsFile:
     @property
     def local(self) -> Path | None:
         """The file on this machine; None if it must be downloaded."""
-        place, hub = Path(self.place).expanduser(), Repository.named(self.place)
-        here = place / self.name if place.is_dir() else place
+        place = Path(self.place).expanduser()
+        hub = Repository.named(self.place)
+        file: Path | None = place / self.name if place.is_dir() else place
         if self._digest:
-            here = Path(torch.hub.get_dir(), "checkpoints", place.name)
+            file = Path(torch.hub.get_dir(), "checkpoints", place.name)
         elif hub and not place.exists():
-            here = hub.cached(self.name) or here
-        return here if here.is_file() else None
+            file = hub.cached(self.name)
+        return file if file is not None and file.is_file() else None
 
     def size(self) -> int:
         """Bytes of the file, on this machine or as its server says; downloads nothing.
@@ -54,7 +55,8 @@ class WeightsFile:
         Raises:
             TemperaError: it is unavailable.
         """
-        if (local := self.local) is not None:
+        local = self.local
+        if local is not None:
             return local.stat().st_size
         return self._ask(download=False)
 
@@ -79,7 +81,9 @@ class WeightsFile:
                 f"{self.name}, which a metric reads, is not at {self.place}: give the file, its "
                 "directory or a hub id."
             )
-        return hub.file(self.name).stat().st_size if download else hub.size(self.name)
+        if download:
+            return hub.file(self.name).stat().st_size
+        return hub.size(self.name)
 
     def _ask_url(self, digest: str, download: bool) -> int:
         kept = Path(torch.hub.get_dir(), "checkpoints", self.place.rpartition("/")[2])
@@ -106,8 +110,8 @@ class WeightsFile:
         """The digest in a URL's file name, which torch.hub checks after the download; None for
         other places.
         """
-        found = re.fullmatch(r"https?://.*-([0-9a-f]{8,})\.\w+", self.place)
-        return found[1] if found else None
+        address = re.fullmatch(r"https?://.*-([0-9a-f]{8,})\.\w+", self.place)
+        return address[1] if address else None
 
 
 @contextmanager
@@ -126,15 +130,18 @@ def check_weights(path: Path) -> None:
     run, or tensors that mean nothing.
     """
     state = read_tensors(path)
-    check_values({name: one for name, one in state.items() if one.dtype != torch.int64}, path)
+    numbers = {name: tensor for name, tensor in state.items() if tensor.dtype != torch.int64}
+    check_values(numbers, path)
 
 
 def identity(options: object, files: Iterable[Path]) -> str:
     """A hash of options and of the files' names, sizes and times: what was computed with a file is
     not taken for what its successor at the same place would give.
     """
-    stats = [(file.name, file.stat()) for file in files]
-    text = [repr(options), *(f"{name}:{one.st_size}:{one.st_mtime_ns}" for name, one in stats)]
+    text = [repr(options)]
+    for file in files:
+        stat = file.stat()
+        text.append(f"{file.name}:{stat.st_size}:{stat.st_mtime_ns}")
     return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
 
