@@ -55,9 +55,10 @@ def coco_prompts(
     Raises:
         TemperaError: the captions are unavailable or unreadable.
     """
-    found = _shuffled(_coco_images(path, split), per_image, seed)
+    captions = _shuffled(_coco_images(path, split), per_image, seed)
+    prompts = [Prompt(name, text) for _, name, text in captions]
     source = path or (COCO2014 if split == "val2014" else COCO).id
-    return chosen([Prompt(name, text) for _, name, text in found], limit, offset, source)
+    return chosen(prompts, limit, offset, source)
 
 
 def coco_training(
@@ -72,8 +73,8 @@ def coco_training(
     Raises:
         TemperaError: the captions are unavailable or unreadable.
     """
-    found = _shuffled(_coco_images(path, "train"), per_image, seed)
-    prompts = [Prompt(f"{image}#{name}", text) for image, name, text in found]
+    captions = _shuffled(_coco_images(path, "train"), per_image, seed)
+    prompts = [Prompt(f"{image}#{name}", text) for image, name, text in captions]
     place = path or f"{COCO.id}@{COCO.revision}"
     return _listed(prompts, "coco", path, place=place, per_image=per_image, seed=seed)
 
@@ -85,13 +86,18 @@ def _coco_images(path: str | None, split: str) -> Captions:
     elif path is None:
         for file in sorted(COCO.snapshot([f"data/{split}-*"]).glob(f"data/{split}-*.parquet")):
             for row in read_table(file):
-                found = zip(row["ids"], map(text_of, row["captions"]), strict=True)
-                images[str(row["image_id"])] = [(str(name), text) for name, text in found if text]
+                texts = map(text_of, row["captions"])
+                captions = zip(row["ids"], texts, strict=True)
+                images[str(row["image_id"])] = [
+                    (str(name), text) for name, text in captions if text
+                ]
     else:
         for name, image, text in _annotations(Path(path)):
             if text:
                 images.setdefault(image, []).append((name, text))
-    return {image: sorted(found, key=lambda one: _order(one[0])) for image, found in images.items()}
+    for captions_of_image in images.values():
+        captions_of_image.sort(key=lambda caption: _order(caption[0]))
+    return images
 
 
 def _val2014() -> Captions:
@@ -112,8 +118,8 @@ def _annotations(path: Path) -> Iterator[tuple[str, str, str | None]]:
         raise TemperaError(
             f"{path} is not an MS-COCO captions file: give one with a list of annotations."
         )
-    for number, one in enumerate(annotations, start=1):
-        fields = one if isinstance(one, dict) else {}
+    for number, annotation in enumerate(annotations, start=1):
+        fields = annotation if isinstance(annotation, dict) else {}
         ids = [fields.get("id"), fields.get("image_id")]
         if not all(type(name) in (int, str) for name in ids):
             raise TemperaError(
@@ -133,7 +139,11 @@ def _shuffled(images: Captions, per_image: int, seed: int) -> list[tuple[str, st
     seed.
     """
     order = _permuted(sorted(images, key=_order), seed)
-    return [(image, *caption) for image in order for caption in images[image][: per_image or None]]
+    shuffled = []
+    for image in order:
+        for name, text in images[image][: per_image or None]:
+            shuffled.append((image, name, text))
+    return shuffled
 
 
 def _permuted(items: Sequence[T], seed: int) -> list[T]:
@@ -208,8 +218,8 @@ def geneval_prompts(
             "in prompts/ of https://github.com/djghosh13/geneval."
         )
     prompts = [
-        Prompt(f"{index:05d}-{repetition:04d}", one.text)
-        for index, one in enumerate(file_prompts(path))
+        Prompt(f"{index:05d}-{repetition:04d}", prompt.text)
+        for index, prompt in enumerate(file_prompts(path))
         for repetition in range(per_prompt)
     ]
     return chosen(prompts, limit, offset, path)
@@ -236,10 +246,10 @@ def imagenet_prompts(
     """ImageNet's 1,000 class numbers, each `per_class` times, in a seeded order; ids are
     class-<number>-<repetition>.
     """
-    every = [(number, again) for again in range(per_class) for number in range(1000)]
+    repeated = [(number, repetition) for repetition in range(per_class) for number in range(1000)]
     prompts = [
-        Prompt(f"class-{number:04d}-{again:03d}", str(number))
-        for number, again in _permuted(every, seed)
+        Prompt(f"class-{number:04d}-{repetition:03d}", str(number))
+        for number, repetition in _permuted(repeated, seed)
     ]
     return chosen(prompts, limit, offset, "ImageNet")
 

@@ -37,31 +37,45 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
     files, hidden = _walked(folder)
     root = _split_of(folder, files)
     inside = [file for file in files if root in file.parents]
-    if not any(suffix(file) in SUFFIXES for file in inside):
+    pictures = [file for file in inside if suffix(file) in SUFFIXES]
+    if not pictures:
         raise TemperaError(
             f"there are no images in {shortened(path)}: give a folder of captioned images."
         )
-    tables = [file for file in inside if file.name.lower() in METADATA]
-    by_place: dict[Path, list[Path]] = {}
-    for table in tables:
-        by_place.setdefault(table.parent, []).append(table)
-    read = [_first(tables_there) for tables_there in by_place.values()]
-    if read:
-        others = [file for file in inside if file not in read]
-        items = list(_by_rows(read, others, caption, folder))
+    tables = _tables(inside)
+    if tables:
+        others = [file for file in inside if file not in tables]
+        items = list(_by_rows(tables, others, caption, folder))
         rows = sum(not isinstance(item, LeftOut) for item in items)
-        given = len(others) + rows
+        parts = len(others) + rows
     else:
         items = list(_by_names(inside, folder))
-        given = len(inside)
+        parts = len(inside)
     items += hidden
-    given += sum(item.parts for item in hidden)
-    if outside := len(files) - len(inside):
+    parts += sum(item.parts for item in hidden)
+    outside = len(files) - len(inside)
+    if outside:
         items.append(LeftOut(f"files outside {TRAIN}", outside))
-        given += outside
-    known = {"kind": "imagefolder", "path": path, "caption": caption}
-    pictures = [file for file in inside if suffix(file) in SUFFIXES]
-    return Listed(items, {**known, "fingerprint": fingerprint(read or pictures)}, given)
+        parts += outside
+    described = {
+        "kind": "imagefolder",
+        "path": path,
+        "caption": caption,
+        "fingerprint": fingerprint(tables or pictures),
+    }
+    return Listed(items, described, parts)
+
+
+def _tables(files: Sequence[Path]) -> list[Path]:
+    """The metadata to read: in each directory the first of `METADATA` that is there."""
+    by_directory: dict[Path, list[Path]] = {}
+    for file in files:
+        if file.name.lower() in METADATA:
+            by_directory.setdefault(file.parent, []).append(file)
+    return [
+        min(tables, key=lambda table: METADATA.index(table.name.lower()))
+        for tables in by_directory.values()
+    ]
 
 
 def _walked(folder: Path) -> tuple[list[Path], list[LeftOut]]:
@@ -86,11 +100,6 @@ def _split_of(folder: Path, files: Sequence[Path]) -> Path:
     return folder / TRAIN if folder / TRAIN in places and folder not in places else folder
 
 
-def _first(tables: Sequence[Path]) -> Path:
-    """The metadata of a directory that is read if it has several."""
-    return min(tables, key=lambda table: METADATA.index(table.name.lower()))
-
-
 def _by_rows(
     tables: Sequence[Path], files: Sequence[Path], caption: str | None, folder: Path
 ) -> Iterator[Item]:
@@ -98,8 +107,8 @@ def _by_rows(
     unused = dict.fromkeys(files)
     for place, table in enumerate(tables):
         inside = table.parent.relative_to(folder)
-        for number, found in rows_of(table):
-            row = found if isinstance(found, dict) else {}
+        for number, line in rows_of(table):
+            row = line if isinstance(line, dict) else {}
             name = row.get(NAME)
             number_of = f"{number}" if len(tables) == 1 else f"{place}.{number}"
             key = f"{inside / name if isinstance(name, str) else name}#{number_of}"

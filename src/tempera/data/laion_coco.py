@@ -87,14 +87,15 @@ class LaionCoco(Limits, Source):
 
     @override
     def describe(self) -> dict[str, Any]:
-        known = {name: value for name, value in self._manifest().items() if name != "files"}
-        return {"kind": "laion_coco", **known, "pairs": self.count()}
+        request = {name: value for name, value in self._manifest().items() if name != "files"}
+        return {"kind": "laion_coco", **request, "pairs": self.count()}
 
     @override
     def count(self) -> int | None:
+        if not self._manifest():
+            return None
         pairs = sum(self._shards())
-        known = pairs if self.limit is None else min(pairs, self.limit)
-        return known if self._manifest() else None
+        return pairs if self.limit is None else min(pairs, self.limit)
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
@@ -131,16 +132,19 @@ class LaionCoco(Limits, Source):
     def _download(self) -> None:
         writable_directory(Path(self.images))
         self._keep_manifest()
-        made = self._shards()
+        pairs = self._shards()
         failed = Counter[str]()
-        rows = islice(self._rows(), len(made) * self.shard_size, None)
-        with tqdm(desc="download images", unit="image", total=self.limit, initial=sum(made)) as bar:
-            while self.limit is None or sum(made) < self.limit:
-                if not (batch := list(islice(rows, self.shard_size))):
+        rows = islice(self._rows(), len(pairs) * self.shard_size, None)
+        with tqdm(
+            desc="download images", unit="image", total=self.limit, initial=sum(pairs)
+        ) as bar:
+            while self.limit is None or sum(pairs) < self.limit:
+                batch = list(islice(rows, self.shard_size))
+                if not batch:
                     break
-                made.append(self._make(self._shard(len(made)), batch, failed))
-                bar.update(made[-1])
-        if not sum(made):
+                pairs.append(self._make(self._shard(len(pairs)), batch, failed))
+                bar.update(pairs[-1])
+        if not sum(pairs):
             kinds = ", ".join(f"{kind} {times:,}" for kind, times in failed.most_common())
             raise TemperaError(
                 f"no image of {self.path or self.repository} could be downloaded "
@@ -164,19 +168,24 @@ class LaionCoco(Limits, Source):
         """Make a shard, which keeps the numbers of rows that it lacks by the reason; the number of
         its pairs. Counts failures by their kinds.
         """
-        wanted = [(key, url or "", caption) for key, url, caption in rows if caption]
-        got = download([url for _, url, _ in wanted], self)
-        problems = Counter(one for one in got if isinstance(one, str))
+        captioned = [(key, url or "", caption) for key, url, caption in rows if caption]
+        downloads = download([url for _, url, _ in captioned], self)
+        problems = Counter(failure for failure in downloads if isinstance(failure, str))
         failed.update(problems)
         left_out = {f"images not downloaded ({kind})": rows for kind, rows in problems.items()}
-        if captionless := len(rows) - len(wanted):
+        captionless = len(rows) - len(captioned)
+        if captionless:
             left_out["rows without a caption"] = captionless
+        pairs = [
+            (*row, image)
+            for row, image in zip(captioned, downloads, strict=True)
+            if isinstance(image, bytes)
+        ]
+        columns = [[pair[place] for pair in pairs] for place in range(len(COLUMNS))]
         schema = COLUMNS.with_metadata({LEFT_OUT: json.dumps(left_out)})
-        good = [(*row, one) for row, one in zip(wanted, got, strict=True) if isinstance(one, bytes)]
-        columns = [[row[place] for row in good] for place in range(len(COLUMNS))]
         with replacing(shard) as temporary:
             pq.write_table(pa.table(columns, schema), temporary, row_group_size=64)
-        return len(good)
+        return len(pairs)
 
     def _rows(self) -> Iterator[Row]:
         """The rows of the files that the manifest names: files, row groups of a file, and rows of a
@@ -195,7 +204,8 @@ class LaionCoco(Limits, Source):
                 caption = self.caption or next((name for name in CAPTIONS if name in names), "")
                 for group in order.permutation(file.num_row_groups):
                     table = file.read_row_group(group, [url, caption]).select([url, caption])
-                    addresses, texts = (column.to_pylist() for column in table.columns)
+                    addresses = table.column(0).to_pylist()
+                    texts = table.column(1).to_pylist()
                     for row in order.permutation(len(table)):
                         key = f"{Path(name).stem}-{group}-{row}"
                         yield key, text_of(addresses[row]), text_of(texts[row])
@@ -208,9 +218,11 @@ class LaionCoco(Limits, Source):
 
     def _keep_manifest(self) -> None:
         """Record the request, the commit and its files; refuse a directory of another request."""
-        asked = {name: getattr(self, name) for name in ASKED}
-        if known := self._manifest() if self._shards() else {}:
-            check_same(Path(self.images), {name: known.get(name) for name in ASKED}, asked)
+        request = {name: getattr(self, name) for name in ASKED}
+        manifest = self._manifest()
+        if manifest and self._shards():
+            begun_with = {name: manifest.get(name) for name in ASKED}
+            check_same(Path(self.images), begun_with, request)
             return
         if self.path is None:
             commit = Repository(self.repository, "dataset", self.revision).commit()
@@ -218,7 +230,7 @@ class LaionCoco(Limits, Source):
         else:
             commit = ""
             files = [str(file.resolve()) for file in matching(self.path, "parquet")]
-        write_json(Path(self.images, "images.json"), {**asked, "commit": commit, "files": files})
+        write_json(Path(self.images, "images.json"), {**request, "commit": commit, "files": files})
 
 
 def _left_out(file: pq.ParquetFile) -> dict[str, int]:

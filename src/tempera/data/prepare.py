@@ -8,7 +8,7 @@ processes does not change the files. A process holds the pictures of one batch a
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -167,21 +167,21 @@ def _begun(
         return fresh
     old = Manifest.load(directory)
     check_same(directory, old.recipe, fresh.recipe)
-    intact = takewhile(
-        lambda item: is_intact(shard_file(directory, item[0]), item[1]),
-        enumerate(old.shards),
-    )
-    good = tuple(shard for _, shard in intact)
-    if len(good) == len(old.shards):
+    intact: list[Shard] = []
+    for number, shard in enumerate(old.shards):
+        if not is_intact(shard_file(directory, number), shard):
+            break
+        intact.append(shard)
+    if len(intact) == len(old.shards):
         return old
-    listed = old.broken[: sum(shard.broken for shard in good)]
-    return replace(old, shards=good, broken=listed, complete=False)
+    listed = old.broken[: sum(shard.broken for shard in intact)]
+    return replace(old, shards=tuple(intact), broken=listed, complete=False)
 
 
 def entries_to_read(source: Source, limit: int | None) -> int | None:
     """Number of entries that the whole job reads; None if neither source nor limit sets it."""
-    known = [count for count in (source.count(), limit) if count is not None]
-    return min(known) if known else None
+    counts = [count for count in (source.count(), limit) if count is not None]
+    return min(counts, default=None)
 
 
 def _refusal(manifest: Manifest, max_broken: int) -> TemperaError | None:
@@ -217,14 +217,18 @@ def _encoded(
             mine.append(_without_pictures(encoder.encode(batch)))
         batch.clear()  # frees its pictures before the next are read
         batches += 1
-    every = processes.gather(mine)
-    parts = [every[n % processes.count][n // processes.count] for n in range(batches)]
-    kept = [entry for part in parts for entry in part.entries]
-    none = np.zeros((0, encoder.grid[0] * encoder.grid[1]), np.int32)
-    codes = np.concatenate([none, *(part.codes for part in parts)])
-    broken += [item for part in parts for item in part.broken]
-    images = CodedImages([one.key for one in kept], [one.caption for one in kept], codes)
-    return images, broken
+    by_process = processes.gather(mine)
+    keys: list[str] = []
+    captions: list[str] = []
+    codes = [np.zeros((0, encoder.grid[0] * encoder.grid[1]), np.int32)]
+    for number in range(batches):
+        turn, process = divmod(number, processes.count)
+        part = by_process[process][turn]
+        keys += [entry.key for entry in part.entries]
+        captions += [entry.caption for entry in part.entries]
+        codes.append(part.codes)
+        broken += part.broken
+    return CodedImages(keys, captions, np.concatenate(codes)), broken
 
 
 def _without_pictures(part: Encoded) -> Encoded:

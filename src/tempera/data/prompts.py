@@ -61,7 +61,8 @@ def text_of(value: Any) -> str | None:
     is neither, is empty, or has control characters.
     """
     if isinstance(value, list | tuple):
-        value = next((one for one in value if isinstance(one, str) and one.strip()), None)
+        texts = [text for text in value if isinstance(text, str) and text.strip()]
+        value = texts[0] if texts else None
     if not isinstance(value, str):
         return None
     text = " ".join(value.split())
@@ -70,21 +71,25 @@ def text_of(value: Any) -> str | None:
 
 def field_of(row: Any, name: str | None = None) -> str | None:
     """The text in a row: the row itself, its field of that name, or the first of `TEXT_NAMES`."""
-    if isinstance(row, dict):
-        lower = {str(key).lower(): value for key, value in row.items()}
-        names = [known for known in TEXT_NAMES if lower.get(known)]
-        row = row.get(name) if name else lower[names[0]] if names else None
-    return text_of(row)
+    if not isinstance(row, dict):
+        return text_of(row)
+    if name:
+        return text_of(row.get(name))
+    in_lower_case = {str(key).lower(): value for key, value in row.items()}
+    for usual_name in TEXT_NAMES:
+        if in_lower_case.get(usual_name):
+            return text_of(in_lower_case[usual_name])
+    return None
 
 
-def one_prompt(given: str | float) -> list[Prompt]:
+def one_prompt(content: str | float) -> list[Prompt]:
     """A single prompt: a text, or a number such as a class. Its id is a hash of the text, so
     different prompts can share a run directory.
 
     Raises:
         TemperaError: it is empty, or neither text nor number.
     """
-    text = text_of(str(given)) if isinstance(given, str | int | float) else None
+    text = text_of(str(content)) if isinstance(content, str | int | float) else None
     if text is None:
         raise TemperaError(
             "the prompt must be one printable text: give one, or several in a file, as in "
@@ -114,7 +119,8 @@ def file_prompts(
     stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
     prompts = []
     for number, row in rows_of(file):
-        if (text := field_of(row)) is None:
+        text = field_of(row)
+        if text is None:
             raise TemperaError(
                 f"{file}:{number} holds no printable text for a prompt: repair or delete it."
             )
@@ -141,15 +147,15 @@ def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) ->
 
 def check_unique(prompts: Sequence[Prompt]) -> None:
     """Raise TemperaError if the ids of two prompts name the same file, on any file system."""
-    known: dict[str, str] = {}
+    ids: dict[str, str] = {}  # by the name of their file
     for prompt in prompts:
         name = unicodedata.normalize("NFC", prompt.id.casefold())
-        if name in known:
+        if name in ids:
             raise TemperaError(
-                f"two prompts have the ids {known[name]} and {prompt.id}: ids must differ in more "
+                f"two prompts have the ids {ids[name]} and {prompt.id}: ids must differ in more "
                 "than case."
             )
-        known[name] = prompt.id
+        ids[name] = prompt.id
 
 
 class CaptionCheck(Protocol):
@@ -181,7 +187,9 @@ class Warns(Protocol):
 
 def warnings_of(prompts: Sequence[Prompt], captions: object) -> list[str]:
     """What a model with these `captions` does not understand of the prompts, in sentences."""
-    return captions.warnings([one.text for one in prompts]) if isinstance(captions, Warns) else []
+    if not isinstance(captions, Warns):
+        return []
+    return captions.warnings([prompt.text for prompt in prompts])
 
 
 def described(prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -223,7 +231,8 @@ def rows_of(file: Path) -> Rows:
 
 
 def _lines(file: Path) -> list[str]:
-    return text.split("\n") if (text := read_text(file).rstrip()) else []
+    text = read_text(file).rstrip()
+    return text.split("\n") if text else []
 
 
 def _json_rows(file: Path) -> Rows:
@@ -236,10 +245,10 @@ def _json_rows(file: Path) -> Rows:
 
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; raises ValueError if a name occurs twice."""
-    found = dict(fields)
-    if len(found) < len(fields):
+    named = dict(fields)
+    if len(named) < len(fields):
         raise ValueError("a name occurs twice")
-    return found
+    return named
 
 
 def _table_rows(file: Path) -> Rows:

@@ -95,8 +95,14 @@ class Manifest:
     def summary(self) -> dict[str, Any]:
         """What training records about its data: source, encoder, counts, and the shards' hash."""
         digest = hashlib.sha256(" ".join(shard.sha256 for shard in self.shards).encode())
-        known = {name: getattr(self, name) for name in ("source", "encoder", "tokenizer", "count")}
-        return {**known, "broken": self.broken_count, "sha256": digest.hexdigest()}
+        return {
+            "source": self.source,
+            "encoder": self.encoder,
+            "tokenizer": self.tokenizer,
+            "count": self.count,
+            "broken": self.broken_count,
+            "sha256": digest.hexdigest(),
+        }
 
     @classmethod
     def load(cls, directory: Path) -> "Manifest":
@@ -153,8 +159,9 @@ def write_shard(path: Path, images: CodedImages) -> str:
     """Write one shard atomically and return its sha256. Equal contents give equal bytes."""
     length = images.codes.shape[1]
     codes = pa.FixedSizeListArray.from_arrays(pa.array(images.codes.ravel(), pa.int32()), length)
-    texts = (pa.array(values, pa.string()) for values in (images.keys, images.captions))
-    table = pa.table([*texts, codes], ["key", "caption", "codes"])
+    keys = pa.array(images.keys, pa.string())
+    captions = pa.array(images.captions, pa.string())
+    table = pa.table([keys, captions, codes], ["key", "caption", "codes"])
     with replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
     return sha256_file(path)
@@ -181,22 +188,22 @@ def read_shards(
             another tokenizer, vocabulary or grid.
     """
     manifest = Manifest.load(directory)
-    wanted = {"format": FORMAT, "tokenizer": tokenizer, "grid": grid}
-    check_same(directory, {name: getattr(manifest, name) for name in wanted}, wanted)
-    again = f"run `{command('prepare')}` with the same options"
+    needed = {"format": FORMAT, "tokenizer": tokenizer, "grid": grid}
+    check_same(directory, {name: getattr(manifest, name) for name in needed}, needed)
+    advice = f"run `{command('prepare')}` with the same options"
     if not manifest.complete:
-        raise TemperaError(f"the shards in {directory} are unfinished: {again}.")
+        raise TemperaError(f"the shards in {directory} are unfinished: {advice}.")
     hashes = [shard.sha256 for shard in manifest.shards if shard.count]
     codes = Numbers(0, min(vocab_size, manifest.vocab_size), whole=True, length=math.prod(grid))
     rows: list[dict[str, Any]] = []
     for number, shard in enumerate(manifest.shards):
         path = shard_file(directory, number)
         if not is_intact(path, shard) or hashes.count(shard.sha256) > 1:
-            raise TemperaError(f"{path} is missing, damaged or a copy: delete it, and {again}.")
+            raise TemperaError(f"{path} is missing, damaged or a copy: delete it, and {advice}.")
         part = read_table(path, {"key": None, "caption": None, "codes": codes})
         if len(part) != shard.count:
             raise TemperaError(
-                f"{path} holds {len(part)} images and not {shard.count}: delete it, and {again}."
+                f"{path} holds {len(part)} images and not {shard.count}: delete it, and {advice}."
             )
         rows += part
     return CodedImages(

@@ -104,7 +104,7 @@ def tar_shards(path: str, caption: str | None = None) -> Files:
 
 def _samples(caption: str | None, file: Path, name: str, tally: Tally) -> Iterator[Item]:
     archive: Any
-    before = set[str]()
+    earlier = set[str]()
     foreign = Counter[str]()
 
     def parts() -> Iterator[Part]:
@@ -133,8 +133,8 @@ def _samples(caption: str | None, file: Path, name: str, tally: Tally) -> Iterat
         for sample, members in groupby(parts(), lambda part: part.sample):
             where = f"{file}/{sample}"
             key = f"{name}/{sample}"
-            yield from _sample(list(members), caption, where, key, sample in before)
-            before.add(sample)
+            yield from _sample(list(members), caption, where, key, sample in earlier)
+            earlier.add(sample)
             yield from left_out()
         yield from left_out()
         if not archive.getmembers() or archive.fileobj.tell() % tarfile.BLOCKSIZE:
@@ -142,13 +142,13 @@ def _samples(caption: str | None, file: Path, name: str, tally: Tally) -> Iterat
 
 
 def _sample(
-    parts: Sequence[Part], caption: str | None, where: str, key: str, again: bool
+    parts: Sequence[Part], caption: str | None, where: str, key: str, repeated: bool
 ) -> Iterator[Item]:
-    """A sample, and the members that it does not use. `again`: one of its name came before."""
+    """A sample, and the members that it does not use. `repeated`: one of its name came before."""
     members = {part.kind: part for part in parts if part.size}
     picture = next((members[kind] for kind in SUFFIXES if kind in members), None)
-    wanted = [kind for kind in CAPTIONS if not (caption and kind == "txt")]
-    texts = [members[kind] for kind in wanted if kind in members]
+    kinds = ["json"] if caption else CAPTIONS  # a field's name means the .json
+    texts = [members[kind] for kind in kinds if kind in members]
     if picture is None and not texts:
         yield from (LeftOut(f".{part.kind} members") for part in parts)
         return
@@ -157,7 +157,7 @@ def _sample(
     try:
         if picture is None:
             raise ValueError("no image")
-        _check(parts, [picture, *texts], again)
+        _check(parts, [picture, *texts], repeated)
         kind, text = _caption(texts, caption)
         entry = usable_entry(where, key, text, picture.content)
         used = {picture.kind, kind}
@@ -170,12 +170,12 @@ def _sample(
     yield from (LeftOut(f".{part.kind} members") for part in parts if part.kind not in used)
 
 
-def _check(parts: Sequence[Part], needed: Sequence[Part], again: bool) -> None:
+def _check(parts: Sequence[Part], needed: Sequence[Part], repeated: bool) -> None:
     """Raise ValueError if members of a sample may belong to another, or were too large to read."""
     kind, times = Counter(part.kind for part in parts).most_common(1)[0]
     if times > 1:
         raise ValueError(f"its .{kind} is there {times} times")
-    if again:
+    if repeated:
         raise ValueError("a sample of this name came before")
     for part in needed:
         if part.size > LARGEST:
@@ -187,10 +187,11 @@ def _caption(texts: Sequence[Part], caption: str | None) -> tuple[str, str | Non
     for part in texts:
         is_text = part.kind == "txt"
         try:
-            found: Any = part.content.decode("utf-8-sig") if is_text else json.loads(part.content)
+            content: Any = part.content.decode("utf-8-sig") if is_text else json.loads(part.content)
         except (ValueError, RecursionError) as problem:
             raise ValueError(f"its caption cannot be read ({reason(problem)})") from None
-        if text := text_of(found) if is_text else field_of(found, caption):
+        text = text_of(content) if is_text else field_of(content, caption)
+        if text:
             return part.kind, text
     return "", None
 
@@ -200,8 +201,8 @@ def parquet(path: str, image: str = "image", caption: str | None = None) -> File
     encoded bytes, {bytes, path} structs (Hugging Face's Image) or paths relative to the files.
     `datasets` reads them. Their parts are the rows.
     """
-    known = {"kind": "parquet", "path": path, "image": image, "caption": caption}
-    return Files(matching(path, "parquet"), partial(_rows, image, caption), **known)
+    described = {"kind": "parquet", "path": path, "image": image, "caption": caption}
+    return Files(matching(path, "parquet"), partial(_rows, image, caption), **described)
 
 
 def _rows(image: str, caption: str | None, file: Path, name: str, tally: Tally) -> Iterator[Item]:
@@ -223,11 +224,12 @@ def streamed(path: str, image: str | None, caption: str | None, **options: Any) 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our errors say it
     rows = datasets.load_dataset(path, streaming=True, **{"split": "train", **options})
     names = rows.column_names or [*next(iter(rows), {})]  # not all builders know their columns
-    wanted = [image] if image else []
-    wanted += [caption] if caption else [name for name in names if name.lower() in TEXT_NAMES]
-    if missing := [name for name in wanted if name not in names]:
+    columns = [image] if image else []
+    columns += [caption] if caption else [name for name in names if name.lower() in TEXT_NAMES]
+    missing = [name for name in columns if name not in names]
+    if missing:
         raise ValueError(f"it has no column {missing[0]}")
-    rows = rows.select_columns(wanted)
+    rows = rows.select_columns(columns)
     if image is None or not isinstance((rows.features or {}).get(image), datasets.Image):
         return rows
     return rows.cast_column(image, datasets.Image(decode=False))
@@ -262,9 +264,9 @@ class Stream(Source):
 
     def _from(self, start: int, tally: Tally) -> Iterator[Item]:
         position = start
-        known = {"name": self.name, "split": self.split, "data_files": self.data_files}
+        options = {"name": self.name, "split": self.split, "data_files": self.data_files}
         try:
-            for row in streamed(self.path, self.image, self.caption, **known).skip(start):
+            for row in streamed(self.path, self.image, self.caption, **options).skip(start):
                 tally.given += 1
                 key = str(position)
                 yield row_entry(f"{self.path} sample {key}", key, row, self.image, self.caption)
@@ -287,7 +289,7 @@ def matching(pattern: str, ending: str) -> list[Path]:
     """
     folder = Path(pattern)
     if os.path.isdir(folder):  # noqa: PTH112 (False for a name that is too long)
-        files = sorted(one for one in folder.glob("[!.]*") if suffix(one) == ending)
+        files = sorted(file for file in folder.glob("[!.]*") if suffix(file) == ending)
     else:
         files = sorted(map(Path, glob.glob(pattern)))  # noqa: PTH207 (absolute patterns)
     if not files:
@@ -302,9 +304,9 @@ def names(files: Sequence[Path]) -> list[str]:
     """How keys name files: by their names if these differ, else by their paths from the directory
     that they share.
     """
-    own = [file.name for file in files]
-    if len(set(own)) == len(files):
-        return own
+    file_names = [file.name for file in files]
+    if len(set(file_names)) == len(files):
+        return file_names
     shared = Path(os.path.commonpath([file.parent for file in files]))
     return [file.relative_to(shared).as_posix() for file in files]
 
