@@ -2,6 +2,7 @@
 for it keeps its promise in the loop.
 """
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from paths import ROOT
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from table_models import FirstRoundOnly
+from torch import Tensor
 
 from tempera.config.build import build_rule
 from tempera.decoding.trees import Tree
@@ -160,10 +162,11 @@ def test_refused(solver: str, changed: dict[str, Any], told: str, statistics: st
             calibrated(**given)
 
 
-def test_statistics_of_a_tree(tmp_path: Path) -> None:
+def test_statistics_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, tree = TableTarget(3, 4), Tree.from_paths([[0], [1], [0, 0]])
     drafter = StaticTreeDrafter(TableDraft(target), tree)
     found = record(target, drafter, world_prompts(40), 0, torch.device("cpu"), 40)
+    assert "measuring the draft: " in capsys.readouterr().err
     path = str(tmp_path / "s.safetensors")
     save_statistics(Path(path), found, NOW)
     low, high = reachable_by_price(found.rounds)
@@ -185,7 +188,7 @@ def test_not_a_file_of_statistics(
     other.write_text("x")
     with pytest.raises(TemperaError, match="holds no statistics of a draft"):
         load_statistics(other)
-    with pytest.raises(TemperaError, match="give a new name"):
+    with pytest.raises(TemperaError, match="holds no statistics .*: delete it, or give a new name"):
         check_place(other)
     check_place(Path(statistics))
     check_place(tmp_path / "new" / "s.safetensors")
@@ -197,23 +200,29 @@ def test_not_a_file_of_statistics(
         load_statistics(Path(statistics))
 
 
-IMPOSSIBLE = {
-    "ratios": lambda given: -given,
-    "keep": lambda given: given + 1,
-    "divergence": lambda given: given * torch.nan,
-    "prices": lambda given: given + 1,
-    "parents": lambda given: given[:-1],
-}
+IMPOSSIBLE = [
+    ("ratios", lambda given: -given),
+    ("ratios", lambda given: given / 0),
+    ("keep", lambda given: given + 1),
+    ("divergence", lambda given: given * torch.nan),
+    ("divergence", lambda given: given - 5),
+    ("prices", lambda given: given + 1),
+    ("parents", lambda given: given[:-1]),
+]
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_what_cannot_have_been_measured_is_refused(name: str, statistics: str) -> None:
+@pytest.mark.parametrize(("name", "change"), IMPOSSIBLE)
+def test_what_cannot_have_been_measured_is_refused(
+    name: str, change: Callable[[Tensor], Tensor], statistics: str
+) -> None:
     with safe_open(statistics, "pt") as file:
         notes = file.metadata()
     tensors = load_file(statistics)
     load_statistics(Path(statistics))
-    save_file(tensors | {name: IMPOSSIBLE[name](tensors[name]).contiguous()}, statistics, notes)
-    with pytest.raises(TemperaError, match="holds no statistics of a draft: measure again"):
+    save_file(tensors | {name: change(tensors[name]).contiguous()}, statistics, notes)
+    with pytest.raises(
+        TemperaError, match="holds no statistics of a draft: delete it, and measure again"
+    ):
         load_statistics(Path(statistics))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cases import slow_but
 from near_codes import near
 from table_models import tables
@@ -17,13 +18,17 @@ from tiny_evaluation import tiny_options
 from tempera.commands import evaluate, expected_length
 from tempera.config.compose import composed, composed_run
 from tempera.data.prompts import Prompt
+from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
-from tempera.evaluation.length_search import search
+from tempera.evaluation.length_search import accepted_length, search
+from tempera.evaluation.pipeline import Method
+from tempera.exactness.tables import TableTarget
 from tempera.exactness.theory import expected_emitted
 from tempera.rules.neighbourhood import GSD, LanternPP
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import Prices, exponential
-from tempera.rules.standard import Relaxed
+from tempera.rules.standard import Exact, Relaxed
+from tempera.shapes.scenes import world_prompts
 
 LENGTH = 3
 NEAR = {k: near(3, k) for k in (1, 2, 3)}
@@ -60,6 +65,16 @@ def test_a_length_out_of_reach() -> None:
 def test_a_step_that_jumps_over_the_length() -> None:
     with pytest.raises(TemperaError, match=r"no k was found .* the nearest is k=\S+ with 3.500"):
         search(3.4, "k", (1, 100), 0.02, lambda value: 3.0 if value < 7 else 3.5)
+
+
+def test_what_is_tried_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A search may decode for minutes."""
+    target = TableTarget(3, 4)
+    prompts = world_prompts(6)
+    device = torch.device("cpu")
+    found = accepted_length(target, Method(NoDraft(), Exact()), prompts, 0, device, 4, "delta=2")
+    assert found == 1.0
+    assert "trying delta=2: " in (shown := capsys.readouterr().err) and "/24.0 " in shown
 
 
 # In a run

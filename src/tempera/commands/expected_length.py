@@ -144,7 +144,10 @@ def _searched(cfg: DictConfig, wanted: Wanted, target: AnyTarget) -> dict[str, A
     def measure(value: float) -> float:
         rule = build.build_rule(_with(cfg, parameter.option, value))
         method = Method(drafter, cast(Rule, rule))
-        return length_search.accepted_length(target, method, prompts, seed, device, batch_size)
+        setting = f"{parameter.option}={value:g}"
+        return length_search.accepted_length(
+            target, method, prompts, seed, device, batch_size, setting
+        )
 
     if parameter.least is None or parameter.most is None:
         path = Path(str(cfg.statistics))

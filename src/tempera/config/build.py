@@ -265,13 +265,23 @@ def check_draft(cfg: DictConfig, option: str = "drafter.path", *, of_the_hub: bo
 def build_drafter(cfg: DictConfig, target: AnyTarget) -> Drafter:
     """The drafter of the method; it receives the target and the tree if it takes them, and the
     target's dtype unless it has its own.
+
+    Raises:
+        TemperaError: it drafts more tokens than an image has.
     """
     drafter: Part[Drafter] = part(cfg.drafter)
     own: dict[str, str] = {}
     if drafter.options.get("dtype", "") is None:
         dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
         own["dtype"] = str(dtype).removeprefix("torch.")
-    return drafter.make_with({"target": target, "tree": build_tree(cfg)}, **own)
+    made = drafter.make_with({"target": target, "tree": build_tree(cfg)}, **own)
+    if is_discrete(cfg) and "window" not in cfg.drafter and made.depth > target.length:
+        raise TemperaError(
+            f"depth={made.depth} drafts more tokens than an image of this model has "
+            f"({target.length}): give a smaller depth",
+            option="depth",
+        )
+    return made
 
 
 def draft_depth(cfg: DictConfig) -> int:
@@ -395,19 +405,8 @@ def build_pipeline(
     target: AnyTarget,
     rule: AnyRule | None,
 ) -> "Pipeline":
-    """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed.
-
-    Raises:
-        TemperaError: the method drafts more tokens than an image has.
-    """
+    """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed."""
     pipeline: Part[Pipeline] = part(cfg.pipeline)
-    depth = draft_depth(cfg) if is_discrete(cfg) and "window" not in cfg.drafter else 0
-    if depth > target.length:
-        raise TemperaError(
-            f"depth={depth} drafts more tokens than an image of this model has ({target.length}): "
-            "give a smaller depth",
-            option="depth",
-        )
     return pipeline.make(
         target=target,
         method=build_method(cfg, target, rule),

@@ -16,6 +16,7 @@ of Eqs. 7 and 8 and of the KL bound, per round and for every schedule. The appro
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree, take
 from tempera.errors import TemperaError
+from tempera.evaluation.pipeline import observer, progress_bar
 from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachable_by_price
 from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
@@ -181,11 +183,13 @@ def record(
     check_tree(drafter.tree)
     recorder = Recorder(drafter)
     found = list[Statistics]()
-    for first in range(0, len(prompts), batch_size):
-        batch = prompts[first : first + batch_size]
-        streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
-        decode(target, recorder, Exact(), streams, [prompt.text for prompt in batch])
-        found.append(recorder.statistics(target.length))
+    with progress_bar("measuring the draft", len(prompts) * target.length) as bar:
+        for first in range(0, len(prompts), batch_size):
+            batch = prompts[first : first + batch_size]
+            streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
+            texts = [prompt.text for prompt in batch]
+            decode(target, recorder, Exact(), streams, texts, observe=observer(bar.update))
+            found.append(recorder.statistics(target.length))
     ratios = [batch.ratios for batch in found if batch.ratios is not None]
     keep = torch.cat([batch.rounds.keep for batch in found])
     divergence = torch.cat([batch.rounds.divergence for batch in found])
@@ -201,7 +205,8 @@ def check_place(path: Path) -> None:
             load_statistics(path)
     except TemperaError:
         raise TemperaError(
-            f"statistics={path} is another file: give a new name", option="statistics"
+            f"statistics={path} holds no statistics of a draft: delete it, or give a new name",
+            option="statistics",
         ) from None
 
 
@@ -238,7 +243,8 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
         _check(rounds, tensors.get("ratios"))
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError):
         raise TemperaError(
-            f"{path} holds no statistics of a draft: measure again with `{command('calibrate')}`"
+            f"{path} holds no statistics of a draft: delete it, and measure again with "
+            f"`{command('calibrate')}`"
         ) from None
     return Statistics(tensors.get("ratios"), rounds), notes
 
@@ -250,14 +256,14 @@ def _check(rounds: PricedRounds, ratios: Tensor | None) -> None:
     count = len(rounds.keep)
     keep = rounds.keep
     divergence = rounds.divergence
-    fits = keep.shape == (count, nodes, prices) and divergence.shape == (count, 1 + nodes, prices)
+    shapes: list[tuple[Tensor, tuple[int, ...], float]]
+    shapes = [(keep, (nodes, prices), 1 + 1e-4), (divergence, (1 + nodes, prices), math.inf)]
     if ratios is not None:
-        fits &= ratios.shape == (count, nodes) and bool((ratios >= 0).all())
-    if (
-        not (count and fits and ((keep >= 0) & (keep <= 1 + 1e-4)).all())
-        or divergence.isnan().any()
-    ):
-        raise ValueError("not measured")
+        shapes.append((ratios, (nodes,), math.inf))
+    for found, shape, most in shapes:
+        possible = found.isfinite() & (found >= 0) & (found <= most)
+        if not count or found.shape != (count, *shape) or not possible.all():
+            raise ValueError("not measured")
 
 
 def conditions(

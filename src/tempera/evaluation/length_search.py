@@ -17,7 +17,7 @@ from pydantic import Field
 from tempera.data.prompts import Prompt
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import Method
+from tempera.evaluation.pipeline import Method, observer, progress_bar
 
 Above0 = Annotated[float, Field(gt=0)]
 
@@ -55,15 +55,25 @@ class LengthSearch:
 
 
 def accepted_length(
-    target: Any, method: Method, prompts: Sequence[Prompt], seed: int, device: Any, batch_size: int
+    target: Any,
+    method: Method,
+    prompts: Sequence[Prompt],
+    seed: int,
+    device: Any,
+    batch_size: int,
+    setting: str,
 ) -> float:
-    """Decode the prompts: tokens ÷ rounds over all images, as in metrics.json."""
+    """Decode the prompts: tokens ÷ rounds over all images, as in metrics.json. The progress bar
+    tells the setting.
+    """
     rounds = 0
-    for first in range(0, len(prompts), batch_size):
-        batch = prompts[first : first + batch_size]
-        streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
-        output = method.decode(target, streams, [prompt.text for prompt in batch])
-        rounds += int(output.trace.rounds.sum())
+    with progress_bar(f"trying {setting}", len(prompts) * target.length) as bar:
+        for first in range(0, len(prompts), batch_size):
+            batch = prompts[first : first + batch_size]
+            streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
+            texts = [prompt.text for prompt in batch]
+            output = method.decode(target, streams, texts, observe=observer(bar.update))
+            rounds += int(output.trace.rounds.sum())
     return float(len(prompts) * target.length / rounds)
 
 

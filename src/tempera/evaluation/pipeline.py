@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from tempera.continuous.loop import Decoding
 from tempera.data.prompts import Prompt
@@ -227,6 +228,11 @@ def observer(
         written = images.written
 
     return observe
+
+
+def progress_bar(description: str, tokens: int) -> "tqdm[Any]":
+    """A bar of so many tokens, which goes when they are there."""
+    return tqdm(desc=description, total=tokens, unit="token", unit_scale=True, leave=False)
 
 
 def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
