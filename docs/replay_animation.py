@@ -19,7 +19,8 @@ from PIL import Image, ImageDraw, ImageFont
 from tempera.decoding.replay import REPLAYS
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
-from tempera.reporting.collect import Run, collect, find_runs
+from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.finished_run import Run
 from tempera.reporting.page import blank_columns
 from tempera.runtime.files import replacing
 from tempera.runtime.image_files import picture_path, read_picture

@@ -19,7 +19,8 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from tempera.reporting import baseline
-from tempera.reporting.collect import Run, find_runs, read_run
+from tempera.reporting.collect import find_runs, read_run
+from tempera.reporting.finished_run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("results.json")

@@ -28,8 +28,9 @@ from tempera.config.instantiate import instantiate, part
 from tempera.decoding.interfaces import Target
 from tempera.errors import TemperaError
 from tempera.reporting import figures, paper_tables
-from tempera.reporting.collect import Run, read_run
-from tempera.reporting.paper_results import APART, cases, find, group, results, wanted
+from tempera.reporting.collect import read_run
+from tempera.reporting.finished_run import Run
+from tempera.reporting.paper_results import NOT_TABLES, cases, find, group, results, wanted
 from tempera.reporting.tables import Section, texts
 
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
@@ -153,7 +154,7 @@ def test_a_preset_names_a_table() -> None:
 
 
 def test_every_table_has_its_preset() -> None:
-    assert sorted(results().keys() - {*APART}) == PRESETS
+    assert sorted(results().keys() - {*NOT_TABLES}) == PRESETS
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +398,7 @@ def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
         one("eagle", 2.5, model="lumina", data="coco"),
         one("eagle", 7.0, model="lumina", data="parti"),
     ]
-    sections = paper_tables.beside(runs)
+    sections = paper_tables.paper_sections(runs)
     llamagen, lumina = (cells(sections, title) for title in ("LlamaGen-XL", "Lumina-mGPT 7B"))
     assert llamagen["eagle"]["accepted length: shapes (shipped)"] == "3.10"
     assert lumina["eagle"]["accepted length: lumina"] == "2.50"
@@ -407,12 +408,12 @@ def test_a_row_is_filled_by_runs_of_its_group_alone() -> None:
     left = [note for note in sections[-1].notes if note.startswith("Left out")]
     words = ("temperature=0.5", "has 2 images", "data=parti")
     assert all(any(text in note for note in left) for text in words)
-    (alone, *_) = paper_tables.beside([one("ar", 9.0, depth=3)])
+    (alone, *_) = paper_tables.paper_sections([one("ar", 9.0, depth=3)])
     assert not any("shapes" in column for column in texts(alone))
 
 
 def test_runs_that_differ_in_something_else_are_not_averaged() -> None:
-    sections = paper_tables.beside([one("ar", 1.0), one("ar", 5.0, machine="cuda")])
+    sections = paper_tables.paper_sections([one("ar", 1.0), one("ar", 5.0, machine="cuda")])
     ours = cells(sections, "LlamaGen-XL")["ar"]["accepted length: shapes (shipped)"]
     assert ours == "1.00"
     notes = [note for note in sections[-1].notes if "differs" in note]
@@ -421,13 +422,13 @@ def test_runs_that_differ_in_something_else_are_not_averaged() -> None:
 
 def test_a_replaced_value_stands_in_its_row() -> None:
     run = one("lantern", 2.0, "lantern_table8", drafter="eagle2", delta=0.4, k=62)
-    (section,) = paper_tables.beside([run])
+    (section,) = paper_tables.paper_sections([run])
     assert section.numbers.index[1] == "delta=0.4 k=1000 (here 62)"
 
 
 def test_a_table_without_numbers_lists_the_runs() -> None:
     run = one("coolsd", 2.5, "coolsd_figure5", delta=2.0, model="large")
-    (section,) = paper_tables.beside([run, run.model_copy(update={"paper": None})])
+    (section,) = paper_tables.paper_sections([run, run.model_copy(update={"paper": None})])
     assert texts(section).iloc[:, :2].to_numpy().tolist() == [["coolsd δ=2", "2.50"]]
     assert any("exponential is better than linear" in note for note in section.notes)
 

@@ -23,8 +23,9 @@ from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.reporting import pareto, report, run_report, tables, wandb_report
 from tempera.reporting.baseline import compare
-from tempera.reporting.collect import Run, collect, find_runs, results
+from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.console import headline, main_metrics
+from tempera.reporting.finished_run import Run, results
 from tempera.reporting.report import (
     report_markdown,
     results_section,

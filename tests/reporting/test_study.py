@@ -5,7 +5,7 @@ import pytest
 from report_runs import finished
 
 from tempera.reporting import study
-from tempera.reporting.collect import Run
+from tempera.reporting.finished_run import Run
 from tempera.reporting.tables import Section, long, texts
 
 PROMPTS = 60

@@ -12,7 +12,7 @@ import pandas as pd
 
 from tempera.decoding.replay import KEPT, REJECTED, REPLAYS, UNTESTED
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
-from tempera.reporting.collect import Run
+from tempera.reporting.finished_run import Run
 from tempera.runtime.files import fingerprint, sha256_file
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import Store, write_table

@@ -29,7 +29,8 @@ from tempera.evaluation.tuning import (
     predict,
     try_out,
 )
-from tempera.reporting.collect import Run, collect
+from tempera.reporting.collect import collect
+from tempera.reporting.finished_run import Run
 from tempera.reporting.tables import Cell, Output, Section, show, table, texts
 from tempera.rules.standard import BlockVerification
 from tempera.runtime.files import write_json

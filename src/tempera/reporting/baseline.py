@@ -11,7 +11,7 @@ from tempera.config.options import Role, names_with
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.metrics.comparisons import difference
-from tempera.reporting.collect import Run, Values
+from tempera.reporting.finished_run import Run, Values
 
 CONTEXT = tuple(names_with(Role.PAIRED))
 """Settings that runs must share to be compared prompt by prompt."""
@@ -44,22 +44,24 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> None:
         run.baseline = None
         run.baseline_length = None
         run.differences = {}
-        known = [other for other in chosen if same_draws(other, run)]
-        if known and not _is_baseline(run, baseline):
-            lengths = np.array([other.value("accepted_length") for other in known])
+        candidates = [other for other in chosen if same_draws(other, run)]
+        if candidates and not _is_baseline(run, baseline):
+            lengths = np.array([other.value("accepted_length") for other in candidates])
             gaps = np.abs(lengths - run.value("accepted_length"))
             nearest = int(np.argmin(np.nan_to_num(gaps, nan=np.inf)))
-            run.baseline = known[nearest].name
+            run.baseline = candidates[nearest].name
             run.baseline_length = float(lengths[nearest])
-            run.differences = _differences(run, known[nearest])
+            run.differences = _differences(run, candidates[nearest])
 
 
 def _is_baseline(run: Run, baseline: str | None) -> bool:
+    """Whether `baseline` names a run, or the run is plain autoregression if there is no name."""
     if baseline is None:
         return run.plain
     directory = Path(run.directory)
-    names = (run.family, run.name, directory.name, str(directory))
-    return baseline.rstrip("/") in {*names, *(name.replace("δ=", "delta=") for name in names)}
+    names = [run.family, run.name, directory.name, str(directory)]
+    names += [name.replace("δ=", "delta=") for name in names]
+    return baseline.rstrip("/") in names
 
 
 def same_draws(left: Run, right: Run) -> bool:
@@ -75,8 +77,9 @@ def _differences(run: Run, other: Run) -> dict[str, Values]:
     for key in run.values.columns.intersection(other.values.columns):
         gaps = (run.values.loc[shared, key] - other.values.loc[shared, key]).dropna()
         if len(gaps) and (same or not table.find(key).of_set):
-            sides = [side.weighted(key, gaps.index) for side in (run, other)]
+            values = run.weighted(key, gaps.index)
+            others = other.weighted(key, gaps.index)
             with np.errstate(invalid="ignore", divide="ignore"):  # of few, equal, infinite values
                 t = float(np.divide(gaps.mean(), gaps.sem()))
-            result[key] = {**difference(*sides).as_dict(), "t": t}
+            result[key] = {**difference(values, others).as_dict(), "t": t}
     return result

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tempera.metrics import table
 from tempera.metrics.quality import ENOUGH
-from tempera.reporting.collect import Run
+from tempera.reporting.finished_run import Run
 from tempera.reporting.tables import Output, cell, show
 
 FOR_FID = 256
@@ -23,12 +23,12 @@ def print_run(run: Run, verbose: bool = False, console: Console | None = None) -
     interval and its number of prompts: the ten that matter, or all.
     """
     console = console or Output()
-    known = [metric for metric in table.METRICS if metric.key in run.metrics]
+    metrics = [metric for metric in table.METRICS if metric.key in run.metrics]
     lines = []
-    for metric in known if verbose else main_metrics(known, run):
-        found = run.metrics[metric.key]
-        text = cell(found, metric.format)
-        lines.append([metric.heading, text, str(found.get("n")), metric.unit])
+    for metric in metrics if verbose else main_metrics(metrics, run):
+        interval = run.metrics[metric.key]
+        text = cell(interval, metric.format)
+        lines.append([metric.heading, text, str(interval.get("n")), metric.unit])
     shown = pd.DataFrame(lines, columns=["metric", "value (95% interval)", "n", ""])
     for line in headline(run):
         console.print(line, highlight=False, soft_wrap=True)
@@ -45,8 +45,10 @@ def headline(run: Run) -> list[str]:
         return ["The draft's own images, without the target."]
     length = math.prod(run.grid)
     tokens = run.value("accepted_length")
-    instead = "" if tokens == 1 else f" instead of {length}"
-    lines = [f"{tokens:.2f} tokens per round: {length / tokens:.0f} rounds an image{instead}."]
+    rounds = f"{length / tokens:.0f} rounds an image"
+    if tokens != 1:
+        rounds += f" instead of {length}"
+    lines = [f"{tokens:.2f} tokens per round: {rounds}."]
     efficiency = run.value("efficiency")
     if efficiency > 0 and tokens != 1:
         cost = f"{1 / efficiency:.2f}"
@@ -55,24 +57,32 @@ def headline(run: Run) -> list[str]:
     return lines
 
 
-def main_metrics(known: Sequence[table.Metric], run: Run) -> list[table.Metric]:
+def main_metrics(metrics: Sequence[table.Metric], run: Run) -> list[table.Metric]:
     """The metrics that matter most: those on the axes of the Pareto plots, then other ones of
-    quality.
+    quality. They keep their order.
     """
+    candidates = []
+    for metric in metrics:
+        if metric.in_report and (metric.key != "fid" or run.images >= FOR_FID):
+            candidates.append(metric)
+    first = sorted(candidates, key=_rank)[:ROWS]
+    return [metric for metric in candidates if metric in first]
+
+
+def _rank(metric: table.Metric) -> tuple[int, bool]:
     axes = ("gain", "quality", None)
-    kept = [one for one in known if one.in_report and (one.key != "fid" or run.images >= FOR_FID)]
-    first = sorted(kept, key=lambda one: (axes.index(one.in_pareto), one.section != "quality"))
-    return [metric for metric in kept if metric in first[:ROWS]]
+    return axes.index(metric.in_pareto), metric.section != "quality"
 
 
 def _notes(run: Run, verbose: bool) -> list[str]:
+    """What stands below the table: metrics that are missing, and where the time of a round goes."""
     notes = []
     measured = any(table.find(key).section == "quality" for key in run.metrics)
     if measured and run.images < FOR_FID:
         notes.append(f"KID, precision and recall need {ENOUGH} images, FID {FOR_FID}.")
     if run.time:
-        parts = ", ".join(f"{part} {one['share']:.0%}" for part, one in run.time["parts"].items())
-        notes.append(f"Time of a round: {parts}.")
+        shares = [f"{part} {time['share']:.0%}" for part, time in run.time["parts"].items()]
+        notes.append(f"Time of a round: {', '.join(shares)}.")
         load = os.getloadavg()[0]
         cores = os.cpu_count() or 1
         if load > cores:

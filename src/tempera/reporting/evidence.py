@@ -15,8 +15,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from tempera.errors import TemperaError
-from tempera.reporting.collect import Run, collect, find_runs, labels
-from tempera.reporting.paper_tables import beside
+from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.finished_run import Run, labels
+from tempera.reporting.paper_tables import paper_sections
 from tempera.reporting.report import results_section
 from tempera.reporting.tables import Cell, Section, escaped, long, markdown, table, texts
 from tempera.runtime.files import write_json, write_text
@@ -45,7 +46,7 @@ class EvidencePage(Callback):
 
 def write(directory: Path, runs: Sequence[Run]) -> Path:
     """Write evidence.md, evidence.png and evidence.json, and return the first one's path."""
-    sections = [speed_section(runs), results_section(runs), *beside(runs)]
+    sections = [speed_section(runs), results_section(runs), *paper_sections(runs)]
     _draw(directory / "evidence.png", runs)
     write_json(directory / "evidence.json", long(sections).to_dict("records"))
     first = runs[0]

@@ -8,6 +8,7 @@ import base64
 import html
 import io
 import json
+import re
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,8 +22,8 @@ from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
 from tempera.reporting import pareto, tables
 from tempera.reporting.baseline import same_draws
-from tempera.reporting.collect import Run, labels
 from tempera.reporting.console import FOR_FID
+from tempera.reporting.finished_run import Run, labels
 from tempera.reporting.tables import Section
 from tempera.runtime.files import write_text
 from tempera.runtime.image_files import Picture, picture_path, read_picture
@@ -36,8 +37,11 @@ NEEDED = ("rows", "columns", "place", "origin")
 ALSO = ("nodes", "proposed", "order", "tokens", "drafted", "parent", "fate")
 """Columns of a replay that the page shows."""
 MOST = 65_535
-SMALL, EDGE = 128, 256
-"""Longest edge in pixels of pictures that are stored without loss, and of all."""
+"""Largest log-probability of a replay, in thousandths of a nat."""
+LOSSLESS_EDGE = 128
+"""Longest edge in pixels of a picture that is stored without loss."""
+LONGEST_EDGE = 256
+"""Longest edge in pixels of any picture; larger ones are shrunk."""
 
 
 def write(
@@ -66,9 +70,8 @@ def write(
         "script": here.with_name("replay.js").read_text(encoding="utf-8"),
         "data": _embedded(data),
     }
-    first, *rest = here.with_suffix(".html").read_text(encoding="utf-8").split("{{")
-    filled = [parts[name] + text for name, text in (piece.split("}}", 1) for piece in rest)]
-    write_text(path, "".join([first, *filled]))
+    template = here.with_suffix(".html").read_text(encoding="utf-8")
+    write_text(path, re.sub(r"{{(\w+)}}", lambda place: parts[place[1]], template))
 
 
 def _section(section: Section) -> str:
@@ -87,66 +90,92 @@ def _embedded(value: object) -> str:
 def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     """The data that the page's script shows, and sentences about what is left out."""
     problems: list[str] = []
-    replays = [_replays(run, problems) for run in runs]
-    size = sum(len(json.dumps(one)) for rows in replays for one in [*rows.values()][:1])
-    kept = REPLAY_BUDGET // max(size, 1)
-    if any(len(rows) > kept for rows in replays):
-        problems.append(f"Replays of the first {kept} prompts only, to keep the page small.")
-    numbers: dict[str, int] = {}
-    shown = []
+    replays = _kept_replays([_replays(run, problems) for run in runs], problems)
+    pictures: dict[str, int] = {}
     curves = pareto.curves(runs).to_dict("records")
-    for run, label, rows, curve in zip(runs, labels(runs), replays, curves, strict=True):
-        prompts = []
-        for place, (name, text) in enumerate(islice(run.texts.items(), SHOWN)):
-            prompt: dict[str, Any] = {"id": name, "text": text, "picture": None}
-            prompt["replay"] = replay = rows.get(name) if place < kept else None
-            try:
-                picture = read_picture(picture_path(Path(run.directory), name), run.made_by)
-                prompt["picture"] = numbers.setdefault(_address(picture), len(numbers))
-                if replay:
-                    replay["blank"] = blank_columns(replay, picture.shape[1:])
-            except TemperaError as problem:
-                problems.append(f"Not shown: {problem}")
-            values = run.values.loc[name]
-            prompt["length"] = round(float(values["accepted_length"]), 3)
-            prompt["broken"] = bool(values.get("broken") == 1)
-            prompts.append(prompt)
+    shown = []
+    for run, label, own_replays, curve in zip(runs, labels(runs), replays, curves, strict=True):
+        prompts = _prompts(run, own_replays, pictures, problems)
         shown.append(_run(run, runs) | {"name": label} | curve | {"prompts": prompts})
-    known = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
-    known -= {"fid"} if min(run.images for run in runs) < FOR_FID else set()
-    metrics = [
-        {"key": metric.key, "heading": metric.heading}
-        for metric in table.report_order()
-        if metric.key in known
-    ]
+    metrics = _metrics(runs)
     chart = None
     if len(runs) > 1 and metrics:
         names = list(dict.fromkeys(run["curve"] for run in shown if not run["plain"]))
         chart = pareto.chart("runs", "@x", "@y", names, "container", 400).to_dict()
-    data = {"metrics": metrics, "chart": chart, "runs": shown, "pictures": list(numbers)}
+    data = {"metrics": metrics, "chart": chart, "runs": shown, "pictures": list(pictures)}
     return data, problems
+
+
+def _prompts(
+    run: Run, replays: dict[str, Row], pictures: dict[str, int], problems: list[str]
+) -> list[dict[str, Any]]:
+    """The prompts that the page shows of a run.
+
+    Args:
+        replays: of the run's prompts, by id; `blank` is set in them.
+        pictures: the number of each picture of the page, by its address; new ones are added.
+        problems: sentences about pictures that cannot be read are added.
+    """
+    prompts = []
+    for name, text in islice(run.texts.items(), SHOWN):
+        number = None
+        replay = replays.get(name)
+        try:
+            picture = read_picture(picture_path(Path(run.directory), name), run.made_by)
+            number = pictures.setdefault(_address(picture), len(pictures))
+            if replay:
+                replay["blank"] = blank_columns(replay, picture.shape[1:])
+        except TemperaError as problem:
+            problems.append(f"Not shown: {problem}")
+        values = run.values.loc[name]
+        prompt = {
+            "id": name,
+            "text": text,
+            "picture": number,
+            "replay": replay,
+            "length": round(float(values["accepted_length"]), 3),
+            "broken": bool(values.get("broken") == 1),
+        }
+        prompts.append(prompt)
+    return prompts
+
+
+def _metrics(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """Keys and headings of the metrics that some run has; of few images no FID, which would be
+    mostly bias.
+    """
+    measured = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
+    if min(run.images for run in runs) < FOR_FID:
+        measured.discard("fid")
+    return [
+        {"key": metric.key, "heading": metric.heading}
+        for metric in table.report_order()
+        if metric.key in measured
+    ]
 
 
 def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """A run's names and metrics, and the place of the plain run beside which its pictures stand."""
-    beside = (
+    references = [
         place
         for place, other in enumerate(runs)
         if other is not run and other.plain and same_draws(other, run)
-    )
-    names = ("plain", "model", "seed", "images")
-    ends = ("value", "low", "high")
+    ]
+    metrics = {}
+    for key, interval in run.metrics.items():
+        metrics[key] = [_finite(interval.get(end)) for end in ("value", "low", "high")]
     return {
-        **{name: getattr(run, name) for name in names},
-        "metrics": {
-            key: [_finite(interval.get(end)) for end in ends]
-            for key, interval in run.metrics.items()
-        },
-        "reference": next(beside, None),
+        "plain": run.plain,
+        "model": run.model,
+        "seed": run.seed,
+        "images": run.images,
+        "metrics": metrics,
+        "reference": references[0] if references else None,
     }
 
 
 def _finite(value: float | None) -> float | None:
+    """The value; None if it is infinite, for which JSON has no number."""
     return value if value is not None and abs(value) < float("inf") else None
 
 
@@ -161,6 +190,20 @@ def _replays(run: Run, problems: list[str]) -> dict[str, Row]:
         why = problem if isinstance(problem, TemperaError) else misfit(problem)
         problems.append(f"Replays of {run.directory} left out: {why}")
         return {}
+
+
+def _kept_replays(replays: Sequence[dict[str, Row]], problems: list[str]) -> list[dict[str, Row]]:
+    """The replays of as many first prompts of each run as fit `REPLAY_BUDGET`, and a sentence in
+    `problems` if that leaves some out. All replays count as long as their run's first one.
+    """
+    size = 0
+    for by_prompt in replays:
+        for first in islice(by_prompt.values(), 1):
+            size += len(json.dumps(first))
+    most = REPLAY_BUDGET // max(size, 1)
+    if any(len(by_prompt) > most for by_prompt in replays):
+        problems.append(f"Replays of the first {most} prompts only, to keep the page small.")
+    return [dict(islice(by_prompt.items(), most)) for by_prompt in replays]
 
 
 def _replay(row: Row) -> Row:
@@ -181,16 +224,19 @@ def blank_columns(replay: Row, size: tuple[int, ...]) -> int:
 
 
 def _address(picture: Picture) -> str:
-    """A picture as a `data:` URL: a small one as it is, another within `EDGE` pixels."""
+    """A picture as a `data:` URL: a small one as it is, another within `LONGEST_EDGE`
+    pixels.
+    """
     image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
-    small = max(image.size) <= SMALL
-    image.thumbnail((EDGE, EDGE), Image.Resampling.LANCZOS)
+    lossless = max(image.size) <= LOSSLESS_EDGE
+    image.thumbnail((LONGEST_EDGE, LONGEST_EDGE), Image.Resampling.LANCZOS)
     file = io.BytesIO()
-    image.save(file, "WEBP", lossless=small, quality=100 if small else 75)
+    image.save(file, "WEBP", lossless=lossless, quality=100 if lossless else 75)
     return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
 def _title(runs: Sequence[Run]) -> str:
+    """Of the page: the run or the number of runs, and their models."""
     models = ", ".join(dict.fromkeys(str(run.model) for run in runs))
     shown = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return f"{shown} on {models}" if models else shown

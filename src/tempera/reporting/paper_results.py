@@ -2,7 +2,7 @@
 
 import itertools
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from tempera.errors import TemperaError, shortened
 
 DATA = Path(__file__).resolve().with_name("paper_results.yaml")
-APART = ("papers", "groups", "values", "quantities")
+NOT_TABLES = ("papers", "groups", "values", "quantities")
 """Keys of paper_results.yaml that are not tables."""
 
 
@@ -29,14 +29,14 @@ def find(name: Any) -> Mapping[str, Any]:
     Raises:
         TemperaError: there is none.
     """
-    tables = [one for one in results() if one not in APART]
+    tables = [key for key in results() if key not in NOT_TABLES]
     if name not in tables:
         raise TemperaError(
             f"there is no paper.table={shortened(str(name))}; choose one of {', '.join(tables)}.",
             option="paper.table",
         )
-    found: Mapping[str, Any] = results()[name]
-    return found
+    table: Mapping[str, Any] = results()[name]
+    return table
 
 
 def group(title: str) -> Mapping[str, Any]:
@@ -44,20 +44,20 @@ def group(title: str) -> Mapping[str, Any]:
     them, further options, such as the drafter of continuous tokens. A list holds the values of
     several runs.
     """
-    found: Mapping[str, Any] = results()["groups"].get(title, {})
-    return found
+    settings: Mapping[str, Any] = results()["groups"].get(title, {})
+    return settings
 
 
 def settings_of(title: str, model: str, method: str) -> dict[str, Any]:
     """The options of a group's own runs of a method; none on another model. Plain autoregression
     has no drafter.
     """
-    its = dict(group(title))
-    if its.pop("model", None) != model:
+    settings = dict(group(title))
+    if settings.pop("model", None) != model:
         return {}
     if method == "ar":
-        its.pop("drafter", None)
-    return its
+        settings.pop("drafter", None)
+    return settings
 
 
 def wanted(table: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,8 +67,9 @@ def wanted(table: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
 
 def ours(model: str, option: str, value: Any) -> Any:
     """The value of an option that stands on this model for the paper's."""
-    known = results()["values"].get(model, {}).get(option, {})
-    return {str(paper): own for paper, own in known.items()}.get(str(value), value)
+    replacements = results()["values"].get(model, {}).get(option, {})
+    by_text = {str(paper): here for paper, here in replacements.items()}
+    return by_text.get(str(value), value)
 
 
 def cases(name: str, model: str) -> list[str]:
@@ -77,33 +78,54 @@ def cases(name: str, model: str) -> list[str]:
     paper's they have the settings of its groups.
     """
     table = find(name)
+    lines = [*_row_lines(table, model), *_further_lines(table, model)]
+    return list(dict.fromkeys(lines))
+
+
+def _row_lines(table: Mapping[str, Any], model: str) -> list[str]:
+    """The command lines of a table's rows: of the model's own groups if it has any, else of all."""
     groups = table.get("models") or {}
-    mine = [title for title in groups if group(title).get("model") == model]
     lines = []
-    for title in mine or groups:
-        for line in groups[title]:
-            options = wanted(table, line)
+    for title in _groups_on(model, groups) or groups:
+        for row in groups[title]:
+            options = wanted(table, row)
             settings = settings_of(title, model, options["method"])
             lines += _lines(model, {**settings, **options})
-    titles = mine or [
-        title for title in table.get("groups") or [] if group(title).get("model") == model
-    ]
+    return lines
+
+
+def _further_lines(table: Mapping[str, Any], model: str) -> list[str]:
+    """The command lines of a table's `cases`, each method of a case with the settings of each of
+    the model's groups.
+    """
+    titles = (
+        _groups_on(model, table.get("models") or {})
+        or _groups_on(model, table.get("groups") or [])
+        or [""]
+    )
+    lines = []
     for case in table.get("cases") or []:
         options = dict(part.split("=", 1) for part in shlex.split(case))
         for method in options["method"].split(","):
-            for title in titles or [""]:
+            for title in titles:
                 settings = settings_of(title, model, method)
                 lines += _lines(model, {**settings, **options, "method": method})
-    return list(dict.fromkeys(lines))
+    return lines
+
+
+def _groups_on(model: str, titles: Iterable[str]) -> list[str]:
+    """Those of the groups that ran on a model."""
+    return [title for title in titles if group(title).get("model") == model]
 
 
 def _lines(model: str, options: Mapping[str, Any]) -> list[str]:
     """The command lines of all combinations of the options' values."""
-    values = [_several(value) for value in options.values()]
+    choices = [_several(value) for value in options.values()]
     lines = []
-    for chosen in itertools.product(*values):
-        named = dict(zip(options, chosen, strict=True))
-        parts = [f"{name}={_text(ours(model, name, value))}" for name, value in named.items()]
+    for values in itertools.product(*choices):
+        parts = []
+        for name, value in zip(options, values, strict=True):
+            parts.append(f"{name}={_text(ours(model, name, value))}")
         lines.append(" ".join(parts))
     return lines
 
@@ -119,4 +141,5 @@ def as_list(value: Any) -> list[Any]:
 
 
 def _text(value: Any) -> str:
+    """A value as the command line takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from tempera.metrics import table as metric_table
-from tempera.reporting.collect import Run
+from tempera.reporting.finished_run import Run
 from tempera.reporting.paper_results import (
     as_list,
     find,
@@ -79,49 +79,57 @@ def quantity(name: str) -> Quantity:
     Raises:
         TemperaError: neither exists.
     """
-    known = results()["quantities"]
-    if name in known:
-        return Quantity(**known[name])
+    quantities = results()["quantities"]
+    if name in quantities:
+        return Quantity(**quantities[name])
     metric = metric_table.find(name)
     return Quantity(metric.heading, metric.format, metric.key)
 
 
 def _measured(runs: Sequence[Run]) -> pd.DataFrame:
-    """A run's numbers: its metrics, profiles by depth and tenth, milliseconds of a round's parts,
-    and the mean size of the proximity set in the first column of the image and in the others.
+    """The numbers of `_numbers`: a row a run, a column a quantity, NaN where a run lacks it."""
+    return pd.DataFrame([_numbers(run) for run in runs], dtype=float)
+
+
+def _numbers(run: Run) -> dict[str, float | None]:
+    """A run's γ, metrics, profiles by depth and tenth, milliseconds of a round's parts, and the
+    mean size of the proximity set in the first column of the image and in the others.
     """
-    rows = []
-    for run in runs:
-        own: dict[str, float | None] = {"gamma": run.settings.get("gamma")}
-        own |= {key: run.value(key) for key in run.metrics}
-        own |= {f"{key}_deviation": value for key, value in run.deviations.items()}
-        for name, profile in (
-            ("acceptance", run.acceptance_by_depth),
-            ("tenth", run.acceptance_by_tenth),
-            ("rounds", run.rounds_by_tokens),
-        ):
-            own |= {f"{name}_{place}": one for place, one in enumerate(profile, 1)}
-        own["test_ms"] = run.time.get("test_ms")
-        parts = run.time.get("parts", {})
-        own |= {f"{part}_ms": one["ms_per_round"] for part, one in parts.items()}
-        if run.proximity_by_place:
-            sizes = np.array(run.proximity_by_place, float).reshape(run.grid)
-            own |= {"proximity_first": np.nanmean(sizes[:, 0])}
-            own |= {"proximity_others": np.nanmean(sizes[:, 1:])}
-        rows.append(own)
-    return pd.DataFrame(rows, dtype=float)
+    numbers: dict[str, float | None] = {"gamma": run.settings.get("gamma")}
+    for key in run.metrics:
+        numbers[key] = run.value(key)
+    for key, deviation in run.deviations.items():
+        numbers[f"{key}_deviation"] = deviation
+    profiles = {
+        "acceptance": run.acceptance_by_depth,
+        "tenth": run.acceptance_by_tenth,
+        "rounds": run.rounds_by_tokens,
+    }
+    for name, profile in profiles.items():
+        for place, value in enumerate(profile, start=1):
+            numbers[f"{name}_{place}"] = value
+    numbers["test_ms"] = run.time.get("test_ms")
+    for part, time in run.time.get("parts", {}).items():
+        numbers[f"{part}_ms"] = time["ms_per_round"]
+    if run.proximity_by_place:
+        sizes = np.array(run.proximity_by_place, float).reshape(run.grid)
+        numbers["proximity_first"] = np.nanmean(sizes[:, 0])
+        numbers["proximity_others"] = np.nanmean(sizes[:, 1:])
+    return numbers
 
 
-def beside(runs: Sequence[Run]) -> list[Section]:
+def paper_sections(runs: Sequence[Run]) -> list[Section]:
     """The papers' tables that the runs' presets reproduce, one per group of their rows; runs
     without such a preset are ignored.
     """
-    named = [(run.paper["table"], run) for run in runs if run.paper]
-    return [
-        section
-        for name in dict.fromkeys(name for name, _ in named)
-        for section in _tables(find(name), [run for its_table, run in named if its_table == name])
-    ]
+    runs_of_table: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.paper:
+            runs_of_table.setdefault(run.paper["table"], []).append(run)
+    sections = []
+    for name, reproducing in runs_of_table.items():
+        sections += _sections_of_table(find(name), reproducing)
+    return sections
 
 
 def paper_values(run: Run) -> dict[str, float]:
@@ -129,33 +137,35 @@ def paper_values(run: Run) -> dict[str, float]:
     if not run.paper:
         return {}
     data = find(run.paper["table"])
-    return {
-        f"paper/{title}/{name}": value
-        for title, row in _places(run, data)[0]
-        for name, value in data["models"][title][row].items()
-        if name != "run"
-    }
+    places, _ = _places(run, data)
+    values = {}
+    for title, row in places:
+        for name, value in data["models"][title][row].items():
+            if name != "run":
+                values[f"paper/{title}/{name}"] = value
+    return values
 
 
-def _tables(data: Mapping[str, Any], runs: Sequence[Run]) -> list[Section]:
+def _sections_of_table(data: Mapping[str, Any], runs: Sequence[Run]) -> list[Section]:
     """A group's cells are filled by runs on its own model and prompts, and, in columns of their
     own, by those on a shipped model. Runs that match no row follow the rows of the last group, and
     runs that differ from a row's in anything else are left out with the difference named.
     """
     groups: Mapping[str, Any] = data.get("models") or {"": []}
     matched = _matched(data, runs)
-    last = [*groups][-1]
+    last_group = [*groups][-1]
     sections = []
     quantity_notes: dict[str, None] = {}
     for title, lines in groups.items():
-        names = [*(data.get("columns") or []), *(name for line in lines for name in line)]
-        quantities = {name: quantity(name) for name in dict.fromkeys(names) if name != "run"}
-        quantity_notes |= dict.fromkeys(
-            quantity.note for quantity in quantities.values() if quantity.note
-        )
+        names = dict.fromkeys(data.get("columns") or [])
+        for line in lines:
+            names |= dict.fromkeys(line)
+        quantities = {name: quantity(name) for name in names if name != "run"}
+        notes_here = [quantity.note for quantity in quantities.values() if quantity.note]
+        quantity_notes |= dict.fromkeys(notes_here)
         rows = [Row(line, matched.rows.get((title, row), [])) for row, line in enumerate(lines)]
-        if title == last:
-            rows += [Row({}, same, name) for name, same in matched.others.items()]
+        if title == last_group:
+            rows += [Row({}, others, name) for name, others in matched.others.items()]
         heading = ", ".join(filter(None, [f"Beside the paper: {data['title']}", title]))
         sections.append(_section(heading, quantities, rows))
     source = f"Paper: {results()['papers'][data['paper']]}"
@@ -178,14 +188,14 @@ class Matched:
     others: dict[str, list[Run]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
-    def add(self, run: Run, same: list[Run]) -> None:
+    def add(self, run: Run, row: list[Run]) -> None:
         """Add a run to a row, if it differs in the seed alone from those on its model there."""
-        first = next((other for other in same if other.model == run.model), run)
-        difference = _differing(first, run)
+        first = next((other for other in row if other.model == run.model), run)
+        difference = _difference(first, run)
         if difference:
             self.leave_out(run, difference)
         else:
-            same.append(run)
+            row.append(run)
 
     def leave_out(self, run: Run, reason: str) -> None:
         """Say once why a run is left out."""
@@ -197,20 +207,20 @@ class Matched:
 def _matched(data: Mapping[str, Any], runs: Sequence[Run]) -> Matched:
     """The runs of each row of a paper's table."""
     captions = "captions" in str(data.get("models"))
-    found = Matched()
+    matched = Matched()
     for run in runs:
         usual = mode(other.images for other in runs if other.model == run.model)
         places, reason = _places(run, data)
         if run.images != usual and not captions:
-            found.leave_out(run, f"has {run.images} images, and the others {usual}")
+            matched.leave_out(run, f"has {run.images} images, and the others {usual}")
         elif reason:
-            found.leave_out(run, reason)
+            matched.leave_out(run, reason)
         elif places:
             for place in places:
-                found.add(run, found.rows.setdefault(place, []))
+                matched.add(run, matched.rows.setdefault(place, []))
         else:
-            found.add(run, found.others.setdefault(run.name, []))
-    return found
+            matched.add(run, matched.others.setdefault(run.name, []))
+    return matched
 
 
 def _places(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int]], str]:
@@ -256,14 +266,15 @@ def _has(run: Run, option: str, value: Any) -> bool:
     return _value(run, option) in [ours(str(run.model), option, part) for part in as_list(value)]
 
 
-def _differing(run: Run, other: Run) -> str:
+def _difference(run: Run, other: Run) -> str:
     """In what two runs of a row differ beside their seeds; empty if in nothing."""
-    left = run.settings | {"machine": run.machine}
-    right = other.settings | {"machine": other.machine}
+    settings = run.settings | {"machine": run.machine}
+    others = other.settings | {"machine": other.machine}
+    names = dict.fromkeys([*settings, *others])
     differing = [
-        f"{name} ({left.get(name)} and {right.get(name)})"
-        for name in {**left, **right}
-        if name != "seed" and left.get(name) != right.get(name)
+        f"{name} ({settings.get(name)} and {others.get(name)})"
+        for name in names
+        if name != "seed" and settings.get(name) != others.get(name)
     ]
     return f"differs from {run.directory} in {', '.join(differing)}" if differing else ""
 
@@ -273,40 +284,46 @@ def _section(title: str, quantities: Mapping[str, Quantity], rows: Sequence[Row]
     models = dict.fromkeys(str(run.model) for row in rows for run in row.runs)
     columns: dict[str, list[Cell]] = {}
     formats: dict[str, str] = {}
-    for name, shown in quantities.items():
-        heading = f"{shown.title}: paper"
+    for name, measure in quantities.items():
+        heading = f"{measure.title}: paper"
         columns[heading] = [{"value": row.line.get(name)} for row in rows]
-        formats[heading] = shown.format
+        formats[heading] = measure.format
         for model in models:
-            heading = f"{shown.title}: {model}{' (shipped)' if model in SHIPPED else ''}"
-            columns[heading] = [{"value": _mean(shown, row.runs, model)} for row in rows]
-            formats[heading] = shown.format
+            shipped = " (shipped)" if model in SHIPPED else ""
+            heading = f"{measure.title}: {model}{shipped}"
+            means = [_mean(measure, row.runs, model) for row in rows]
+            columns[heading] = [{"value": mean} for mean in means]
+            formats[heading] = measure.format
     names = [row.name or _label(row.line["run"], models) for row in rows]
     return Section(title, table(names, columns), formats)
 
 
-def _mean(shown: Quantity, runs: Sequence[Run], model: str) -> float | None:
+def _mean(measure: Quantity, runs: Sequence[Run], model: str) -> float | None:
     """The mean of a quantity over the runs on a model; None without any."""
-    same = [run for run in runs if run.model == model]
-    return float(shown.of(same).mean()) if same else None
+    on_model = [run for run in runs if run.model == model]
+    return float(measure.of(on_model).mean()) if on_model else None
 
 
-def _label(shown: Mapping[str, Any], models: Iterable[str]) -> str:
+def _label(options: Mapping[str, Any], models: Iterable[str]) -> str:
     """A row's options; in brackets the values that stand for the paper's on these models."""
     parts = []
-    for name, value in shown.items():
-        own = {str(ours(model, name, value)) for model in models} - {str(value)}
-        here = f" (here {' or '.join(sorted(own))})" if own else ""
-        parts.append(f"{value}" if name == "method" else f"{name}={value}{here}")
+    for name, value in options.items():
+        if name == "method":
+            parts.append(str(value))
+            continue
+        replaced = {str(ours(model, name, value)) for model in models} - {str(value)}
+        bracket = f" (here {' or '.join(sorted(replaced))})" if replaced else ""
+        parts.append(f"{name}={value}{bracket}")
     return " ".join(parts)
 
 
 def _about(runs: Sequence[Run]) -> list[str]:
+    """A sentence per model: its numbers of images, its machines, and whether it is tiny."""
     notes = []
     for model in dict.fromkeys(str(run.model) for run in runs):
-        mine = [run for run in runs if run.model == model]
-        images = "–".join(map(str, sorted({run.images for run in mine})))
-        machines = ", ".join(sorted({run.machine for run in mine}))
+        on_model = [run for run in runs if run.model == model]
+        images = "–".join(map(str, sorted({run.images for run in on_model})))
+        machines = ", ".join(sorted({run.machine for run in on_model}))
         small = SMALL if model in SHIPPED else ""
         notes.append(f"{model}: {images} images a run, {machines}.{small}")
     return notes

@@ -1,6 +1,6 @@
 """The Pareto plots: what acceptance and speed cost in quality."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from tempera.metrics import table
 from tempera.metrics.table import Metric
-from tempera.reporting.collect import Run, results
+from tempera.reporting.finished_run import Run, results
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
 """Of Okabe and Ito, who chose them so that nobody takes one for another."""
@@ -21,6 +21,7 @@ WIDTH = 330
 HEIGHT = 240
 COLUMNS = 3
 ENDS = ("", "_low", "_high")
+"""Endings of a value's column and of those of its interval's ends."""
 POINT = ("name", "curve", "point", "order", "images", "plain")
 """What a point of the chart has beside its values."""
 
@@ -33,15 +34,17 @@ def axes(kind: Literal["gain", "quality"]) -> list[Metric]:
 def write(runs: Sequence[Run], output: Path) -> list[Path]:
     """Draw pareto.png, one per model, and return the paths."""
     paths = []
-    every = pd.concat([results(runs), curves(runs)], axis=1)
-    for model, frame in every.groupby("model", sort=False, dropna=False):
-        lines = [panels for gain in axes("gain") if (panels := _panels(frame, gain))]
-        if lines:
-            ending = "" if every["model"].nunique() == 1 else f"_{model}"
-            paths.append(output / f"pareto{ending}.png")
-            images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
-            title = f"{model}, {images} images a run; bars are 95% intervals, bare numbers are δ"
-            _draw(lines, title, paths[-1])
+    all_models = pd.concat([results(runs), curves(runs)], axis=1)
+    several = all_models["model"].nunique() != 1
+    for model, frame in all_models.groupby("model", sort=False, dropna=False):
+        lines = [_panels(frame, gain) for gain in axes("gain")]
+        if not any(lines):
+            continue
+        path = output / (f"pareto_{model}.png" if several else "pareto.png")
+        images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
+        title = f"{model}, {images} images a run; bars are 95% intervals, bare numbers are δ"
+        _draw([panels for panels in lines if panels], title, path)
+        paths.append(path)
     return paths
 
 
@@ -61,13 +64,9 @@ def curves(runs: Sequence[Run]) -> pd.DataFrame:
     The runs of a curve are equal but for one number: δ if theirs differ, or an option such as a
     rule's α. Its name leaves the number out.
     """
-    options = list(dict.fromkeys(["delta", *(name for run in runs for name in run.changes)]))
-    numbers: dict[tuple[str, str], set[float]] = {}  # of an option, among runs that else are equal
-    for run in runs:
-        for option in options:
-            value = run.number(option)
-            if value is not None:
-                numbers.setdefault((option, run.without(option)), set()).add(value)
+    changed = [name for run in runs for name in run.changes]
+    options = list(dict.fromkeys(["delta", *changed]))
+    numbers = _numbers(runs, options)
     rows = []
     for run in runs:
         option = _varied(run, options, numbers)
@@ -79,15 +78,31 @@ def curves(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["curve", "point", "order"])
 
 
-def _varied(run: Run, options: Sequence[str], numbers: Mapping[tuple[str, str], set[float]]) -> str:
+Numbers = dict[tuple[str, str], set[float]]
+"""The numbers that an option takes in runs that are equal but for it, by the option and the name
+that the runs share.
+"""
+
+
+def _numbers(runs: Sequence[Run], options: Sequence[str]) -> Numbers:
+    numbers: Numbers = {}
+    for run in runs:
+        for option in options:
+            value = run.number(option)
+            if value is not None:
+                numbers.setdefault((option, run.without(option)), set()).add(value)
+    return numbers
+
+
+def _varied(run: Run, options: Sequence[str], numbers: Numbers) -> str:
     """The option in which a run differs from others: the one that was found for its length, the
     first that other runs have another number of, or δ.
     """
     if run.matched:
         return run.matched.option
     for option in options:
-        same = numbers.get((option, run.without(option)), set())
-        if run.number(option) is not None and len(same) > 1:
+        taken = numbers.get((option, run.without(option)), set())
+        if run.number(option) is not None and len(taken) > 1:
             return option
     return "delta"
 
@@ -95,23 +110,21 @@ def _varied(run: Run, options: Sequence[str], numbers: Mapping[tuple[str, str], 
 def _panels(frame: pd.DataFrame, gain: Metric) -> list[Any]:
     """One gain against all qualities that some run beside plain autoregression has with it."""
     names = list(frame.loc[~frame["plain"].astype(bool), "curve"].unique())
-    both = [(quality, points(frame, gain, quality)) for quality in axes("quality")]
-    return [
-        chart(data, gain.heading, quality.heading, names)
-        for quality, data in both
-        if not data["plain"].all()
-    ]
+    panels = []
+    for quality in axes("quality"):
+        data = points(frame, gain, quality)
+        if not data["plain"].all():
+            panels.append(chart(data, gain.heading, quality.heading, names))
+    return panels
 
 
 def points(frame: pd.DataFrame, gain: Metric, quality: Metric) -> pd.DataFrame:
     """The runs that have both metrics, as `chart` takes them."""
-    names = {
-        f"{axis}{end}": f"{key}{end}"
-        for axis, key in (("x", gain.key), ("y", quality.key))
-        for end in ENDS
-    }
-    data = frame.reindex(columns=[*POINT, *names.values()])
-    data = data.set_axis([*POINT, *names], axis=1).astype({"plain": bool})
+    names = {name: name for name in POINT}
+    for end in ENDS:
+        names[gain.key + end] = f"x{end}"
+        names[quality.key + end] = f"y{end}"
+    data = frame.reindex(columns=list(names)).rename(columns=names).astype({"plain": bool})
     return data.replace([np.inf, -np.inf], np.nan).dropna(subset=["x", "y"])
 
 

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from tempera.metrics.table import Metric, report_order
 from tempera.reporting import page, paper_tables, pareto, study
-from tempera.reporting.collect import Run, labels, results
 from tempera.reporting.console import FOR_FID
+from tempera.reporting.finished_run import Run, labels, results
 from tempera.reporting.tables import Cell, Section, escaped, long, markdown, table, texts
 from tempera.runtime.files import writable_directory, write_text
 
@@ -57,7 +57,7 @@ def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Sectio
         results_section(runs),
         *_differences(runs, baseline),
         *study.tables(runs, baseline),
-        *paper_tables.beside(runs),
+        *paper_tables.paper_sections(runs),
     ]
 
 
@@ -155,18 +155,19 @@ def cautions(
     runs: Sequence[Run], unfinished: Sequence[Path] = (), damaged: Sequence[str] = ()
 ) -> list[str]:
     """What a reader must know before comparing."""
-    found = []
+    sentences = []
     if len({run.images for run in runs}) > 1:
-        found.append(
+        sentences.append(
             "The runs differ in their number of images, on which FID and recall depend: compare "
             "only runs with the same number of images."
         )
     if len({run.machine for run in runs if "speedup" in run.metrics}) > 1:
-        found.append("Speed was measured on different machines.")
+        sentences.append("Speed was measured on different machines.")
     if not any(run.plain for run in runs):
-        found.append(
+        sentences.append(
             "No run here is plain autoregression (method=ar), the baseline to compare quality with."
         )
     if unfinished:
-        found.append(f"Left out because unfinished: {', '.join(map(str, unfinished))}.")
-    return [*found, *(f"Left out because damaged: {problem}" for problem in damaged)]
+        sentences.append(f"Left out because unfinished: {', '.join(map(str, unfinished))}.")
+    sentences += [f"Left out because damaged: {problem}" for problem in damaged]
+    return sentences

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tempera.reporting import page
-from tempera.reporting.collect import Run, read_run
+from tempera.reporting.collect import read_run
 from tempera.reporting.console import print_run
+from tempera.reporting.finished_run import Run
 from tempera.reporting.paper_tables import paper_values
 from tempera.reporting.report import sections_of
 from tempera.runtime.image_files import picture_path, read_picture
@@ -48,17 +49,11 @@ def write(
 
 
 def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Draw the pictures of these rows of results.parquet, and where drafts were accepted."""
     from tempera.reporting import figures  # matplotlib takes a second to import
 
     directory = Path(run.directory)
-    own = [
-        f"{name} {run.settings[name]}"
-        for name in ("model", "guidance", "seed")
-        if name in run.settings
-    ]
-    speed = [f"speed-up {run.value('speedup'):.2f}×"] if "speedup" in run.metrics else []
-    length = f"accepted length {run.value('accepted_length'):.2f}"
-    title = " · ".join([run.name, *own, length, *speed])
+    title = " · ".join(_title_parts(run))
     pictures = [read_picture(picture_path(directory, row["id"]), run.made_by) for row in rows]
     texts = [row["text"] for row in rows]
     broken = [row.get("broken") == 1 for row in rows]
@@ -66,21 +61,38 @@ def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
     figures.acceptance(directory / "acceptance.png", title, result)
 
 
+def _title_parts(run: Run) -> list[str]:
+    """The run's name and settings, its accepted length, and its speed-up if that was measured."""
+    parts = [run.name]
+    for name in ("model", "guidance", "seed"):
+        if name in run.settings:
+            parts.append(f"{name} {run.settings[name]}")
+    parts.append(f"accepted length {run.value('accepted_length'):.2f}")
+    if "speedup" in run.metrics:
+        parts.append(f"speed-up {run.value('speedup'):.2f}×")
+    return parts
+
+
 def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
     """Send a finished run's numbers, pictures and files to the tracker, and the paper's numbers."""
     directory = Path(run.directory)
-    values = {key: one["value"] for key, one in run.metrics.items()}
-    spans = {
-        f"{key}_{end}": one[end] for key, one in run.metrics.items() for end in ("low", "high")
-    }
+    values = {}
+    ends = {}
+    for key, interval in run.metrics.items():
+        values[key] = interval["value"]
+        ends[f"{key}_low"] = interval["low"]
+        ends[f"{key}_high"] = interval["high"]
     tracker.log({key: value for key, value in values.items() if value is not None})
-    tracker.summary({**values, **spans, "images": run.images, **paper_values(run)})
+    tracker.summary({**values, **ends, "images": run.images, **paper_values(run)})
     for picture in ("grid", "acceptance"):
         tracker.image(picture, directory / f"{picture}.png", run.name)
     tracker.html("report", directory / "report.html")
     columns = [key for key in ("id", "text", "accepted_length", "tau", "logprob") if key in rows[0]]
-    shown = [[*(row[key] for key in columns), picture_path(directory, row["id"])] for row in rows]
-    tracker.table("images", [*columns, "image"], shown)
+    lines = []
+    for row in rows:
+        cells = [row[key] for key in columns]
+        lines.append([*cells, picture_path(directory, row["id"])])
+    tracker.table("images", [*columns, "image"], lines)
     files = ("metrics.json", "results.parquet", "report.html", "grid.png", "acceptance.png")
     kept = [directory / file for file in files if (directory / file).is_file()]
     tracker.artifact(f"{run.model}-{run.name}", "evaluation", kept)

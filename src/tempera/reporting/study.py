@@ -14,7 +14,7 @@ import pandas as pd
 from tempera.metrics.comparisons import Weighted, compare_all, rank_correlation
 from tempera.metrics.table import METRICS, Metric, find, report_order
 from tempera.reporting.baseline import CONTEXT
-from tempera.reporting.collect import Run
+from tempera.reporting.finished_run import Run
 from tempera.reporting.tables import Cell, Section, table
 
 REFERENCE = "uniform_rsd"
@@ -32,14 +32,24 @@ def tables(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
         baseline: the family to compare with at equal length; `REFERENCE` by default.
     """
     groups = [arms for arms in _groups(runs) if _has_equal_lengths(arms)]
-    contexts = [{name: arms[0].settings.get(name) for name in CONTEXT} for arms in groups]
-    differing = [name for name in CONTEXT if len({str(context[name]) for context in contexts}) > 1]
-    found = []
-    for arms, context in zip(groups, contexts, strict=True):
-        where = "".join(f", {name}={context[name]}" for name in differing if name != "seed")
+    differing = _differing_settings(groups)
+    all_sections = []
+    for arms in groups:
+        settings = arms[0].settings
+        where = "".join(f", {name}={settings.get(name)}" for name in differing)
         sections = _of_group(arms, baseline or REFERENCE)
-        found += [replace(section, title=section.title + where) for section in sections]
-    return found
+        all_sections += [replace(section, title=section.title + where) for section in sections]
+    return all_sections
+
+
+def _differing_settings(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The settings beside the seed in which the groups differ, which their titles then tell."""
+    differing = []
+    for name in CONTEXT:
+        values = {str(arms[0].settings.get(name)) for arms in groups}
+        if len(values) > 1 and name != "seed":
+            differing.append(name)
+    return differing
 
 
 def _has_equal_lengths(arms: Sequence[Run]) -> bool:
@@ -73,17 +83,22 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     """The arms of each model and sampling: plain autoregression, the exact row, and relaxations,
     each with the seeds that all of them have.
     """
-    groups: dict[tuple[str, ...], dict[str, list[Run]]] = {}
+    by_context: dict[tuple[str, ...], dict[str, list[Run]]] = {}
     for run in runs:
         if run.matched or run.plain or run.method == EXACT:
             context = tuple(str(run.settings.get(name)) for name in CONTEXT if name != "seed")
-            groups.setdefault(context, {}).setdefault(run.name, []).append(run)
-    arms = []
-    for group in groups.values():
-        seeds = set.intersection(*({run.seed for run in same} for same in group.values()))
-        kept = [[run for run in same if run.seed in seeds] for same in group.values()]
-        arms.append([_pooled(same) for same in kept if same])
-    return arms
+            by_name = by_context.setdefault(context, {})
+            by_name.setdefault(run.name, []).append(run)
+    return [_arms(list(by_name.values())) for by_name in by_context.values()]
+
+
+def _arms(runs_by_arm: Sequence[Sequence[Run]]) -> list[Run]:
+    """One pooled run per arm, of the seeds that all arms have; none if they share no seed."""
+    seeds_by_arm = [{run.seed for run in runs} for runs in runs_by_arm]
+    shared = set.intersection(*seeds_by_arm)
+    if not shared:
+        return []
+    return [_pooled([run for run in runs if run.seed in shared]) for runs in runs_by_arm]
 
 
 def _pooled(runs: Sequence[Run]) -> Run:
@@ -92,7 +107,8 @@ def _pooled(runs: Sequence[Run]) -> Run:
     values = sum(run.values * run.weights for run in runs) / weights
     means = {}
     for key in runs[0].metrics:
-        means[key] = {"value": float(np.mean([run.value(key) for run in runs]))}
+        mean = np.mean([run.value(key) for run in runs])
+        means[key] = {"value": float(mean)}
     seeds = ", ".join(str(run.seed) for run in runs)
     update = {"values": values, "weights": weights, "metrics": means, "seed": seeds}
     return runs[0].model_copy(update=update)
@@ -100,11 +116,11 @@ def _pooled(runs: Sequence[Run]) -> Run:
 
 def _overview(arms: Sequence[Run]) -> Section:
     """What was found for each arm, its accepted length, and its divergences."""
-    found = [arm.matched for arm in arms]
+    matches = [arm.matched for arm in arms]
     columns: dict[str, list[Cell]] = {
-        "option": [{"text": match.option} if match else {} for match in found],
-        "found": [{"value": match.value} if match else {} for match in found],
-        "length, calibration": [{"value": match.length} if match else {} for match in found],
+        "option": [{"text": match.option} if match else {} for match in matches],
+        "found": [{"value": match.value} if match else {} for match in matches],
+        "length, calibration": [{"value": match.length} if match else {} for match in matches],
         "length, evaluation": [{"value": arm.value("accepted_length")} for arm in arms],
     }
     formats = {"found": ".4g", "length, calibration": ".3f", "length, evaluation": ".3f"}
@@ -131,22 +147,23 @@ def _correlations(arms: Sequence[Run]) -> list[Section]:
         if metric.section == "quality" and metric.paired and _comparable(metric, arms)
     ]
     lengths = sorted({arm.expected_length for arm in arms if arm.expected_length})
-    sets = {"all lengths": arms}
+    arms_by_title = {"all lengths": arms}
     if len(lengths) > 1:
         for length in lengths:
-            sets[f"{length:g}"] = [arm for arm in arms if arm.expected_length == length]
+            arms_by_title[f"{length:g}"] = [arm for arm in arms if arm.expected_length == length]
     names: list[str] = []
-    columns: dict[str, list[Cell]] = {f"loss of {loss.title}": [] for loss in losses}
-    for title, chosen in sets.items():
+    columns: dict[str, list[Cell]] = {f"loss of {metric.title}": [] for metric in losses}
+    for title, chosen in arms_by_title.items():
         for divergence, sign in DIVERGENCES.items():
             if len(chosen) < 3 or not all(divergence in arm.values for arm in chosen):
                 continue
             names.append(f"{find(divergence).title}, {title}")
-            left = [arm.weighted(divergence, prompts, sign) for arm in chosen]
-            for loss in losses:
-                falls = -1.0 if loss.higher_is_better else 1.0
-                right = [arm.weighted(loss.key, prompts, falls) for arm in chosen]
-                columns[f"loss of {loss.title}"].append(rank_correlation(left, right).as_dict())
+            divergences = [arm.weighted(divergence, prompts, sign) for arm in chosen]
+            for metric in losses:
+                loss_sign = -1.0 if metric.higher_is_better else 1.0
+                metric_losses = [arm.weighted(metric.key, prompts, loss_sign) for arm in chosen]
+                correlation = rank_correlation(divergences, metric_losses)
+                columns[f"loss of {metric.title}"].append(correlation.as_dict())
     if not names:
         return []
     text = (
@@ -172,15 +189,18 @@ def _compared(
     metrics = [metric for metric in report_order() if metric.paired and metric.section in sections]
     compared: dict[tuple[int, str], tuple[Weighted, Weighted]] = {}
     for metric in metrics:
-        for row, pair in enumerate(pairs):
-            if not _comparable(metric, pair):
+        for row, (left, right) in enumerate(pairs):
+            if not _comparable(metric, (left, right)):
                 continue
-            left, right = (arm.weighted(metric.key, prompts) for arm in pair)
-            if left.finite and right.finite:
-                compared[row, metric.key] = (left, right)
+            left_values = left.weighted(metric.key, prompts)
+            right_values = right.weighted(metric.key, prompts)
+            if left_values.finite and right_values.finite:
+                compared[row, metric.key] = (left_values, right_values)
+    comparisons = compare_all(list(compared.values()))
     differences: dict[tuple[int, str], Cell] = {}
-    for place, found in zip(compared, compare_all(list(compared.values())), strict=True):
-        differences[place] = found.difference.as_dict() | {"significant": found.significant}
+    for place, comparison in zip(compared, comparisons, strict=True):
+        difference = comparison.difference.as_dict()
+        differences[place] = difference | {"significant": comparison.significant}
     columns = {
         metric.heading: [differences.get((row, metric.key), {}) for row in range(len(pairs))]
         for metric in metrics

@@ -18,7 +18,7 @@ class SweepTable(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Read all finished runs in the directory, including those of earlier sweeps."""
         from tempera.reporting.collect import collect, find_runs
-        from tempera.reporting.paper_tables import beside
+        from tempera.reporting.paper_tables import paper_sections
         from tempera.reporting.report import results_section
         from tempera.reporting.tables import show, texts
 
@@ -27,7 +27,7 @@ class SweepTable(Callback):
         except TemperaError:  # no run finished: the sweep has said why
             return
         show(texts(results_section(runs, only_axes=True), interval=False))
-        for section in beside(runs):
+        for section in paper_sections(runs):
             show(texts(section), section.title)
             print("\n".join(section.notes))
         directory = shlex.quote(f"runs={config.hydra.sweep.dir}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeGuard
 
 import pandas as pd
 from rich import box
@@ -76,7 +76,7 @@ def table(
     return pd.concat(frames, axis=1).set_axis(index)
 
 
-def known(value: float | None) -> bool:
+def known(value: float | None) -> TypeGuard[float]:
     """Whether there is a number, perhaps an infinite one."""
     return value is not None and not math.isnan(value)
 
@@ -91,8 +91,8 @@ def long(sections: Iterable[Section]) -> pd.DataFrame:
         for section in sections
         if not section.numbers.empty
     ]
-    found = pd.concat(frames).dropna(subset=["value", "text"], how="all")
-    return found[["table", "row", "column", *PARTS]]
+    cells = pd.concat(frames).dropna(subset=["value", "text"], how="all")
+    return cells[["table", "row", "column", *PARTS]]
 
 
 def number(value: float | None, form: str) -> str:
@@ -104,23 +104,30 @@ def number(value: float | None, form: str) -> str:
     if math.isinf(value):
         return "infinite" if value > 0 else "−infinite"
     sign = "+" if form.startswith("+") else ""
-    return f"{value:.3g}" if abs(value) >= 1e5 else f"{value:{sign}z{form.removeprefix('+')}}"
+    if abs(value) >= 1e5:
+        return f"{value:.3g}"
+    return f"{value:{sign}z{form.removeprefix('+')}}"
 
 
-def cell(found: Cell, form: str, interval: bool = True) -> str:
+def cell(parts: Cell, form: str, interval: bool = True) -> str:
     """A cell as text: its value with its interval in brackets, unless that is unknown, infinite,
     not wanted, or of few values. An asterisk marks what is significant.
 
     Args:
-        found: some of `PARTS`; any may be missing, None or NaN.
+        parts: some of `PARTS`; any may be missing, None or NaN.
+        form: format of the numbers.
+        interval: whether the interval is wanted.
     """
-    if isinstance(found.get("text"), str):
-        return str(found["text"])
-    low, high, count = (found.get(part, math.nan) for part in ("low", "high", "n"))
-    mark = "*" if found.get("significant") is True else ""
-    text = number(found.get("value"), form) + mark
-    bounded = all(known(end) and math.isfinite(end) for end in (low, high))
-    if not interval or not bounded or (known(count) and count < FEW):
+    if isinstance(parts.get("text"), str):
+        return str(parts["text"])
+    mark = "*" if parts.get("significant") is True else ""
+    text = number(parts.get("value"), form) + mark
+    low = parts.get("low")
+    high = parts.get("high")
+    count = parts.get("n")
+    bounded = known(low) and known(high) and math.isfinite(low) and math.isfinite(high)
+    few = known(count) and count < FEW
+    if not interval or not bounded or few:
         return text
     return f"{text} ({number(low, form)} … {number(high, form)})"
 
@@ -139,9 +146,8 @@ def texts(section: Section, interval: bool = True) -> pd.DataFrame:
 def transposed(section: Section) -> pd.DataFrame:
     """The table as text with rows and columns exchanged: its first column has the headings."""
     label = str(section.numbers.index.name)
-    return (
-        texts(section).set_index(label).T.rename_axis(label).rename_axis(columns=None).reset_index()
-    )
+    exchanged = texts(section).set_index(label).T.rename_axis(label)
+    return exchanged.rename_axis(columns=None).reset_index()
 
 
 def escaped(text: str) -> str:
@@ -189,9 +195,9 @@ def _width(frame: pd.DataFrame, heading: str) -> int:
 
 def _fitting(widths: Mapping[str, int], room: int) -> Iterable[list[str]]:
     """The headings in groups that fit beside each other, at least one in each."""
-    left = list(widths)
-    while left:
-        ends = accumulate(widths[heading] + 3 for heading in left)
+    remaining = list(widths)
+    while remaining:
+        ends = accumulate(widths[heading] + 3 for heading in remaining)
         count = max(1, sum(end <= room for end in ends))
-        yield left[:count]
-        left = left[count:]
+        yield remaining[:count]
+        remaining = remaining[count:]

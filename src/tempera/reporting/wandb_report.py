@@ -7,7 +7,7 @@ from typing import Any
 
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting.collect import Run, labels
+from tempera.reporting.finished_run import Run, labels
 from tempera.reporting.paper_tables import paper_values
 from tempera.reporting.report import cautions, sections_of
 from tempera.reporting.tables import escaped, markdown, texts
@@ -36,7 +36,8 @@ def publish(
     """
     import wandb
 
-    if (mode := os.environ.get("WANDB_MODE", "online")) != "online":
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode != "online":
         raise TemperaError(
             f"publish=true needs W&B online, but WANDB_MODE={mode}: unset it and run the command "
             f"again; the report is already in {output}."
@@ -48,9 +49,9 @@ def publish(
         )
     try:
         place = {"project": project, "entity": entity or wandb.Api().default_entity}
-        ids = [_sent(run, label, place) for run, label in zip(runs, labels(runs), strict=True)]
-        _files(output, place)
-        report = made(runs, ids, output.name, place, baseline)
+        ids = [_send(run, label, place) for run, label in zip(runs, labels(runs), strict=True)]
+        _store_files(output, place)
+        report = build_report(runs, ids, output.name, place, baseline)
         report.save()
     except TemperaError:
         raise
@@ -62,7 +63,7 @@ def publish(
     return str(report.url)
 
 
-def made(
+def build_report(
     runs: Sequence[Run],
     ids: Sequence[str],
     name: str,
@@ -117,31 +118,37 @@ def _plots(runs: Sequence[Run]) -> list[Any]:
     ]
 
 
-def _sent(run: Run, label: str, place: dict[str, Any]) -> str:
+def _send(run: Run, label: str, place: dict[str, Any]) -> str:
     """Send a run's numbers and pictures to its W&B run, and return the id of that."""
     directory = Path(run.directory)
-    tracker = _online(
+    tracker = _online_tracker(
         directory=directory, job_type="eval", name=label, config=run.settings, **place
     )
     values = {key: interval["value"] for key, interval in run.metrics.items()}
     tracker.summary({**values, "images": run.images, **paper_values(run)})
     for picture in PICTURES:
-        if (path := directory / f"{picture}.png").is_file():
+        path = directory / f"{picture}.png"
+        if path.is_file():
             tracker.image(picture, path, label)
     tracker.finish()
     return str(tracker.run.id)
 
 
-def _files(output: Path, place: dict[str, Any]) -> None:
+def _store_files(output: Path, place: dict[str, Any]) -> None:
     """Store the report's files as an artifact of a run of their own."""
-    tracker = _online(directory=output, job_type="report", **place)
+    tracker = _online_tracker(directory=output, job_type="report", **place)
     tracker.html("report", output / "report.html")
     names = ("report.md", "report.html", "results.csv")
     tracker.artifact("report", "report", [output / name for name in names])
     tracker.finish()
 
 
-def _online(**arguments: Any) -> WandbTracker:
+def _online_tracker(**arguments: Any) -> WandbTracker:
+    """A tracker of a W&B run that is online.
+
+    Raises:
+        TemperaError: W&B cannot be reached.
+    """
     tracker = wandb_tracker(mode="online", **arguments)
     if not isinstance(tracker, WandbTracker) or tracker.run.offline:
         raise TemperaError(

@@ -1,0 +1,164 @@
+"""A finished run, and several as the names and the table of a report."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
+
+from tempera.metrics import table
+from tempera.metrics.comparisons import Weighted
+from tempera.reporting.run_names import run_name
+
+Values = dict[str, Any]
+Numbers = dict[str, float | int | None]
+Profile = list[float | None]
+FACTS = ("directory", "name", "family", "plain", "model", "images", "machine", "data")
+"""What a run is, in the first columns of a report's results."""
+
+
+def _of(*path: str, default: Any = None) -> Any:
+    """A field that lies at this path of metrics.json."""
+    return Field(default, validation_alias=AliasPath(*path))
+
+
+class Matched(BaseModel):
+    """What a run records about a search for its accepted length (`expected_length=`): the free
+    parameter, its value, and its length on calibration prompts.
+    """
+
+    option: str
+    value: float
+    length: float
+
+
+class Run(BaseModel):
+    """A finished run, as its metrics.json describes it.
+
+    Attributes:
+        made_by: what the parts of the run carry (`tempera.evaluation.run_directory`).
+        values, weights: each prompt's value of the paired metrics, and its weight in their means, a
+            row a prompt, a column a metric's key; NaN where a prompt has none.
+        deviations: standard deviations over prompts, of the accepted length and the latency.
+        texts: the prompts' texts by id.
+        baseline: the name of the run that this one is compared with, and `baseline_length` its
+            accepted length (`tempera.reporting.baseline`).
+        differences: by metric, the mean difference from that run.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
+    directory: str
+    made_by: str = ""
+    settings: dict[str, Any]
+    method: str = _of("settings", "method", default=...)
+    model: str | None = _of("settings", "model", default="")
+    delta: float | None = _of("settings", "delta")
+    seed: int | str | None = _of("settings", "seed")
+    expected_length: float | None = _of("settings", "expected_length")
+    changes: dict[str, Any] = _of("about", "changes", default={})
+    machine: str = _of("about", "machine", default="")
+    started: str = _of("about", "started", default="")
+    version: str = _of("about", "versions", "tempera-decoding", default="")
+    memory: int | None = None
+    data: str | None = _of("about", "data", "preset", default="")
+    paper: dict[str, str] | None = _of("about", "paper")
+    matched: Matched | None = _of("about", "matched")
+    images: int = 0
+    metrics: dict[str, Numbers] = {}
+    grid: list[int] = [1, 1]
+    acceptance_by_depth: Profile = []
+    acceptance_by_tenth: Profile = []
+    rounds_by_tokens: Profile = []
+    proximity_by_place: Profile = []
+    time: dict[str, Any] = {}
+    deviations: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    values: pd.DataFrame = Field(default_factory=pd.DataFrame)
+    weights: pd.DataFrame = Field(default_factory=pd.DataFrame)
+    baseline: str | None = None
+    baseline_length: float | None = None
+    differences: dict[str, Values] = {}
+
+    @property
+    def family(self) -> str:
+        """The name without δ or the option that was found for an accepted length."""
+        return run_name(self.method, self.changes, None, self._matched_option)
+
+    @property
+    def name(self) -> str:
+        """The family with its δ, or with the accepted length that it was matched to."""
+        length = self.expected_length if self.matched else None
+        return run_name(self.method, self.changes, self.delta, self._matched_option, length)
+
+    @property
+    def _matched_option(self) -> str | None:
+        """The option that was found for an accepted length."""
+        return self.matched.option if self.matched else None
+
+    def without(self, option: str) -> str:
+        """The name without an option."""
+        return run_name(self.method, self.changes, self.delta, option)
+
+    def number(self, option: str) -> float | None:
+        """The value of an option; None if it is no number."""
+        value = self.changes.get(option, self.settings.get(option))
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is plain autoregression: method=ar with one token per step."""
+        return self.method == "ar" and self.settings.get("steps") is None
+
+    def value(self, metric: str) -> float:
+        """A metric; NaN if it is unknown."""
+        value = self.metrics.get(metric, {}).get("value")
+        return float("nan") if value is None else float(value)
+
+    def weighted(self, metric: str, prompts: Sequence[str], sign: float = 1.0) -> Weighted:
+        """A metric by prompt, times a sign; prompts without it have no weight."""
+        values = self.values[metric].reindex(prompts)
+        weights = self.weights[metric].reindex(prompts)
+        measured = values.notna()
+        sums = (sign * values * weights).where(measured, 0.0)
+        return Weighted(sums.to_numpy(float), weights.where(measured, 0.0).to_numpy(float))
+
+
+def labels(runs: Sequence[Run], shown: Sequence[Run] | None = None) -> list[str]:
+    """Names that tell the runs of a report apart: with their model and seed where these differ.
+
+    Args:
+        shown: some of the runs; all by default.
+    """
+    names = []
+    several_models = len({run.model for run in runs}) > 1
+    several_seeds = len({run.seed for run in runs}) > 1
+    for run in runs if shown is None else shown:
+        parts = [run.name]
+        if several_models:
+            parts.insert(0, str(run.model))
+        if several_seeds:
+            parts.append(f"seed={run.seed}")
+        names.append(" ".join(parts))
+    return names
+
+
+def results(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row a run: what it is, its settings, and per metric its value, interval and count, in the
+    columns `key`, `key_low`, `key_high` and `key_n`.
+    """
+    ends = {"": "value", "_low": "low", "_high": "high", "_n": "n"}
+    measured = [f"{metric.key}{end}" for metric in table.report_order() for end in ends]
+    rows = []
+    for run in runs:
+        row = {name: getattr(run, name) for name in FACTS}
+        for name, value in run.settings.items():
+            # LANTERN has an option and a metric `proximity`
+            row[f"option_{name}" if name in measured else name] = value
+        for key, interval in run.metrics.items():
+            for end, part in ends.items():
+                row[f"{key}{end}"] = interval.get(part)
+        rows.append(row)
+    frame = pd.DataFrame(rows, dtype=object)
+    last = [name for name in measured if name in frame]
+    first = [name for name in frame if name not in last]
+    return frame[[*first, *last]].astype(dict.fromkeys(last, float))
