@@ -74,10 +74,10 @@ def test_the_command_line_draws_the_same(
 
 
 WRONG_OPTIONS: list[tuple[dict, str]] = [
-    ({"dleta": 2}, "`delta`"),
-    ({"delta": [1, 2]}, "`delta="),
+    ({"method": "coolsd", "dleta": 2}, "`delta`"),
+    ({"method": "coolsd", "delta": [1, 2]}, "`delta="),
     ({"delta": object()}, "cannot be an option"),
-    ({"model": "shapes_mar"}, "method=ar"),
+    ({"model": "shapes_mar", "method": "coolsd"}, "method=ar"),
     ({"limit": 2}, "`limit`"),
     ({"seed": 5}, "`seed`"),
     ({"batch_size": "auto"}, "batch_size"),
@@ -90,6 +90,11 @@ def test_a_wrong_option_is_named_in_one_sentence(options: dict, named: str) -> N
         tempera.load(**options)
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("model", "method"), [("shapes", "parallel_block"), ("shapes_mar", "ar")])
+def test_without_a_method_an_exact_one_runs(model: str, method: str) -> None:
+    assert tempera.load(model).method == method
 
 
 def test_threads_take_turns(loaded: LoadedModel) -> None:

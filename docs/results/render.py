@@ -72,7 +72,7 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
 README_ROWS = (
     "ar",
     "eagle",
-    "block drafter=parallel",
+    "parallel_block",
     "scd",
     "parallel_tree",
     "coolsd delta=2",

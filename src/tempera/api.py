@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from tempera.config import build
-from tempera.config.compose import composed, in_one_sentence, written
+from tempera.config.compose import composed_with_choices, in_one_sentence, written
 from tempera.data.prompts import Prompt, one_prompt, warnings_of
 from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule, Target
 from tempera.decoding.probabilities import Sampling
@@ -309,7 +309,7 @@ def load(
 
     Args:
         model: a name of `conf/model/`.
-        method: a name of `conf/method/`, by default `coolsd`.
+        method: a name of `conf/method/`, by default an exact one, as `conf/family/` says.
         rule: a name of `conf/rule/`, or an object such as `tempera.Relaxed(...)`, in place of the
             method's.
         drafter: a name of `conf/drafter/`; or an object, or a function that makes one of the
@@ -342,15 +342,18 @@ def load(
             f"a drafter of your own takes the place of method={method}: leave one of the two away",
             option="drafter",
         )
-    method = method or ("coolsd" if parts.drafter is None else "ar")  # ar drafts nothing itself
+    if parts.drafter is not None:
+        method = "ar"  # drafts nothing itself
     if parts.rule is not None:
         options["rule"] = "exact"  # so that options of the method's rule are refused
     _check_names(options)
-    given = {"diagnostics": False, "model": model, "method": method, **options}
+    if method is not None:
+        options["method"] = method
+    given = {"diagnostics": False, "model": model, **options}
     arguments = [written(*option) for option in given.items()]
-    cfg = composed("generate", arguments)
+    cfg, choices = composed_with_choices("generate", arguments)
     with in_one_sentence("generate", arguments):
-        return LoadedModel(cfg, method, parts)
+        return LoadedModel(cfg, choices["method"], parts)
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -383,7 +386,7 @@ def generate(
     Args:
         prompts: a text or several; for a class-conditional model class numbers, `207` or `"207"`.
         model: a name of `conf/model/`.
-        method: a name of `conf/method/`, by default `coolsd`.
+        method: a name of `conf/method/`, by default an exact one, as `conf/family/` says.
         seed, num_images, progress, callback: see `LoadedModel.generate`.
         options: as of `tempera.load`, objects too.
 

@@ -13,7 +13,7 @@ from tempera.config.compose import composed_run
     ("options", "found"),
     [
         ("method=coolsd model=lumina seed=3 limit=8", {}),
-        ("method=coolsd delta=2 floor=1", {"delta": 2, "floor": 1}),
+        ("method=coolsd delta=3 floor=1", {"delta": 3, "floor": 1}),
         ("method=coolsd drafter=sjd", {"drafter": "sjd"}),
         ("method=coolsd rule=exact", {"rule": "exact"}),
         ("method=eagle rule=relaxed schedule=linear", {"rule": "relaxed", "schedule": "linear"}),

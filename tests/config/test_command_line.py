@@ -59,9 +59,9 @@ SENTENCES = {
     "eval/run.py method=eagle delta=2": "it belongs to method=coolsd, lantern, uniform_rsd",
     "eval/run.py metrics.names=[fid]": "it belongs to metrics=real",
     "eval/run.py model=llamagen": "did you mean llamagen_xl_stage1 or llamagen_xl_stage2?",
-    "eval/run.py δ=abc": "`delta=abc`",
+    "eval/run.py method=coolsd δ=abc": "`delta=abc`",
     "eval/run.py model=lumina revision=3 weights=random": "error: `revision=3` needs a hub",
-    "eval/run.py delta=0 metrics=none tracking=none": "give a number above 0 (papers",
+    "eval/run.py method=coolsd delta=0 metrics=none tracking=none": "give a number above 0 (papers",
     "eval/run.py limit=100000000000": "`limit=100000000000` is not possible",
     "eval/run.py prompt=a large red star": 'prompt="a large red star"',
     "eval/run.py --experiment=frontier": "write experiment=frontier",
@@ -77,7 +77,7 @@ SENTENCES = {
     "eval/run.py -m experiment=frontier_continuous method=eagle2": "no case of this preset",
     "eval/run.py -cd shadow": "has the name of a configuration in",
     "eval/run.py -cp absent": "absent",
-    "eval/run.py model=lumina tracking=none": "train_draft/main.py model=lumina",
+    "eval/run.py model=lumina method=coolsd tracking=none": "train_draft/main.py model=lumina",
 }
 """Command lines, and what their sentence says."""
 
@@ -96,19 +96,22 @@ def test_a_sentence_tells_what_to_do(line: str, run: Run, tmp_path: Path) -> Non
 
 
 def test_a_refused_run_leaves_no_directory(run: Run) -> None:
-    assert run("eval/run.py delta=abc metrics=none tracking=none")[0] == 1
+    assert run("eval/run.py method=coolsd delta=abc metrics=none tracking=none")[0] == 1
     assert list(Path("outputs").rglob("*.yaml")) == []
     kept = Path("kept")
     kept.mkdir()
     (kept / "run.json").touch()
-    assert run("eval/run.py delta=abc metrics=none tracking=none hydra.run.dir=kept")[0] == 1
+    assert (
+        run("eval/run.py method=coolsd delta=abc metrics=none tracking=none hydra.run.dir=kept")[0]
+        == 1
+    )
     assert (kept / "run.json").exists()
 
 
 def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("eval/run.py --help method=coolsd")
     assert status == 0
-    for option in ("delta=1.1  ", "guidance=2.0", "speed.prompts=8 ", "limit=64  ", "nu=0.7"):
+    for option in ("delta=2  ", "guidance=2.0", "speed.prompts=8 ", "limit=64  ", "nu=0.7"):
         assert f"  {option}" in out, out
     assert "# δ, the mean of ω_i" in out and "_target_" not in out and "${" not in out
     assert "  window=" not in out and "  window=32" in run("eval/run.py method=sjd --help")[1]
@@ -125,10 +128,10 @@ def test_a_copy_of_conf_is_used_for_everything(flag: str, run: Run, tmp_path: Pa
     shutil.copytree(CONF, own)
     write_own(own)
     relaxed = own / "rule" / "relaxed.yaml"
-    relaxed.write_text(relaxed.read_text().replace("delta: 1.1", "delta: 1.5"))
+    relaxed.write_text(relaxed.read_text().replace("delta: 2", "delta: 1.5"))
     status, _, err = run(f"eval/run.py {flag} own method=mine boos=2")
     assert status == 1 and "did you mean `boost`?" in err
-    status, out, err = run(f"eval/run.py {flag} own --help")
+    status, out, err = run(f"eval/run.py {flag} own method=coolsd --help")
     assert status == 0 and "delta=1.5" in out, err
 
 
@@ -139,7 +142,7 @@ def test_names_of_runs_see_directories_of_ones_own(
     shutil.copytree(CONF, own)
     write_own(own)
     relaxed = own / "rule" / "relaxed.yaml"
-    relaxed.write_text(relaxed.read_text().replace("delta: 1.1", "delta: 1.5"))
+    relaxed.write_text(relaxed.read_text().replace("delta: 2", "delta: 1.5"))
     found: list[Any] = []
 
     def main(cfg: Any) -> None:

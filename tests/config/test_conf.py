@@ -34,6 +34,7 @@ from tempera.drafters.draft_files import save_draft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.rules.standard import BlockVerification, Exact
 from tempera.runtime.hub import Repository
 from tempera.runtime.processor import parse_device
 from tempera.shapes import networks
@@ -45,7 +46,7 @@ PLUGINS = {
     ("launcher", "joblib"): "hydra_plugins.hydra_joblib_launcher",
     ("launcher", "slurm"): "hydra_plugins.hydra_submitit_launcher",
 }
-UNDER = {group: ["method=eagle"] for group in ("rule", "drafter")}
+UNDER = {"rule": "eagle", "drafter": "eagle", "schedule": "coolsd"}
 """Groups that need another method than the default to show all choices."""
 
 
@@ -64,7 +65,8 @@ def choices() -> list[tuple[str, str, str]]:
     found = []
     for config in SCRIPTS:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            chosen = compose(config, return_hydra_config=True).hydra.runtime.choices
+            method = ["method=coolsd"] if config in ("eval", "generate") else []  # has a schedule
+            chosen = compose(config, method, return_hydra_config=True).hydra.runtime.choices
         for group in sorted(str(group) for group in chosen if "/" not in str(group)):
             found += [(config, group, path.stem) for path in sorted((CONF / group).glob("*.yaml"))]
     return [*{(group, choice): case for case in found for _, group, choice in [case]}.values()]
@@ -99,9 +101,8 @@ def test_no_group_is_forgotten() -> None:
 def test_every_choice_composes_and_fits_its_target(config: str, group: str, choice: str) -> None:
     if (group, choice) in PLUGINS:
         pytest.importorskip(PLUGINS[group, choice])
-    cfg = resolves(
-        *(UNDER.get(group, []) if config == "eval" else []), f"{group}={choice}", config=config
-    )
+    under = [f"method={UNDER[group]}"] if config in ("eval", "generate") and group in UNDER else []
+    cfg = resolves(*under, f"{group}={choice}", config=config)
     for name, node in cfg.items():
         if OmegaConf.is_dict(node) and "_target_" in node and not OmegaConf.missing_keys(node):
             assert name == "drafter" or part(node)  # it may be another model's
@@ -142,7 +143,7 @@ METHODS = [
     "method=lanternpp k=1 lam=0.5 proximity=random temperature=0",
     "method=gsd window=8 k=5 ranks=null residual=optimal",
     "method=entropy window=8 scale=2.8 residual=optimal entropy_temperature=[2.5,3,0.6]",
-    "method=block drafter=parallel",
+    "method=parallel_block",
     "method=parallel tree=mc_sim_7b_63",
     "method=parallel_tree",
     "method=parallel tree=sequoia nodes=12 rule=traversal",
@@ -224,6 +225,13 @@ def test_every_method_generates(method: str, draft: Path, parallel: Path, smalle
     )
 
 
+@pytest.mark.parametrize("model", ["shapes", "llamagen_xl_stage1", "lumina"])
+def test_the_method_of_a_family_is_exact_and_has_its_draft(model: str) -> None:
+    cfg = composed(f"model={model}")
+    assert isinstance(build_rule(cfg), Exact | BlockVerification)
+    assert "train_draft" not in str(cfg.drafter.get("path"))
+
+
 def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
     cfg = resolves("model=emu3", "draft=parallel", config="train_draft")
     assert instantiate(cfg.loss) == AcceptanceLoss(regression=2.0)
@@ -274,7 +282,7 @@ def test_the_shipped_models_check_prompts_before_they_are_built() -> None:
 
 
 def test_the_published_schedule_of_cool_sd() -> None:
-    cfg = composed("method=coolsd")
+    cfg = composed("method=coolsd", "delta=1.1")
     rule: Any = build_rule(cfg)
     assert rule.schedule == pytest.approx((2.855, 1.418, 0.704, 0.350, 0.174), abs=1e-3)
     assert rule.residual_kind == "optimal"

@@ -16,7 +16,7 @@ from tempera.config.compose import composed, composed_run, in_one_sentence
 from tempera.config.messages import sentence
 from tempera.errors import TemperaError
 
-QUIET = {"metrics": "none", "tracking": "none", "dry_run": "true"}
+QUIET = {"method": "coolsd", "metrics": "none", "tracking": "none", "dry_run": "true"}
 GROUPS = {
     *("method", "model", "rule", "schedule", "drafter", "tree", "data", "experiment", "launcher")
 }
@@ -30,7 +30,7 @@ def names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield from names(value, f"{prefix}{key}.")
 
 
-COMPOSED: Any = OmegaConf.to_container(composed("eval", []))
+COMPOSED: Any = OmegaConf.to_container(composed("eval", ["method=coolsd"]))
 OPTIONS = st.sampled_from(sorted({*GROUPS, *names(COMPOSED)} - {"directory", "overrides"}))
 KNOWN = (
     *("", "null", "true", "nan", "inf", "-1", "0", "1e400", "1" * 20, "1.5", "abc", "a,b", "???"),

@@ -21,7 +21,7 @@ from tempera.training.recipe import Recipe
 
 REFUSED = [
     # unknown names: the nearest is suggested
-    ("eval", "dleta=2", "`delta`"),
+    ("eval", "method=coolsd dleta=2", "`delta`"),
     ("eval", "~drafter.dtype", "null already"),
     ("eval", "path=x", "data=file"),
     ("eval", "method=eagle delta=2", "rule=relaxed"),
@@ -50,8 +50,8 @@ REFUSED = [
     ("train_draft", "mixed_precision=fp8", "mixed_precision"),
     ("train_draft", "loss.cross_entropy=-1", "loss.cross_entropy"),
     # values of groups
-    ("eval", "delta=abc", "delta"),
-    ("eval", "delta=-1", "delta"),
+    ("eval", "method=coolsd delta=abc", "delta"),
+    ("eval", "method=coolsd delta=-1", "delta"),
     ("eval", "depth=-2", "-2"),
     ("eval", "depth=0", "depth=1"),
     ("eval", "method=coolsd drafter=none", "rule=exact"),
@@ -130,7 +130,7 @@ def test_options_have_the_roles_that_other_parts_rely_on() -> None:
         "method=gsd drafter=eagle +tree=chain",
         "method=eagle rule=relaxed delta=2 schedule=uniform",
         "+note=1",
-        "delta='2'",
+        "method=coolsd delta='2'",
         "paper={name:x}",
         "hydra.run.dir=x",
     ],
@@ -145,7 +145,7 @@ def test_a_text_model_is_not_given_numbers_of_classes(tmp_path: Path) -> None:
         evaluate(composed_run("eval", options, tmp_path / "run"))
     assert problem.value.option == "data"
     with pytest.raises(TemperaError, match="continuous tokens"):
-        evaluate(composed_run("eval", ["model=shapes_mar"], tmp_path / "run"))
+        evaluate(composed_run("eval", ["model=shapes_mar", "method=coolsd"], tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("given", "advised"), [("--delta 2", "delta=2"), ("--delta=2", "delta=2")])

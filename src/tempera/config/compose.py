@@ -26,14 +26,14 @@ def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
     Raises:
         TemperaError: an option is wrong; the message is that of the command line.
     """
-    return _composed(config_name, arguments)[0]
+    return composed_with_choices(config_name, arguments)[0]
 
 
 def composed_run(config_name: str, arguments: Sequence[str], directory: Path | str) -> DictConfig:
     """`composed` with what Hydra would add to a run in a directory: the directory, the choice in
     each group and the arguments.
     """
-    cfg, choices = _composed(config_name, arguments)
+    cfg, choices = composed_with_choices(config_name, arguments)
     facts = {"directory": str(directory), "choices": choices, "overrides": list(arguments)}
     for name, value in facts.items():
         if name in cfg:
@@ -41,8 +41,10 @@ def composed_run(config_name: str, arguments: Sequence[str], directory: Path | s
     return cfg
 
 
-def _composed(config_name: str, arguments: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
-    """The configuration, and the choices."""
+def composed_with_choices(
+    config_name: str, arguments: Sequence[str]
+) -> tuple[DictConfig, dict[str, Any]]:
+    """`composed`, and the choice in each group."""
     with in_one_sentence(config_name, arguments):
         cfg = DIRECTORIES.get().load(config_name, arguments)
         choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
