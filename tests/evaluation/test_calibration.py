@@ -78,7 +78,7 @@ def test_the_drafts_that_end_within_their_image_are_recorded() -> None:
     target = TableTarget(3, 7)
     recorder = Recorder(StaticTreeDrafter(TableDraft(target), Tree.chain(LENGTH)))
     emit(target, recorder, Exact(), rows=60)
-    noted = [(ratios, emitted.tolist()) for ratios, _, emitted in recorder.noted]
+    noted = [(ratios, emitted.tolist()) for ratios, _, emitted in recorder.notes]
     expected, ends = list[list[float]](), set[int]()
     begins = [0] * 60
     for ratios, emitted in noted:

@@ -205,23 +205,26 @@ def _column(
     target: Any, method: Any, repeats: int, batch_size: int, speed: float
 ) -> BenchmarkColumn:
     """Time rounds and their parts at one batch size."""
-    prompts, device, limit = batch_size * ["0"], target.device, None  # the first class, or a text
+    prompts = ["0"] * batch_size  # the first class, or a text
+    device = target.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with target.encoded(prompts):
-        paces = time_rounds(target, {"ar": method.plain, "method": method}, prompts, repeats)
-        parts = time_rounds(target, {"method": method}, prompts, repeats, clocked=True)["method"]
+        whole = time_rounds(target, {"ar": method.plain, "method": method}, prompts, repeats)
+        clocked = time_rounds(target, {"method": method}, prompts, repeats, clocked=True)
+    limit = None
     if isinstance(target, TransformerTarget):
         cache = target.session.cache.nbytes(target.session.prompt.prefix + target.length // 2)
         limit = 1000 * (target.weight_bytes + cache) / speed
-    ar, own = paces["ar"], parts | paces["method"]
+    ar_pace = whole["ar"]
+    method_pace = clocked["method"] | whole["method"]
     return BenchmarkColumn(
         batch_size=batch_size,
-        ar=ar,
-        method=own,
+        ar=ar_pace,
+        method=method_pace,
         memory=peak_memory(device),
-        images=1000 * batch_size / (target.length * ar["round"].median),
-        ratio=ar["round"].median / own["round"].median,
+        images=1000 * batch_size / (target.length * ar_pace["round"].median),
+        ratio=ar_pace["round"].median / method_pace["round"].median,
         limit=limit,
     )
 
@@ -235,7 +238,8 @@ def bandwidth(device: torch.device, repeats: int = 5) -> float:
         free, _ = torch.cuda.mem_get_info(device)
         size = min(size, free // 2)
     numbers = torch.ones(size // 4, dtype=torch.float32, device=device)
-    return 4 * len(numbers) / min(_seconds_to_sum(numbers) for _ in range(repeats))
+    seconds = min(_seconds_to_sum(numbers) for _ in range(repeats))
+    return 4 * len(numbers) / seconds
 
 
 def _seconds_to_sum(numbers: torch.Tensor) -> float:
@@ -270,10 +274,12 @@ def time_rounds(
     for seed in range(-1, repeats):
         for name, method in methods.items():
             timings[name].append(_timed(target, method, prompts, seed, longest, clocked))
-    return {
-        name: {part: Spread.of([times[part] for times in found[1:]]) for part in found[-1]}
-        for name, found in timings.items()
-    }
+    return {name: _pace(decodes[1:]) for name, decodes in timings.items()}
+
+
+def _pace(decodes: Sequence[Mapping[str, float]]) -> Pace:
+    """The spread of each part over several decodes."""
+    return {part: Spread.of([decode[part] for decode in decodes]) for part in decodes[0]}
 
 
 def _timed(
@@ -284,33 +290,43 @@ def _timed(
     longest: int,
     clocked: bool,
 ) -> dict[str, float]:
-    """Decode a batch, of discrete tokens an excerpt, and return the values of its `Pace`."""
+    """Decode a batch, of discrete tokens an excerpt, and return the values of its `Pace`.
+
+    Args:
+        longest: most tokens of an excerpt.
+        clocked: whether to measure the parts of a round, which synchronises the device.
+    """
     device = target.device
     clock = Clock(device) if clocked else None
-    first = 1  # later rounds are alike; so are those of continuous tokens after the prefill
     if isinstance(method, Method):
-        longest = min(target.length, longest, AR_TOKENS if method.is_plain else longest)
-        target = Excerpt(target, longest)
+        most = AR_TOKENS if method.is_plain else longest
+        target = Excerpt(target, min(target.length, longest, most))
+        first = 1  # later rounds are alike
+    elif isinstance(method, Speculative):
+        first = len(method.prefilled(target.length))  # rounds after the prefill are alike
     else:
-        first = len(method.prefilled(target.length)) if isinstance(method, Speculative) else 0
+        first = 0
     streams = RandomStreams(seed, [str(row) for row in range(len(prompts))], device)
     times = [now(device)]
-    ends = list[dict[str, float]]([{}])
+    clocks: list[dict[str, float]] = [{}]
 
     def mark(*_: Any) -> None:
         times.append(now(device))
-        ends.append({} if clock is None else dict(clock.seconds))
+        clocks.append({} if clock is None else dict(clock.seconds))
 
     output = method.decode(target, streams, prompts, clock=clock, observe=mark)
     rounds = len(times) - 1 - first
     later = (times[-1] - times[first]) / rounds if rounds else 0.0
-    seconds = {"beginning": times[first] - times[0] - later, "round": later}
-    seconds["whole"] = times[-1] - times[0]
-    before = ends[first] if rounds else {}  # a round that is alone has the parts
-    for part, spent in ends[-1].items():
-        seconds[part] = (spent - before.get(part, 0.0)) / max(1, rounds)
-    found = {part: 1000 * spent for part, spent in seconds.items()}
+    seconds = {
+        "beginning": times[first] - times[0] - later,
+        "round": later,
+        "whole": times[-1] - times[0],
+    }
+    before = clocks[first] if rounds else {}  # a round that is alone has the parts
+    for part, total in clocks[-1].items():
+        seconds[part] = (total - before.get(part, 0.0)) / max(1, rounds)
+    values = {part: 1000 * spent for part, spent in seconds.items()}
     if isinstance(output.trace, ContinuousTrace):
         emitted = output.trace.proposed.gt(0).sum(-1).float().mean()
-        found["accepted_length"] = float(emitted) / max(1, rounds)
-    return found
+        values["accepted_length"] = float(emitted) / max(1, rounds)
+    return values

@@ -79,7 +79,8 @@ class Statistics:
         """
         if self.ratios is None:
             return self
-        if length > (measured := self.rounds.tree.nodes):
+        measured = self.rounds.tree.nodes
+        if length > measured:
             raise TemperaError(
                 f"the statistics are of chains of {measured}, but this run drafts {length}: "
                 f"measure again with depth={length}",
@@ -118,7 +119,7 @@ class Recorder(Drafter):
 
     def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch and forget the drafts of earlier images."""
-        self.noted: list[Any] = []
+        self.notes: list[Any] = []
         self.drafter.begin(prompts, images)
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
@@ -127,24 +128,26 @@ class Recorder(Drafter):
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Record the round."""
-        self.noted.append(self.note(draft, scores.p, images.emitted.clone()))
+        self.notes.append(self.note(draft, scores.p, images.emitted.clone()))
         self.drafter.observe(images, draft, verdict, scores)
 
     def statistics(self, length: int) -> Statistics:
         """Statistics, on the host, of the drafts that end within their image of `length` tokens."""
-        ratios, tested, counts = zip(*self.noted, strict=True)
+        ratios, priced, counts = zip(*self.notes, strict=True)
         emitted = torch.stack(counts)
         begins = emitted.cumsum(0) - emitted
         inside = ((emitted > 0) & (begins + self.depth <= length)).cpu()
 
-        def of(noted: Iterable[Tensor]) -> Tensor:
-            return torch.stack([round.cpu() for round in noted])[inside]
+        def selected(rounds: Iterable[Tensor]) -> Tensor:
+            return torch.stack([of_batch.cpu() for of_batch in rounds])[inside]
 
-        tree = tested[0].tree
-        keep = of(test.keep for test in tested)
-        divergence = of(test.divergence for test in tested)
-        rounds = PricedRounds.equal(tree.to(torch.device("cpu")), keep, divergence)
-        return Statistics(of(ratios) if tree.is_chain else None, rounds)
+        tree = priced[0].tree
+        rounds = PricedRounds.equal(
+            tree.to(torch.device("cpu")),
+            selected(round.keep for round in priced),
+            selected(round.divergence for round in priced),
+        )
+        return Statistics(selected(ratios) if tree.is_chain else None, rounds)
 
 
 def _ratios_and_round(draft: Draft, p: Tensor, emitted: Tensor) -> Any:
@@ -182,18 +185,18 @@ def record(
     """
     check_tree(drafter.tree)
     recorder = Recorder(drafter)
-    found = list[Statistics]()
+    batches: list[Statistics] = []
     with progress_bar("measuring the draft", len(prompts) * target.length) as bar:
         for first in range(0, len(prompts), batch_size):
             batch = prompts[first : first + batch_size]
             streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
             texts = [prompt.text for prompt in batch]
             decode(target, recorder, Exact(), streams, texts, observe=observer(bar.update))
-            found.append(recorder.statistics(target.length))
-    ratios = [batch.ratios for batch in found if batch.ratios is not None]
-    keep = torch.cat([batch.rounds.keep for batch in found])
-    divergence = torch.cat([batch.rounds.divergence for batch in found])
-    rounds = PricedRounds.equal(found[0].rounds.tree, keep, divergence)
+            batches.append(recorder.statistics(target.length))
+    ratios = [batch.ratios for batch in batches if batch.ratios is not None]
+    keep = torch.cat([batch.rounds.keep for batch in batches])
+    divergence = torch.cat([batch.rounds.divergence for batch in batches])
+    rounds = PricedRounds.equal(batches[0].rounds.tree, keep, divergence)
     return Statistics(torch.cat(ratios) if ratios else None, rounds)
 
 
@@ -210,12 +213,17 @@ def check_place(path: Path) -> None:
         ) from None
 
 
-def save_statistics(path: Path, found: Statistics, measured_with: Mapping[str, Any]) -> None:
+def save_statistics(path: Path, statistics: Statistics, measured_with: Mapping[str, Any]) -> None:
     """Write the statistics and the options that they were measured with."""
-    rounds = found.rounds
-    ratios = {} if found.ratios is None else {"ratios": found.ratios}
-    tensors = {"keep": rounds.keep, "divergence": rounds.divergence, **ratios}
-    tensors |= {"parents": rounds.tree.parents, "prices": torch.tensor(GRID)}
+    rounds = statistics.rounds
+    tensors = {
+        "keep": rounds.keep,
+        "divergence": rounds.divergence,
+        "parents": rounds.tree.parents,
+        "prices": torch.tensor(GRID),
+    }
+    if statistics.ratios is not None:
+        tensors["ratios"] = statistics.ratios
     with replacing(path) as temporary:
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, temporary, {"measured_with": json.dumps(dict(measured_with))})
@@ -251,18 +259,18 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
 
 def _check(rounds: PricedRounds, ratios: Tensor | None) -> None:
     """Raise ValueError unless such statistics can have been measured."""
+    count = len(rounds.keep)
     nodes = rounds.tree.nodes
     prices = len(GRID)
-    count = len(rounds.keep)
-    keep = rounds.keep
-    divergence = rounds.divergence
-    shapes: list[tuple[Tensor, tuple[int, ...], float]]
-    shapes = [(keep, (nodes, prices), 1 + 1e-4), (divergence, (1 + nodes, prices), math.inf)]
+    expected: list[tuple[Tensor, tuple[int, ...], float]] = [
+        (rounds.keep, (count, nodes, prices), 1 + 1e-4),
+        (rounds.divergence, (count, 1 + nodes, prices), math.inf),
+    ]
     if ratios is not None:
-        shapes.append((ratios, (nodes,), math.inf))
-    for found, shape, most in shapes:
-        possible = found.isfinite() & (found >= 0) & (found <= most)
-        if not count or found.shape != (count, *shape) or not possible.all():
+        expected.append((ratios, (count, nodes), math.inf))
+    for tensor, shape, most in expected:
+        in_range = tensor.isfinite() & (tensor >= 0) & (tensor <= most)
+        if not count or tensor.shape != shape or not in_range.all():
             raise ValueError("not measured")
 
 
@@ -308,9 +316,9 @@ def calibrated(
             f"delta={delta:g} out, or choose another schedule",
             option="delta",
         )
-    found = _known(statistics, measured_with).first_depths(length)
-    wanted = _given(expected_length, found.reach(ceiling))
-    return schedule_for(found.chains, wanted, ceiling)
+    measured = _load_matching(statistics, measured_with).first_depths(length)
+    wanted_length = _required(expected_length, measured.reach(ceiling))
+    return schedule_for(measured.chains, wanted_length, ceiling)
 
 
 def optimal(
@@ -334,35 +342,39 @@ def optimal(
         TemperaError: the file is missing, its chains are too short, or its tree or conditions
             differ; or the expected length is out of reach.
     """
-    found = _known(statistics, measured_with)
+    measured = _load_matching(statistics, measured_with)
     if tree.nodes and tree.is_chain:
-        found = found.first_depths(length)
-    if not torch.equal(tree.parents.cpu(), found.rounds.tree.parents):
-        raise _other(statistics, "another draft tree")
-    return prices_for(found.rounds, _given(expected_length, found.reach()))
+        measured = measured.first_depths(length)
+    if not torch.equal(tree.parents.cpu(), measured.rounds.tree.parents):
+        raise _mismatch(statistics, "another draft tree")
+    wanted_length = _required(expected_length, measured.reach())
+    return prices_for(measured.rounds, wanted_length)
 
 
-def _known(statistics: str, measured_with: dict[str, Any]) -> Statistics:
+def _load_matching(statistics: str, measured_with: dict[str, Any]) -> Statistics:
     """The statistics of a file; raises TemperaError unless its conditions are those of this run."""
-    found, known = load_statistics(Path(statistics))
+    measured, earlier = load_statistics(Path(statistics))
     for name, now in conditions(**measured_with).items():
-        if known.get(name) != now:
-            raise _other(statistics, f"{name}={known.get(name)}, but this run has {name}={now}")
-    return found
+        before = earlier.get(name)
+        if before != now:
+            raise _mismatch(statistics, f"{name}={before}, but this run has {name}={now}")
+    return measured
 
 
-def _other(statistics: str, what: str) -> TemperaError:
+def _mismatch(statistics: str, what: str) -> TemperaError:
+    """The error for statistics that were measured with something else than this run has."""
     return TemperaError(
         f"{statistics} was measured with {what}: measure again with `{command('calibrate')}` and "
         "this run's options"
     )
 
 
-def _given(expected_length: float | None, reach: tuple[float, float]) -> float:
+def _required(expected_length: float | None, reach: tuple[float, float]) -> float:
     """The expected length; raises TemperaError if there is none."""
     if expected_length is None:
+        shortest, longest = reach
         raise TemperaError(
-            f"this schedule needs expected_length=: give {reach[0]:.2f} (exact decoding) to "
-            f"{reach[1]:.2f} tokens per round"
+            f"this schedule needs expected_length=: give {shortest:.2f} (exact decoding) to "
+            f"{longest:.2f} tokens per round"
         )
     return expected_length

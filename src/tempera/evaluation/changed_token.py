@@ -33,10 +33,10 @@ class Changing(Method):
                 "changed= changes a token of plain autoregression: give method=ar", option="method"
             )
 
-    def decode(self, target: Any, *given: Any, **options: Any) -> Output:
+    def decode(self, target: Any, *batch: Any, **options: Any) -> Output:
         """See `Method`."""
         place = int(self.changed * target.length)
-        return super().decode(_Uniform(target, place), *given, **options)
+        return super().decode(_Uniform(target, place), *batch, **options)
 
 
 class _Uniform:
@@ -56,7 +56,8 @@ class _Uniform:
             return scores
         p = scores.p
         even = torch.ones_like(p)
-        if (forced := self._target.head.forced) is not None:  # such as the end of a line
+        forced = self._target.head.forced  # such as the end of a line
+        if forced is not None:
             even[..., forced[forced >= 0]] = 0
         even /= even.sum(-1, keepdim=True)
         return replace(scores, p=torch.where(p.amax(-1, keepdim=True) < 1, even, p))

@@ -26,17 +26,21 @@ def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt
     Raises:
         TemperaError: a prompt's id was already used for another text.
     """
-    known = store.rows()
+    recorded = store.rows()
     for prompt in prompts:
-        if prompt.id in known and known[prompt.id]["text"] != prompt.text:
+        text = recorded[prompt.id]["text"] if prompt.id in recorded else prompt.text
+        if text != prompt.text:
             raise TemperaError(
-                f"{store.directory.parent} holds '{known[prompt.id]['text']}' under the id "
-                f"{prompt.id}, which is now '{prompt.text}': "
-                "choose another directory (hydra.run.dir=DIR)."
+                f"{store.directory.parent} holds '{text}' under the id {prompt.id}, which is now "
+                f"'{prompt.text}': choose another directory (hydra.run.dir=DIR)."
             )
-    batches = (prompts[first : first + size] for first in range(0, len(prompts), size))
-    left = ([prompt for prompt in batch if prompt.id not in known] for batch in batches)
-    return list(filter(None, left))
+    batches = []
+    for first in range(0, len(prompts), size):
+        batch = prompts[first : first + size]
+        waiting = [prompt for prompt in batch if prompt.id not in recorded]
+        if waiting:
+            batches.append(waiting)
+    return batches
 
 
 def generate(
@@ -83,8 +87,9 @@ def _keep_replays(
     """Write the replays that are not there, as they may be after an interruption."""
     kept = Store(directory / REPLAYS, made_by)
     ids = [prompt.id for prompt in batch]
-    wanted = kept.missing([name for name in ids if name in replayed])
-    if rows := replays(ids, output, drafts, pipeline.target.grid, wanted):
+    missing = kept.missing([name for name in ids if name in replayed])
+    rows = replays(ids, output, drafts, pipeline.target.grid, missing)
+    if rows:
         kept.add(rows)
 
 

@@ -81,9 +81,8 @@ def measure(
     method = pipeline.method
     kinds = [method] if method.is_plain else [method.plain, method]
     if waiting:
-        for _ in range(warmup):
-            for kind in kinds:
-                _decoded(pipeline, pipeline.tokens(groups[0], kind), groups[0])
+        for kind in warmup * kinds:
+            _decoder_seconds(pipeline, pipeline.tokens(groups[0], kind), groups[0])
     for place, group in enumerate(groups):
         if group[0].id in waiting:
             turn = kinds if place % 2 == 0 else kinds[::-1]
@@ -100,13 +99,13 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
     """At least `count` prompts, in whole batches. If there are too few, prompts repeat under new
     ids, with new random draws.
     """
-    wanted = -(-count // size) * size
-    known = len(prompts)
-    again = [
-        Prompt(f"{prompts[i % known].id}-again-{i // known}", prompts[i % known].text)
-        for i in range(known, wanted)
-    ]
-    return [*prompts[:wanted], *again]
+    rounded = -(-count // size) * size
+    chosen = list(prompts[:rounded])
+    for number in range(len(prompts), rounded):
+        repetition, place = divmod(number, len(prompts))
+        prompt = prompts[place]
+        chosen.append(Prompt(f"{prompt.id}-again-{repetition}", prompt.text))
+    return chosen
 
 
 def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[DecodingMethod]) -> Row:
@@ -125,12 +124,12 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
         "ar": seconds["ar"],
         "method": seconds.get("method", seconds["ar"]),
         "text_encoder": text_seconds,
-        "image_decoder": _decoded(pipeline, output, prompts),
+        "image_decoder": _decoder_seconds(pipeline, output, prompts),
         "rounds": output.trace.rounds.float().mean().item(),
     }
 
 
-def _decoded(pipeline: Pipeline, output: Output, prompts: list[Prompt]) -> float | None:
+def _decoder_seconds(pipeline: Pipeline, output: Output, prompts: list[Prompt]) -> float | None:
     """Seconds of the image decoder; None if it fails, which concerns pictures only."""
     start = pipeline.now()
     with suppress(Exception):
@@ -150,7 +149,9 @@ def speed(rows: Sequence[Mapping[str, Any]], length: int) -> dict[str, Interval]
     """The metrics `latency_ar`, `latency`, `speedup` and `efficiency` (speed-up ÷ accepted length
     of the timed images of `length` tokens): medians.
     """
-    ar, method, rounds = (_column(rows, name) for name in ("ar", "method", "rounds"))
+    ar = _column(rows, "ar")
+    method = _column(rows, "method")
+    rounds = _column(rows, "rounds")
     return {
         "latency_ar": bootstrap.median(ar),
         "latency": bootstrap.median(method),
@@ -172,27 +173,28 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     tests = [1000 * row[f"part_{TEST}"] / row["rounds"] for row in clocked if f"part_{TEST}" in row]
     total = np.sum(list(parts.values()))
     rounds = _column(clocked, "rounds")
+    times = {}
+    for part, seconds in parts.items():
+        times[part] = {
+            "share": float(seconds.sum() / total),
+            "ms_per_round": float(np.median(1000 * seconds / rounds)),
+        }
     return {
         "text_encoder": float(np.median(_column(rows, "text_encoder"))),
         "image_decoder": float(np.median(_column(rows, "image_decoder"))),
         "test_ms": float(np.median(tests)) if tests else math.nan,
-        "parts": {
-            part: {
-                "share": float(values.sum() / total),
-                "ms_per_round": float(np.median(1000 * values / rounds)),
-            }
-            for part, values in parts.items()
-        },
+        "parts": times,
     }
 
 
 def batch_speedups(timings: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Interval]:
     """The metrics `speedup_<batch size>`: medians over batches."""
-    return {
-        f"speedup_{size}": bootstrap.median(_column(rows, "ar") / _column(rows, "method"))
-        for size, rows in timings.items()
-        if rows
-    }
+    metrics = {}
+    for size, rows in timings.items():
+        if rows:
+            ratios = _column(rows, "ar") / _column(rows, "method")
+            metrics[f"speedup_{size}"] = bootstrap.median(ratios)
+    return metrics
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> bootstrap.Array:

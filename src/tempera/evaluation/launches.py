@@ -39,23 +39,25 @@ def launches(target: Any, method: Method, prompts: list[str]) -> Launches:
         method: of discrete tokens.
     """
     on_gpu = target.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    activities = [ProfilerActivity.CPU]
+    if on_gpu:
+        activities.append(ProfilerActivity.CUDA)
     profiler = profile(activities=activities)
-    seen = 0
+    ended = 0
 
     def count(*_: Any) -> None:
         """Leave the first round, and what follows the last one, out."""
-        nonlocal seen
-        seen += 1
-        if seen == 1:
+        nonlocal ended
+        ended += 1
+        if ended == 1:
             profiler.start()
-        elif seen == 1 + ROUNDS:
+        elif ended == 1 + ROUNDS:
             profiler.stop()
 
     length = min(target.length, DRAFTS * (1 + method.drafter.depth))
     streams = RandomStreams(0, [str(row) for row in range(len(prompts))], target.device)
     method.decode(Excerpt(target, length), streams, prompts, observe=count)
-    rounds = min(seen - 1, ROUNDS)
+    rounds = min(ended - 1, ROUNDS)
     if rounds < ROUNDS:
         profiler.stop()
     events = profiler.events() or []

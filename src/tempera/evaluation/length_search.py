@@ -97,25 +97,27 @@ def search(
     Raises:
         TemperaError: the method cannot have this length, or jumps over it.
     """
-    found: dict[float, float] = {}
+    lengths: dict[float, float] = {}
 
     @cache
     def error(place: float) -> float:
         """Of the measured length; 0 within the tolerance, where Brent's method stops."""
         value = float(f"{math.exp(place):.6g}")
-        found[value] = measure(value)
-        return 0.0 if abs(found[value] - wanted) <= tolerance else found[value] - wanted
+        lengths[value] = measure(value)
+        difference = lengths[value] - wanted
+        return 0.0 if abs(difference) <= tolerance else difference
 
     least, most = map(math.log, ends)
     if error(least) * error(most) > 0:
-        low, high = sorted(found.values())
+        low, high = sorted(lengths.values())
         raise TemperaError(
             f"an accepted length of {wanted:g} is out of reach of this method: give about "
             f"{math.ceil(100 * low) / 100:.2f} to {math.floor(100 * high) / 100:.2f}",
             option="expected_length",
         )
     scipy.optimize.brentq(error, least, most, xtol=1e-3)
-    value, length = min(found.items(), key=lambda one: abs(one[1] - wanted))
+    value = min(lengths, key=lambda measured: abs(lengths[measured] - wanted))
+    length = lengths[value]
     if abs(length - wanted) > tolerance:
         raise TemperaError(
             f"no {option} was found that accepts {wanted:g} tokens per round; the nearest is "

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tempera.decoding.loop import Output
 from tempera.decoding.probabilities import total_variation
+from tempera.decoding.random_streams import RandomStreams
 from tempera.evaluation.pipeline import Method
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.teacher_forcing import teach
@@ -25,12 +26,20 @@ class Masking(Method):
 
     masked: int
 
-    def decode(self, target: Any, *given: Any, diagnostics: bool = False, **options: Any) -> Output:
+    def decode(
+        self,
+        target: Any,
+        streams: RandomStreams,
+        prompts: list[str],
+        *,
+        diagnostics: bool = False,
+        **options: Any,
+    ) -> Output:
         """See `Method`; `diagnostics` costs one pass over two copies of each image."""
-        output = super().decode(target, *given, diagnostics=diagnostics, **options)
+        output = super().decode(target, streams, prompts, diagnostics=diagnostics, **options)
         if not diagnostics:
             return output
-        tv = masked_distances(target, given[1], output.tokens, self.masked)
+        tv = masked_distances(target, prompts, output.tokens, self.masked)
         return replace(output, trace=replace(output.trace, tv=tv))
 
 
@@ -55,24 +64,25 @@ def masked_distances(
     count = tokens.shape[1]
     drop = torch.arange(rows * len(prompts)) >= len(prompts)
     lesson = teach(target, prompts * rows, tokens.repeat(rows, 1), drop)
-    seen = lesson.mask
-    least = torch.finfo(lesson.mask.dtype).min
-    every = torch.ones(seen.shape[-2:], dtype=torch.bool, device=seen.device)
-    itself = every.tril().triu()
-    apart = every.tril(-masked).triu(-masked)
-    never = torch.full_like(seen, least)
-    copy = torch.cat([seen.masked_fill(itself | apart, least), never.masked_fill(itself, 0.0)], -1)
-    hidden = target.network.model(
-        lesson.embeds.repeat(1, 2, 1),
-        torch.cat([torch.cat([seen, never], -1), copy], -2),
-        lesson.rotation.repeat(1, 1, 2, 1).to(target.dtype),
+    image = lesson.mask  # added to the attention's scores: 0, or `closed` where nothing is read
+    closed = torch.finfo(image.dtype).min
+    everything = torch.ones(image.shape[-2:], dtype=torch.bool, device=image.device)
+    itself = everything.tril().triu()
+    hidden_entry = everything.tril(-masked).triu(-masked)
+    nothing = torch.full_like(image, closed)
+    # the copy's queries read the image without themselves and the hidden entry, and themselves
+    of_image = image.masked_fill(itself | hidden_entry, closed)
+    of_copy = nothing.masked_fill(itself, 0.0)
+    mask = torch.cat(
+        [torch.cat([image, nothing], dim=-1), torch.cat([of_image, of_copy], dim=-1)], dim=-2
+    )
+    copies = target.network.model(
+        lesson.embeds.repeat(1, 2, 1), mask, lesson.rotation.repeat(1, 1, 2, 1).to(target.dtype)
     )
     lengths = torch.zeros(len(prompts), dtype=torch.int64, device=target.device)
     ahead = torch.arange(count, device=target.device)
-    p, q = (
-        target.head.distribution(states[:, -count:], lengths, ahead)
-        for states in (lesson.hidden, hidden)
-    )
+    p = target.head.distribution(lesson.hidden[:, -count:], lengths, ahead)
+    q = target.head.distribution(copies[:, -count:], lengths, ahead)
     tv = total_variation(p, q)
     tv[:, : 1 + masked] = torch.nan
     return tv

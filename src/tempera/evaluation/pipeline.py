@@ -161,21 +161,23 @@ class Pipeline:
         """
         codes = tokens[:, -math.prod(self.target.grid) :].unflatten(1, self.target.grid)
         size = max(1, DECODED_CODES // self.target.length)
-        made = [
-            self._decoded(codes[first : first + size], prompts[first : first + size])
-            for first in range(0, len(codes), size)
-        ]
-        return np.concatenate(made)
+        pictures = []
+        for first in range(0, len(codes), size):
+            texts = prompts[first : first + size]
+            pictures.append(self._decoded(codes[first : first + size], texts))
+        return np.concatenate(pictures)
 
     def _decoded(self, codes: Tensor, prompts: Sequence[str]) -> NDArray[np.uint8]:
+        """Pictures of codes [B, h, w, …]; see `pictures`."""
         decoder: Any = self.image_decoder
         device = self.device
         if isinstance(decoder, nn.Module):
             device = next((weight.device for weight in decoder.parameters()), device)
         try:
-            given = [prompts] if getattr(decoder, "reads_prompts", False) else []
-            images: Tensor = decoder.decode_codes(codes.to(device), *given)
-            return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
+            texts = [prompts] if getattr(decoder, "reads_prompts", False) else []
+            images: Tensor = decoder.decode_codes(codes.to(device), *texts)
+            pixels = (images.float().clamp(-1, 1) + 1) * 127.5
+            return pixels.round().to(torch.uint8).cpu().numpy()
         except RuntimeError as problem:
             from accelerate.utils.memory import should_reduce_batch_size  # half a second to import
 
@@ -187,7 +189,8 @@ class Pipeline:
         if not alone:
             half = (len(codes) + 1) // 2
             first = self._decoded(codes[:half], prompts[:half])
-            return np.concatenate([first, self._decoded(codes[half:], prompts[half:])])
+            second = self._decoded(codes[half:], prompts[half:])
+            return np.concatenate([first, second])
         print(f"an image takes more memory than {device} has free: the CPU decodes the images.")
         decoder.to("cpu")
         return self._decoded(codes, prompts)
@@ -247,10 +250,12 @@ def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
         "depth": Numbers(0, length + 1, whole=True, length=length),
         "proximity_by_place": Numbers(0, length=length, needed=False),
         "rounds": Numbers(1, length + 1, whole=True),
-        **dict.fromkeys(("tested", "tested_by_tenth"), Numbers(0, whole=True)),
+        "tested": Numbers(0, whole=True),
+        "tested_by_tenth": Numbers(0, whole=True),
         "accepted": Numbers(0, whole=True, at_most="tested"),
         "accepted_by_tenth": Numbers(0, whole=True, at_most="tested_by_tenth"),
-        **dict.fromkeys(("accepted_length", "seconds"), Numbers(positive=True)),
+        "accepted_length": Numbers(positive=True),
+        "seconds": Numbers(positive=True),
     }
 
 

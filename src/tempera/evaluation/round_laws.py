@@ -65,23 +65,21 @@ class TestedRule:
         """
         if self.depth is not None and self.depth < draft.tree.nodes:
             tree = Tree.chain(self.depth).to(p.device)
-            draft = Draft(
-                draft.tokens[:, : self.depth],
-                None if draft.q is None else draft.q[:, : self.depth],
-                tree,
-            )
+            q = None if draft.q is None else draft.q[:, : self.depth]
+            draft = Draft(draft.tokens[:, : self.depth], q, tree)
             p = p[:, : 1 + self.depth]
-        found = p.new_zeros(len(p), 3, 1 + draft.tree.nodes)
-        kept = found[:, 0]
+        outcome = p.new_zeros(len(p), 3, 1 + draft.tree.nodes)
+        kept = outcome[:, 0]
         kept[:, 0] = 1
         if isinstance(self.rule, BlockVerification):
             kept[:, 1:] = self.rule.kept_probs(draft, p)
-            return found
+            return outcome
         kept[:, 1:] = drafted_keep_probs(draft, p, self.rule).cumprod(-1)
         if not self.lossless:
-            for place, terms in enumerate(mean_terms(draft, p, self.rule), 1):
-                found[:, place] = torch.where(kept > 0, kept * terms, 0.0)
-        return found
+            tv, kl = mean_terms(draft, p, self.rule)
+            outcome[:, 1] = torch.where(kept > 0, kept * tv, 0.0)
+            outcome[:, 2] = torch.where(kept > 0, kept * kl, 0.0)
+        return outcome
 
 
 def law_recorder(drafter: Drafter, rules: Sequence[TestedRule]) -> Recorder:
@@ -95,7 +93,7 @@ def outcomes(recorder: Recorder, rules: Sequence[TestedRule]) -> dict[TestedRule
     """
     by_rule = {}
     for index, rule in enumerate(rules):
-        rounds = [noted[index] for noted in recorder.noted]
+        rounds = [outcomes[index] for outcomes in recorder.notes]
         by_rule[rule] = torch.stack(rounds, 1).double().cpu()
     return by_rule
 
@@ -165,11 +163,11 @@ class RoundLaws:
         """The median number of rounds of a batch, which lasts as long as its longest image."""
         shares = self.rounds.mean(0)
         total = shares.cumsum(0)
-        wanted: float = 0.5 ** (1 / batch_size)
-        index = min(int((total < wanted).sum()), self.length - 1)
-        before = float(total[index] - shares[index])
-        here = float(shares[index])
-        return 0.5 + index + min((wanted - before) / max(here, 1e-12), 1.0)
+        level: float = 0.5 ** (1 / batch_size)  # of one image, for the median of the longest
+        index = min(int((total < level).sum()), self.length - 1)
+        share = float(shares[index])
+        before = float(total[index]) - share
+        return 0.5 + index + min((level - before) / max(share, 1e-12), 1.0)
 
 
 def decoded(

@@ -155,9 +155,8 @@ def _generated(
     ) as bar:
 
         def decode(size: int) -> None:
-            left = todo(store, share, size)
-            seen = bar.update
-            generate(pipeline, left, plan.directory, store, plan.diagnostics, seen, first)
+            batches = todo(store, share, size)
+            generate(pipeline, batches, plan.directory, store, plan.diagnostics, bar.update, first)
 
         size = min(plan.batch_size, max(1, len(share)))
         if plan.shrinks:
@@ -169,8 +168,8 @@ def _generated(
         processes.wait()
     if not processes.is_main:
         return []
-    found = store.rows()
-    return [found[prompt.id] for prompt in prompts]
+    records = store.rows()
+    return [records[prompt.id] for prompt in prompts]
 
 
 def _timed(
@@ -204,18 +203,17 @@ def _evaluated(
     for networks in evaluator.load(pipeline.device):
         folder = plan.directory / f"evaluated-{networks.identity or evaluator.identity}"
         store = Store(folder, plan.made_by, {"features": Numbers(needed=False)})
-        found = score_pictures(networks, prompts, picture, store)
-        rows = [found[prompt.id] for prompt in prompts]
+        scored = score_pictures(networks, prompts, picture, store)
+        rows = [scored[prompt.id] for prompt in prompts]
         reference = reference_features(evaluator, networks, picture(prompts[0]).shape[-1])
         measured = quality(rows, networks, reference, evaluator.resamples, pipeline.device)
         metrics |= measured
         for place, row in enumerate(rows):
-            values = {
-                key: float(one.pseudovalues[place])
-                for key, one in measured.items()
-                if one.pseudovalues is not None
-            }
-            scores.setdefault(row["id"], {}).update(row | values)
+            values = scores.setdefault(row["id"], {})
+            values.update(row)
+            for key, interval in measured.items():
+                if interval.pseudovalues is not None:
+                    values[key] = float(interval.pseudovalues[place])
     return scores, metrics
 
 
@@ -231,27 +229,30 @@ def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     """
 
     def total(name: str) -> Array:
-        return np.sum([row[name] for row in rows], 0) if name in rows[0] else np.zeros(0)
+        return np.sum([row[name] for row in rows], axis=0) if name in rows[0] else np.zeros(0)
 
     rounds = sum(row["rounds"] for row in rows)
-    drafted = np.mean([np.array(row["depth"]) > 0 for row in rows], 0)
+    drafted = np.mean([np.array(row["depth"]) > 0 for row in rows], axis=0)
+    proximity: list[float | None] = []
     measured = [row["proximity_by_place"] for row in rows if "proximity_by_place" in row]
-    sizes = np.array(measured, np.float64)
+    if measured:
+        sizes = np.array(measured, np.float64)  # NaN where no draft was tested
+        proximity = _shares(np.nansum(sizes, axis=0), (~np.isnan(sizes)).sum(axis=0))
     return {
         "acceptance_by_depth": _shares(total("accepted"), total("tested")),
         "acceptance_by_tenth": _shares(total("accepted_by_tenth"), total("tested_by_tenth")),
         "acceptance_by_place": drafted.tolist(),
         "rounds_by_tokens": list(-np.diff([rounds, *total("accepted"), 0]) / rounds),
-        "proximity_by_place": _shares(np.nansum(sizes, 0), (~np.isnan(sizes)).sum(0))
-        if measured
-        else [],
+        "proximity_by_place": proximity,
     }
 
 
 def _shares(parts: Array, wholes: Array) -> list[float | None]:
-    return [
-        float(part / whole) if whole else None for part, whole in zip(parts, wholes, strict=True)
-    ]
+    """part ÷ whole, element by element; None where the whole is 0."""
+    shares: list[float | None] = []
+    for part, whole in zip(parts, wholes, strict=True):
+        shares.append(float(part / whole) if whole else None)
+    return shares
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,14 +270,13 @@ def _results(
     timed, its scores.
     """
     timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
-    left_out = {"id", "tokens", "features"}
-    return [
-        {"id": row["id"], "latency_ar": None, "latency": None}
-        | {
-            name: value
-            for part in (row, timed.get(row["id"], {}), scores.get(row["id"], {}))
-            for name, value in part.items()
-            if name not in left_out
-        }
-        for row in rows
-    ]
+    results = []
+    for row in rows:
+        name = row["id"]
+        values = row | timed.get(name, {}) | scores.get(name, {})
+        result: dict[str, Any] = {"id": name, "latency_ar": None, "latency": None}
+        for column, value in values.items():
+            if column not in ("id", "tokens", "features"):
+                result[column] = value
+        results.append(result)
+    return results

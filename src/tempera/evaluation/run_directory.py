@@ -71,7 +71,7 @@ def claim(
     content = {"identity": {"format": FORMAT, **identity}, **about}
     new = write and create_json(writable_directory(directory) / "run.json", content)
     if not new and path.exists():
-        known = read_json(path).get("identity")
-        check_same(directory, known if isinstance(known, dict) else {}, content["identity"])
+        recorded = read_json(path).get("identity")
+        check_same(directory, recorded if isinstance(recorded, dict) else {}, content["identity"])
         if write:
             write_json(path, content)

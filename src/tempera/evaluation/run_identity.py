@@ -1,7 +1,7 @@
 """The identity of a run: the options that its results depend on, and the networks behind them."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -36,17 +36,12 @@ def run_identity(
     method = pipeline.method.describe()
     scalars = {name: value for name, value in options.items() if _is_value(value)}
     parts = {name: value for name, value in options.items() if isinstance(value, Mapping)}
-    inside = {
-        f"{part}.{name}": value
-        for part, values in parts.items()
-        for name, value in values.items()
-        if _is_value(value) and name not in (*scalars, *FILES) and part != "model"
-    }
+    chosen = {part: choices[part] for part in parts if choices.get(part)}
     return {
         "method": choices.get("method") or method["method"],
-        **{part: choices[part] for part in parts if choices.get(part)},
+        **chosen,
         **scalars,
-        **inside,
+        **_values_inside(parts, scalars),
         "dtype": str(dtype).removeprefix("torch."),
         "compiled": target.compiled or None,
         "target": target.identity,
@@ -54,6 +49,20 @@ def run_identity(
         "verification": method["verification"],
         "branching": method["branching"],
     }
+
+
+def _values_inside(
+    parts: Mapping[str, Mapping[str, Any]], scalars: Collection[str]
+) -> dict[str, Any]:
+    """The values inside the parts, as `part.name`, but for those of the model, those that are also
+    options of their own, and those that name files.
+    """
+    inside = {}
+    for part, values in parts.items():
+        for name, value in values.items():
+            if part != "model" and name not in (*scalars, *FILES) and _is_value(value):
+                inside[f"{part}.{name}"] = value
+    return inside
 
 
 def _is_value(value: object) -> bool:

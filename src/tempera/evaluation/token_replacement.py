@@ -74,7 +74,8 @@ def replacing_pipeline(
         raise TemperaError(
             f"replace={replace} and rank={rank} are two ways to replace a token; give one of them"
         )
-    table = (
-        ranked(codebook, rank).unsqueeze(1) if rank else Neighbours.build(codebook, replace).table
-    )
+    if rank:
+        table = ranked(codebook, rank).unsqueeze(1)
+    else:
+        table = Neighbours.build(codebook, replace).table
     return Pipeline(target, method, Replacing(image_decoder, table, seed), seed, device)

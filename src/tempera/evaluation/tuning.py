@@ -164,21 +164,19 @@ def predict(
     progress("rounds")
     texts = [prompts[row % len(prompts)].text for row in range(plan.batch_size)]
     methods = {"": Method(NoDraft(), Exact())}
-    methods |= {
-        candidate.pace: Method(drafters[candidate.shape], candidate.rule)
-        for candidate in candidates
-    }
+    for candidate in candidates:
+        methods[candidate.pace] = Method(drafters[candidate.shape], candidate.rule)
     with target.encoded(texts):
         paces = time_rounds(target, methods, texts, plan.repeats)
     ar = paces[""]["round"].median
     alone = paces[""]["beginning"].median + target.length * ar
     tokens = 1000 * plan.batch_size * target.length / alone
-    found = [Outcome(plain, True, 1.0, tokens, ar, 1.0)]
+    predictions = [Outcome(plain, True, 1.0, tokens, ar, 1.0)]
     for candidate, law in _laws(target, drafters, candidates, prompts, plan.seed, progress):
         pace = paces[candidate.pace]
         rounds = law.median_rounds(plan.batch_size)
         speedup = alone / (pace["beginning"].median + rounds * pace["round"].median)
-        found.append(
+        predictions.append(
             Outcome(
                 options=candidate.options,
                 lossless=candidate.lossless,
@@ -190,7 +188,7 @@ def predict(
                 tv_bound=law.tv_bound,
             )
         )
-    return sorted(found, key=lambda outcome: -outcome.speedup)
+    return sorted(predictions, key=lambda outcome: -outcome.speedup)
 
 
 def _laws(
@@ -207,25 +205,25 @@ def _laws(
     ]
     for draft in dict.fromkeys(candidate.draft for candidate, _ in on_chains):
         progress(f"chains, draft {draft}")
-        own = [(candidate, tested) for candidate, tested in on_chains if candidate.draft == draft]
-        deepest = max(
-            (drafters[candidate.shape] for candidate, _ in own), key=lambda drafter: drafter.depth
-        )
-        rules = list(dict.fromkeys(tested for _, tested in own))
+        with_draft = [
+            (candidate, rule) for candidate, rule in on_chains if candidate.draft == draft
+        ]
+        shapes = [drafters[candidate.shape] for candidate, _ in with_draft]
+        deepest = max(shapes, key=lambda drafter: drafter.depth)
+        rules = list(dict.fromkeys(rule for _, rule in with_draft))
         recorder = law_recorder(deepest, rules)
         decoded(target, recorder, KeepNothing(), prompts, seed, target.device)
         by_rule = outcomes(recorder, rules)
-        for candidate, tested in own:
-            yield candidate, RoundLaws.predicted(by_rule[tested], drafters[candidate.shape].depth)
+        for candidate, rule in with_draft:
+            depth = drafters[candidate.shape].depth
+            yield candidate, RoundLaws.predicted(by_rule[rule], depth)
     on_trees = [candidate for candidate in candidates if candidate.tested is None]
     for shape in dict.fromkeys(candidate.shape for candidate in on_trees):
         progress(shape)
         trace = decoded(target, drafters[shape], Exact(), prompts, seed, target.device)
-        yield from (
-            (candidate, RoundLaws.counted(trace))
-            for candidate in on_trees
-            if candidate.shape == shape
-        )
+        for candidate in on_trees:
+            if candidate.shape == shape:
+                yield candidate, RoundLaws.counted(trace)
 
 
 def try_out(
@@ -244,10 +242,11 @@ def try_out(
         run: makes a real run.
     """
     admitted = [prediction for prediction in predictions if budget.admits(prediction)]
-    done = [run(prediction) for prediction in admitted[:runs]]
-    if not any(map(budget.admits, done)):
-        done.append(run(next(prediction for prediction in admitted if prediction.lossless)))
-    return done
+    outcomes = [run(prediction) for prediction in admitted[:runs]]
+    if not any(budget.admits(outcome) for outcome in outcomes):
+        lossless = [prediction for prediction in admitted if prediction.lossless]
+        outcomes.append(run(lossless[0]))
+    return outcomes
 
 
 def fastest(outcomes: Sequence[Outcome], budget: Budget) -> Outcome:
