@@ -15,38 +15,17 @@ def case(dtype: torch.dtype, bias: bool, rows: int) -> tuple[torch.Tensor, ...]:
     return weight, b if bias else None, x
 
 
-def faster_up_to(rows, monkeypatch):
-    """Let plain products seem faster at up to so many rows; returns the sizes that are timed."""
-    sizes = []
-
-    def times(x, weight, packed):
-        sizes.append(len(x))
-        return (1.0, 2.0) if len(x) <= rows else (2.0, 1.0)
-
-    packed_linear.faster_plain_rows.cache_clear()
-    monkeypatch.setattr(packed_linear, "_times", times)
-    return sizes
-
-
-@pytest.fixture(autouse=True)
-def _times_anew():
-    packed_linear.faster_plain_rows.cache_clear()
-    yield
-    packed_linear.faster_plain_rows.cache_clear()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("pack", "bias"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("plain_rows", [0, 2])
 @torch.no_grad()
 def test_products_are_those_of_a_linear_layer(plain_rows, pack, bias, dtype, monkeypatch):
     monkeypatch.setattr(packed_linear, "SMALL", 1)
-    faster_up_to(plain_rows, monkeypatch)
     for rows in (1, 2, 17):
         weight, b, x = case(dtype, bias, rows)
         if pack and not packs(weight):
             pytest.skip("oneDNN does not multiply this type here")
-        layer = PackedLinear(weight, b, pack)
+        layer = PackedLinear(weight, b, pack, plain_rows)
         assert (layer.packed is not None) is pack
         assert (layer.plain is not None) is (not pack or plain_rows > 0)
         expected = nn.functional.linear(x, weight, b)
@@ -59,10 +38,10 @@ def test_products_are_those_of_a_linear_layer(plain_rows, pack, bias, dtype, mon
 @torch.no_grad()
 def test_a_copy_in_another_dtype_has_the_weights_rounded(small, plain_rows, monkeypatch):
     monkeypatch.setattr(packed_linear, "SMALL", small)
-    faster_up_to(plain_rows, monkeypatch)
     weight, b, x = case(torch.float32, True, 3)
     half = nn.functional.linear(x.double(), weight.half().double(), b.half().double())
-    copy = PackedLinear(weight, b).to_dtype(torch.float16).to_dtype(torch.float64)
+    layer = PackedLinear(weight, b, plain_rows=plain_rows)
+    copy = layer.to_dtype(torch.float16).to_dtype(torch.float64)
     torch.testing.assert_close(copy(x.double()), half)
 
 
@@ -78,27 +57,48 @@ def test_what_onednn_does_not_multiply_faster_is_not_packed():
     [(0, 2, 0, [2]), (1, 2, 0, [2]), (1, 1, 1, [1, 2]), (9, 2, 8, [2, 4, 8, 16])],
 )
 @torch.no_grad()
-def test_the_plain_product_is_kept_where_it_is_faster(
+def test_plain_products_are_kept_where_a_layers_are_faster(
     faster, least_rows, plain_rows, timed, monkeypatch
 ):
     if not packs(torch.zeros(512, 512)):
         pytest.skip("oneDNN is not there")
-    sizes = faster_up_to(faster, monkeypatch)
-    layers = [PackedLinear(torch.zeros(512, 512), least_rows=least_rows) for _ in range(2)]
-    assert sizes == timed  # once for both
-    for layer in layers:
-        assert (layer.plain_rows, layer.plain is not None) == (plain_rows, plain_rows > 0)
+    sizes = []
+
+    def times(rows, weight, packed):
+        sizes.append(rows)
+        if len(weight) == 512:  # the smaller one has other times, which do not decide
+            return (5.0, 10.0) if rows <= faster else (10.0, 5.0)
+        return (2.0, 1.0) if rows <= faster else (1.0, 2.0)
+
+    monkeypatch.setattr(packed_linear, "_times", times)
+    module = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 256), nn.Linear(512, 8))
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(packed_linear, "SMALL", 2**17)
+        assert packed_linear.faster_plain_rows(module, least_rows) == plain_rows
+    assert sizes == [rows for rows in timed for _ in range(2)]
+    packed_linear.pack(module, plain_rows)
+    assert (module[0].plain is not None) == (plain_rows > 0)
     packed_products = []
     monkeypatch.setattr(
         packed_linear, "_multiply_packed", lambda x, *_: packed_products.append(len(x))
     )
     for rows in (1, 2, 8, 9):
-        layers[0](torch.zeros(rows, 512))
+        module[0](torch.zeros(rows, 512))
     assert packed_products == [rows for rows in (1, 2, 8, 9) if rows > plain_rows]
 
 
 @torch.no_grad()
 def test_a_small_gain_is_not_worth_a_second_copy(monkeypatch):
-    faster_up_to(0, monkeypatch)
     monkeypatch.setattr(packed_linear, "_times", lambda *_: (1.0, 1.05))
-    assert packed_linear.faster_plain_rows(8, 4, torch.float32, 1) == 0
+    assert packed_linear.faster_plain_rows(nn.Linear(512, 512), 1) == 0
+
+
+@torch.no_grad()
+def test_both_products_are_timed_with_as_many_rows_and_outputs_of_the_largest_weights(monkeypatch):
+    if not packs(torch.zeros(512, 512)):
+        pytest.skip("oneDNN is not there")
+    monkeypatch.setattr(packed_linear, "TIMED_ENTRIES", 512 * 100)
+    sample = packed_linear._sample(torch.zeros(512, 512))
+    assert sample.shape == (100, 512)
+    plain, packed = packed_linear._times(3, sample, packed_linear._packed(sample))
+    assert plain > 0 < packed

@@ -36,6 +36,7 @@ from tempera.runtime.side_services import side_service
 from tempera.runtime.torchvision import import_torchvision
 from tempera.runtime.tracking import Tracker, in_background
 from tempera.targets.conditioners import ClassLabels
+from tempera.targets.transformer import TransformerTarget
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
@@ -150,6 +151,8 @@ def _build(cfg: DictConfig, checked: Checked) -> Built:
         pipeline = build.build_pipeline(cfg, target, rule)
     identity = _identity(cfg, checked, pipeline)
     notes = _notes(cfg, checked, unread) | matched | {"taken": taken}
+    if isinstance(target, TransformerTarget):
+        notes["plain_rows"] = target.plain_rows
     name = run_name(
         identity["method"],
         notes["changes"],

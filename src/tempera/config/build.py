@@ -168,17 +168,19 @@ def build_fast_target(cfg: DictConfig) -> AnyTarget:
     """
     if is_discrete(cfg):
         return build_fast_discrete_target(cfg)
-    if cfg.compile is True:
-        raise TemperaError(
-            "compile=true is for models of discrete tokens: leave it out.", option="compile"
-        )
+    for name, usual in (("compile", ("auto", False)), ("plain_rows", ("auto",))):
+        if cfg.get(name, "auto") not in usual:
+            raise TemperaError(
+                f"{name}={cfg[name]} is for models of discrete tokens: leave it out.", option=name
+            )
     return build_target(cfg)
 
 
 def build_fast_discrete_target(cfg: DictConfig) -> "TransformerTarget":
     """`build_fast_target`, for a model that `check_discrete` passes."""
     target = build_discrete_target(cfg)
-    target.pack()
+    plain_rows = cfg.get("plain_rows", "auto")
+    target.pack(None if plain_rows == "auto" else plain_rows)
     is_on_gpu = parse_device(cfg.device).type == "cuda"
     if is_on_gpu if cfg.compile == "auto" else cfg.compile:
         target.compile()

@@ -154,6 +154,7 @@ COMPUTED = {
 """Of every script that runs networks."""
 GENERATE = COMPUTED | {
     "compile": Option(bool | Literal["auto"], Role.NAME),
+    "plain_rows": Option(Count | Literal["auto"]),
     "batch_size": Option(Positive | Literal["auto"]),
     "truncate": Option(bool),
     "diagnostics": Option(bool, Role.IDENTITY),

@@ -14,7 +14,6 @@ uses the operators that TorchInductor uses, and `F.linear` where there are none.
 Shapes: I inputs, O outputs.
 """
 
-from functools import lru_cache
 from time import perf_counter
 from typing import Any, cast
 
@@ -37,8 +36,8 @@ TIMED_ROWS = 1, 2, 4, 8, 16, 32
 """Numbers of rows that both products are timed at."""
 
 GAIN = 1.1
-"""How many times as fast the plain product must be to be used: a smaller gain is not worth a second
-copy of the weight, nor is it the same in every timing.
+"""How many times as fast the plain products must be to be used: a smaller gain is not worth a
+second copy of the weights.
 """
 
 TIMED_ENTRIES = 2**24
@@ -63,10 +62,9 @@ class PackedLinear(nn.Module):
         weight: W, [O, I].
         bias: b, [O], or None.
         pack: False leaves W as it is, for a product that gradients flow through.
-        least_rows: fewest rows of x, 1 or 2; a faster product with fewer costs no memory.
+        plain_rows: most rows of x that the plain weight multiplies, see `faster_plain_rows`.
 
     Attributes:
-        plain_rows: most rows that the plain weight multiplies.
         plain: W, or None if only the packed weight is kept.
         packed: W in oneDNN's blocks, or None if it is not packed.
     """
@@ -76,17 +74,13 @@ class PackedLinear(nn.Module):
     packed: Tensor | None
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, pack: bool = True, least_rows: int = 1
+        self, weight: Tensor, bias: Tensor | None = None, pack: bool = True, plain_rows: int = 0
     ) -> None:
         super().__init__()
         weight = weight.detach()
-        self.least_rows = least_rows
-        self.plain_rows = 0
-        packed = None
-        if pack and packs(weight):
-            self.plain_rows = faster_plain_rows(*weight.shape, weight.dtype, least_rows)
-            packed = _packed(weight)
-        keeps_plain = packed is None or self.plain_rows > 0
+        self.plain_rows = plain_rows
+        packed = _packed(weight) if pack and packs(weight) else None
+        keeps_plain = packed is None or plain_rows > 0
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         self.register_buffer("plain", weight if keeps_plain else None, persistent=False)
         self.register_buffer("packed", packed, persistent=False)
@@ -104,34 +98,40 @@ class PackedLinear(nn.Module):
             return nn.functional.linear(x, self.weight, self.bias)
         return _multiply_packed(x, packed, self.bias)
 
-    def to_dtype(self, dtype: torch.dtype) -> "PackedLinear":
-        """A copy whose weights have another dtype."""
+    def to_dtype(self, dtype: torch.dtype, plain_rows: int | None = None) -> "PackedLinear":
+        """A packed copy whose weights have another dtype; by default for the same `plain_rows`."""
         weight = self.weight.to_dense() if self.plain is None else self.plain.clone()
         bias = None if self.bias is None else self.bias.to(dtype)
-        return PackedLinear(weight.to(dtype), bias, least_rows=self.least_rows)
+        rows = self.plain_rows if plain_rows is None else plain_rows
+        return PackedLinear(weight.to(dtype), bias, plain_rows=rows)
 
 
-@lru_cache(maxsize=64)
-def faster_plain_rows(outputs: int, inputs: int, dtype: torch.dtype, least_rows: int) -> int:
-    """Most of `TIMED_ROWS`, from `least_rows` on, up to which the plain product with a weight
-    [O, I] is `GAIN` times as fast as the packed one; 0 if it never is. Each size is timed once in a
-    process.
+def faster_plain_rows(module: nn.Module, least_rows: int) -> int:
+    """Most of `TIMED_ROWS`, from `least_rows` on, up to which the plain products of all linear
+    layers in a module together are `GAIN` times as fast as packed ones; 0 if they never are.
     """
-    weight = torch.ones(min(outputs, max(1, TIMED_ENTRIES // inputs)), inputs, dtype=dtype)
-    packed = _packed(weight)
+    weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
+    samples = [_sample(weight) for weight in weights if packs(weight)]
+    pairs = [(weight, _packed(weight)) for weight in samples]
     faster = 0
-    for rows in TIMED_ROWS:
-        x = torch.ones(rows, inputs, dtype=dtype)
+    for rows in TIMED_ROWS if pairs else ():
         if rows >= least_rows:
-            plain_time, packed_time = _times(x, weight, packed)
-            if GAIN * plain_time > packed_time:
+            times = [_times(rows, *pair) for pair in pairs]
+            if GAIN * sum(plain for plain, _ in times) > sum(packed for _, packed in times):
                 return faster
             faster = rows
     return faster
 
 
-def _times(x: Tensor, weight: Tensor, packed: Tensor) -> tuple[float, float]:
+def _sample(weight: Tensor) -> Tensor:
+    """A weight of the same inputs and dtype, and as many outputs as are timed."""
+    outputs, inputs = weight.shape
+    return torch.ones(min(outputs, max(1, TIMED_ENTRIES // inputs)), inputs, dtype=weight.dtype)
+
+
+def _times(rows: int, weight: Tensor, packed: Tensor) -> tuple[float, float]:
     """The least seconds of the plain and of the packed product, in five turns after a first."""
+    x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
     plain_times, packed_times = [], []
     for _ in range(6):
         start = perf_counter()
@@ -153,10 +153,10 @@ def _multiply_packed(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> T
     return out
 
 
-def pack(module: nn.Module, least_rows: int = 1) -> None:
+def pack(module: nn.Module, plain_rows: int) -> None:
     """Replace the linear layers inside a module, see `PackedLinear`."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
-            setattr(module, name, PackedLinear(child.weight, child.bias, least_rows=least_rows))
+            setattr(module, name, PackedLinear(child.weight, child.bias, plain_rows=plain_rows))
         else:
-            pack(child, least_rows)
+            pack(child, plain_rows)

@@ -52,10 +52,10 @@ class TokenHead:
         self.vocab_size: int = len(weight) + self._line_ends
         self.length, self.sampling = length, sampling
 
-    def pack(self) -> None:
-        """Store the weight for products with few rows, in place of the network's own head."""
+    def pack(self, plain_rows: int) -> None:
+        """Pack the weight (`packed_linear`), in place of the network's own head."""
         dtype = self.linear.weight.dtype
-        self.linear = self.linear.to_dtype(dtype)
+        self.linear = self.linear.to_dtype(dtype, plain_rows)
         self._linears[dtype] = self.linear
         self._network.lm_head = self.linear
 
