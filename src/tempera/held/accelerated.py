@@ -22,7 +22,11 @@ from tempera.decoding.timing import now
 from tempera.decoding.trace import joined
 from tempera.errors import TemperaError, shown
 from tempera.evaluation.pipeline import DECODED_CODES, ImageDecoder, Method, observer
-from tempera.held.families import Chameleon, Emu3, Family, GlmImage, Janus, Request, in_ids
+from tempera.held.chameleon import Chameleon, in_ids
+from tempera.held.emu3 import Emu3
+from tempera.held.family import Family, Request
+from tempera.held.glm_image import GlmImage
+from tempera.held.janus import Janus
 from tempera.runtime import huggingface
 from tempera.targets import chameleon
 from tempera.targets.prompt_state import PromptConditioner
@@ -36,8 +40,23 @@ FAMILIES: dict[str, type[Family]] = {
     "ChameleonForConditionalGeneration": Chameleon,
     "GlmImageForConditionalGeneration": GlmImage,
 }
-OF_THE_MODEL = {"model", "weights", "device", "dtype", "compile", "batch_size", "seed", "truncate"}
-OF_THE_MODEL |= {"diagnostics", "image_size", "guidance", "temperature", "top_k", "top_p", "min_p"}
+OF_THE_MODEL = {
+    "model",
+    "weights",
+    "device",
+    "dtype",
+    "compile",
+    "batch_size",
+    "seed",
+    "truncate",
+    "diagnostics",
+    "image_size",
+    "guidance",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+}
 """Options of `tempera.load` that say what a held model says itself, or an argument does."""
 
 
@@ -58,8 +77,10 @@ class Accelerated:
         sampling: Sampling | None,
         decoder: ImageDecoder | None,
     ) -> None:
-        self.family, self.method = family, method
-        self._sampling, self._decoder = sampling, decoder or family.decoder()
+        self.family = family
+        self.method = method
+        self._sampling = sampling
+        self._decoder = decoder or family.decoder()
         self._cfg = _method(family.preset, method, options)
         self._rule: Any = rule or build.build_rule(self._cfg)
         self._target: TransformerTarget | None = None
@@ -96,31 +117,23 @@ class Accelerated:
         """
         all_prompts, seeds = seeded_prompts(prompts, seed, num_images)
         check_callable(progress=progress, callback=callback)
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise TemperaError(
-                f"batch_size={shown(batch_size)} is not possible: give a whole number above 0"
-            )
-        if images and self._decoder is None:
-            raise TemperaError(
-                f"{type(self.family.model).__name__} has no image decoder in transformers: give "
-                "accelerate a decoder=, call generate with images=False, or, for GLM-Image, run "
-                "diffusers' pipeline inside `with fast.installed():`."
-            )
-        outputs, pictures, seconds = [], [], 0.0
+        self._check(batch_size, images)
+        outputs = []
+        pictures = []
+        seconds = 0.0
         with self._lock, torch.no_grad():
             for first in range(0, len(all_prompts), batch_size):
                 rows = slice(first, first + batch_size)
-                batch = all_prompts[rows]
-                arguments = self.family.arguments([prompt.text for prompt in batch], dict(options))
+                texts = [prompt.text for prompt in all_prompts[rows]]
+                ids = [prompt.id for prompt in all_prompts[rows]]
+                arguments = self.family.arguments(texts, dict(options))
                 request = self.family.request(arguments)
-                start = now(self._device)
-                ids = [prompt.id for prompt in batch]
                 observe = observer(progress, callback)
+                start = now(self._device)
                 output = self._decode(request, seeds[rows], ids, observe)
                 seconds += now(self._device) - start
                 outputs.append(output)
                 if images:
-                    texts = [prompt.text for prompt in batch]
                     pictures.append(self._pictures(request.spec, output.tokens, texts))
         return Result(
             prompts=tuple(prompt.text for prompt in all_prompts),
@@ -178,13 +191,13 @@ class Accelerated:
             seed: of the random draws of every call; by default drawn from PyTorch's generator.
         """
         model: Any = self.family.model
-        own = model.generate
+        of_class = model.generate
         before = model.__dict__.get("generate")
 
         def generate(inputs: Tensor | None = None, *rest: Any, **arguments: Any) -> Any:
-            asked = arguments if inputs is None else {"inputs": inputs, **arguments}
-            if rest or not self.family.wants_image(asked):
-                return own(inputs, *rest, **arguments)
+            named = arguments if inputs is None else {"inputs": inputs, **arguments}
+            if rest or not self.family.wants_image(named):
+                return of_class(inputs, *rest, **arguments)
             return self.generate_ids(inputs, seed=seed, **arguments)
 
         model.__dict__["generate"] = generate
@@ -194,6 +207,19 @@ class Accelerated:
             del model.__dict__["generate"]
             if before is not None:
                 model.__dict__["generate"] = before
+
+    def _check(self, batch_size: object, images: bool) -> None:
+        """Raise TemperaError for a batch size that is not possible, or without an image decoder."""
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise TemperaError(
+                f"batch_size={shown(batch_size)} is not possible: give a whole number above 0"
+            )
+        if images and self._decoder is None:
+            raise TemperaError(
+                f"{type(self.family.model).__name__} has no image decoder in transformers: give "
+                "accelerate a decoder=, call generate with images=False, or, for GLM-Image, run "
+                "diffusers' pipeline inside `with fast.installed():`."
+            )
 
     @property
     def _device(self) -> torch.device:
@@ -207,8 +233,8 @@ class Accelerated:
         ids: list[str],
         observe: Callable[..., None],
     ) -> Output:
-        guidance = self.family.guidance
-        sampling = self._sampling or request.settings.sampling(guidance)
+        """Decode one image per row of a request, whose random streams are named `ids`."""
+        sampling = self._sampling or request.settings.sampling(self.family.guidance)
         target = self._target_of(request.spec, sampling)
         condition = request.condition
         keep = condition[:, 0] != PADDING
@@ -226,7 +252,7 @@ class Accelerated:
 
     def _target_of(self, spec: ModelSpec, sampling: Sampling) -> TransformerTarget:
         """The target of a format. The last one is kept, with its cache."""
-        _check(self.family)
+        check_model(self.family)
         if self._target is None or self._target.network.spec != spec:
             self._target = None  # its cache is freed before another is made
             network: Any = self.family.network(spec)
@@ -240,12 +266,12 @@ class Accelerated:
         lines, columns = spec.grid
         codes = tokens[:, -lines * columns :].unflatten(1, spec.grid)
         size = max(1, DECODED_CODES // (lines * columns))
-        made = []
+        decoded = []
         for first in range(0, len(codes), size):
             rows = slice(first, first + size)
-            given = [prompts[rows]] if getattr(decoder, "reads_prompts", False) else []
-            made.append(decoder.decode_codes(codes[rows], *given).float().cpu())
-        images = torch.cat(made)
+            texts = [prompts[rows]] if getattr(decoder, "reads_prompts", False) else []
+            decoded.append(decoder.decode_codes(codes[rows], *texts).float().cpu())
+        images = torch.cat(decoded)
         return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
@@ -283,32 +309,37 @@ def accelerate(
         TemperaError: the class, a part of the model, the method or an option is not supported.
     """
     names = [kind.__name__ for kind in type(model).__mro__]
-    found = next((FAMILIES[name] for name in names if name in FAMILIES), None)
-    if found is None:
+    supported = [name for name in names if name in FAMILIES]
+    if not supported:
         raise TemperaError(
             f"{type(model).__name__} is not supported: give an instance of one of "
             f"{', '.join(FAMILIES)}."
         )
-    family = found(model, processor)
+    family = FAMILIES[supported[0]](model, processor)
     if isinstance(family, Chameleon):
         family.layout = in_ids(_layout(layout), processor)
     elif layout is not None:
         raise TemperaError("layout= is for Chameleon's models alone: leave it away.")
-    _check(family)
+    check_model(family)
     return Accelerated(family, method, options, rule, sampling, decoder)
 
 
 def _layout(layout: str | ModelSpec | None) -> ModelSpec:
+    """A layout, perhaps by name.
+
+    Raises:
+        TemperaError: there is none of this name.
+    """
     if isinstance(layout, ModelSpec):
         return layout
-    made = {"anole": chameleon.anole, "lumina": chameleon.lumina, "lumina2": chameleon.lumina2}
-    if layout not in made:
+    layouts = {"anole": chameleon.anole, "lumina": chameleon.lumina, "lumina2": chameleon.lumina2}
+    if layout not in layouts:
         raise TemperaError(
             "a Chameleon's weights do not tell the format of its images: give layout='anole', "
             "'lumina', 'lumina2', or a ModelSpec such as "
             "tempera.targets.chameleon.lumina(1024, 1024)."
         )
-    return made[layout]()
+    return layouts[layout]()
 
 
 def _method(preset: str, method: str, options: dict[str, Any]) -> Any:
@@ -324,8 +355,8 @@ def _method(preset: str, method: str, options: dict[str, Any]) -> Any:
                 "the method, and sampling=tempera.Sampling(...).",
                 option=name,
             )
-    arguments = [written(*option) for option in {"model": preset, "method": method}.items()]
-    arguments += [written(*option) for option in options.items()]
+    all_options = {"model": preset, "method": method, **options}
+    arguments = [written(name, value) for name, value in all_options.items()]
     cfg = composed("generate", arguments)
     if "neighbours" in cfg or "path" in cfg.drafter or "smaller" in cfg.drafter:
         raise TemperaError(
@@ -339,9 +370,10 @@ def _method(preset: str, method: str, options: dict[str, Any]) -> Any:
     return cfg
 
 
-def _check(family: Family) -> None:
+def check_model(family: Family) -> None:
     """Raise TemperaError for a model that cannot be decoded as it is."""
-    model, text = family.model, family.text
+    model = family.model
+    text = family.text
     if model.training:
         raise TemperaError("the model is in training mode: call model.eval() first.")
     rope = text.config.rope_parameters.get("rope_type", "default")
@@ -358,16 +390,18 @@ def _check(family: Family) -> None:
             "the model has hooks that move its weights (device_map, or offloading to the CPU), "
             "which an accelerated model does not call: load it on one device without them."
         )
-    weights = list(text.parameters()) + list(family.model.lm_head.parameters())
+    head = list(model.lm_head.parameters())
+    weights = [*text.parameters(), *head]
     devices = {weight.device for weight in weights}
     if len(devices) != 1 or next(iter(devices)).type == "meta":
         raise TemperaError(
             f"the model's weights are on {', '.join(sorted(map(str, devices)))}: put all of them "
             "on one device."
         )
-    if not all(weight.is_floating_point() for weight in family.model.lm_head.parameters()):
+    if not all(weight.is_floating_point() for weight in head):
         raise TemperaError("the model's head is quantised, which is not supported: leave it whole.")
 
 
 def _no_prompts(prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """In place of a conditioner until the first request brings one."""
     raise AssertionError(prompts)

@@ -44,7 +44,7 @@ class Settings:
 
     Args:
         config: a `GenerationConfig`.
-        given: arguments of `generate`.
+        arguments: of `generate`.
         names: further arguments that the family takes.
 
     Attributes:
@@ -55,11 +55,11 @@ class Settings:
         TemperaError: an argument or a setting is not possible.
     """
 
-    def __init__(self, config: Any, given: Mapping[str, Any], names: set[str]) -> None:
-        given = {name: value for name, value in given.items() if value is not None}
-        config = copy.copy(given.pop("generation_config", config))
+    def __init__(self, config: Any, arguments: Mapping[str, Any], names: set[str]) -> None:
+        stated = {name: value for name, value in arguments.items() if value is not None}
+        config = copy.copy(stated.pop("generation_config", config))
         self.inputs: dict[str, Any] = {}
-        for name, value in given.items():
+        for name, value in stated.items():
             if name in names:
                 self.inputs[name] = value
             elif hasattr(config, name):
@@ -89,8 +89,8 @@ class Settings:
         top_k = 50 if config.top_k is None else config.top_k
         top_p = 1.0 if config.top_p is None else config.top_p
         temperature = 1.0 if config.temperature is None else config.temperature
-        numbers = float(temperature), int(top_k), float(top_p), float(config.min_p or 0)
-        return Sampling(float(scale), *numbers)
+        min_p = config.min_p or 0.0
+        return Sampling(float(scale), float(temperature), int(top_k), float(top_p), float(min_p))
 
     def new(self, prompt: int, image: int, most: int, codes: range) -> int:
         """How many ids to return behind the prompt.

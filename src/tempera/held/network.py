@@ -64,7 +64,8 @@ class HeldDecoder(Decoder):
         nn.Module.__init__(self)  # Decoder's own makes new weights
         self.embed_tokens = text.embed_tokens
         self.layers = nn.ModuleList(HeldLayer(layer, text.config) for layer in text.layers)
-        self.norm, self.rotary = norm, rotary
+        self.norm = norm
+        self.rotary = rotary
 
     @override
     def forward(
@@ -118,7 +119,9 @@ def rotary_of(config: Any, spec: ModelSpec) -> Rotary:
     numbers of a head alone, and pair them among themselves.
     """
     rope = config.rope_parameters
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is None:
+        head_dim = config.hidden_size // config.num_attention_heads
     turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     if "mrope_section" not in rope:
         return Rotary(turned, rope["rope_theta"])
