@@ -143,19 +143,32 @@ def started(port: int, rank: int, limit: int) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_process_that_does_not_come_is_waited_for_aloud_and_not_forever() -> None:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    out, told = started(port, 0, 5).communicate(timeout=200)
-    assert "waiting for 2 processes to meet at 127.0.0.1" in told
-    assert out.startswith("process 0 of 2 did not meet the others") and "unset WORLD_SIZE" in out
-    assert len(out.splitlines()) == 1
+        port: int = server.getsockname()[1]
+    return port
+
+
+def test_processes_that_do_not_come_are_waited_for_aloud_and_not_forever() -> None:
+    """By the main process and by others; and the wait can be interrupted."""
+    alone = [started(free_port(), rank, 3) for rank in range(2)]
+    patient = [started(free_port(), rank, 300) for rank in range(2)]
+    for rank, process in enumerate(patient):
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("waiting for 2 processes to meet at 127.0.0.1")
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=60)[1], rank
+    for rank, process in enumerate(alone):
+        out, told = process.communicate(timeout=200)
+        assert all(line.startswith("waiting for 2 processes") for line in told.splitlines()), told
+        assert out.startswith(f"process {rank} of 2 did not meet the others")
+        assert "(nobody came within 3 s)" in out and "unset WORLD_SIZE" in out
+        assert told and len(out.splitlines()) == 1
 
 
 @pytest.mark.slow
 def test_processes_that_come_meet() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     both = [started(port, rank, 200) for rank in range(2)]
     assert [one.communicate(timeout=250)[0] for one in both] == ["[0, 1]\n"] * 2
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, TypeVar
 
 from tempera.errors import TemperaError, shortened
@@ -120,16 +122,28 @@ def _meet(cpu: bool, patience: timedelta, meeting: timedelta) -> None:
     rank = environment["RANK"]
     place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
     told = f"{count} processes to meet at {place}, as WORLD_SIZE and MASTER_ADDR say"
+    met = SimpleQueue[Any]()
+
+    def meet() -> None:
+        try:
+            met.put(next(iter(rendezvous("env://", timeout=patience))))
+        except (RuntimeError, ValueError) as problem:
+            met.put(problem)
+
+    # torch's own wait cannot be interrupted, and tells in traces of C++ that it ends
+    Thread(target=meet, daemon=True).start()
     try:
         with waiting(told):
-            store, number, total = next(iter(rendezvous("env://", timeout=meeting)))
-    except (RuntimeError, ValueError) as problem:
+            found = met.get(timeout=meeting.total_seconds())
+    except Empty:
+        found = TimeoutError(f"nobody came within {meeting.total_seconds():.0f} s")
+    if isinstance(found, Exception):
         raise TemperaError(
-            f"process {rank} of {count} did not meet the others at {place} ({reason(problem)}): "
+            f"process {rank} of {count} did not meet the others at {place} ({reason(found)}): "
             "start them all, with torchrun or srun, or unset WORLD_SIZE and RANK, which a launcher "
             "may have left behind."
-        ) from problem
-    store.set_timeout(patience)
+        ) from found
+    store, number, total = found
     backend = "gloo" if cpu or not cuda.is_available() else "nccl"
     distributed.init_process_group(
         backend, store=store, rank=number, world_size=total, timeout=patience
