@@ -1,5 +1,5 @@
-"""The resolvers that conf/ uses: `package`, `started`, `beside`, `at`, `unless_random`,
-`own_or`, `jobs` and `each`; `of_family` stands in search.py, `usage` in help.py.
+"""The resolvers that conf/ uses: `package`, `started`, `directory_of`, `at`, `unless_random`,
+`trained_or_public`, `jobs` and `each`; `of_family` stands in search.py, `usage` in help.py.
 """
 
 import hashlib
@@ -30,8 +30,10 @@ def started() -> str:
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
 
 
-def beside(weights: str) -> str:
-    """`${beside:WEIGHTS}`: the directory of a file; a directory, a hub id or `random` as it is."""
+def directory_of(weights: str) -> str:
+    """`${directory_of:WEIGHTS}`: the directory of a file; a directory, a hub id or `random` as it
+    is.
+    """
     return str(Path(weights).parent) if Path(str(weights)).is_file() else weights
 
 
@@ -42,9 +44,9 @@ def unless_random(weights: str, other: str) -> str:
     return "random" if weights == "random" else other
 
 
-def own_or(directory: str, public: str | None) -> str:
-    """`${own_or:DIRECTORY,HUB}`: the draft in the directory, or if there is none, that of the hub,
-    if that is not null.
+def trained_or_public(directory: str, public: str | None) -> str:
+    """`${trained_or_public:DIRECTORY,HUB}`: the draft in the directory, or if there is none, that
+    of the hub, if that is not null.
     """
     return directory if public is None or (Path(directory) / "config.json").is_file() else public
 
@@ -84,6 +86,6 @@ def each(values: list[object]) -> str:
     return ",".join(map(str, values))
 
 
-for _resolver in (package, beside, unless_random, own_or, at, jobs, each):
+for _resolver in (package, directory_of, unless_random, trained_or_public, at, jobs, each):
     OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
 OmegaConf.register_new_resolver("started", started, replace=True, use_cache=True)
