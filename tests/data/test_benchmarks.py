@@ -23,6 +23,10 @@ from tempera.data.entries import Entry, Listed
 from tempera.errors import TemperaError
 from tempera.runtime.hub import Repository
 
+SOME: dict[str, Any] = {"path": None, "limit": 64, "offset": 0}
+COCO: dict[str, Any] = SOME | {"per_image": 1, "seed": 0}
+CAPTIONS: dict[str, Any] = {"path": None, "per_image": 1, "seed": 0}
+
 
 def keys(source: Listed) -> list[str]:
     return [entry.key for entry in source.read(0) if isinstance(entry, Entry)]
@@ -41,51 +45,54 @@ def test_coco_has_one_caption_an_image_in_an_order_of_the_ids_and_the_seed(tmp_p
     ]
     file = tmp_path / "captions.json"
     file.write_text(json.dumps({"annotations": rows}))
-    prompts = coco_prompts(str(file))
+    here = COCO | {"path": str(file)}
+    prompts = coco_prompts(**here)
     assert {prompt.text for prompt in prompts} == {
         *(f"caption {image} 0" for image in (0, 1, 2, 4, 5)), "caption 3 1", "y",
     }  # fmt: skip
     assert [int(one.id) for one in prompts] != sorted(int(one.id) for one in prompts)
-    assert coco_prompts(str(file), limit=2, offset=3) == prompts[3:5]
-    assert coco_prompts(str(file), seed=1) != prompts
-    assert len(coco_prompts(str(file), per_image=0)) == 13
-    source = coco_training(str(file))
+    assert coco_prompts(**here | {"limit": 2, "offset": 3}) == prompts[3:5]
+    assert coco_prompts(**here | {"seed": 1}) != prompts
+    assert len(coco_prompts(**here | {"per_image": 0})) == 13
+    source = coco_training(**CAPTIONS | {"path": str(file)})
     assert [key.split("#")[1] for key in keys(source)] == [prompt.id for prompt in prompts]
     assert list(source.read(4)) == list(source.read(0))[4:] and source.describe()["sha256"]
     file.write_text(json.dumps({"annotations": rows[::-1]}))
-    assert coco_prompts(str(file)) == prompts
+    assert coco_prompts(**here) == prompts
 
 
 def test_every_class_equally_often() -> None:
-    prompts = imagenet_prompts(None, per_class=2)
+    prompts = imagenet_prompts(None, 0, per_class=2, seed=0)
     texts = [prompt.text for prompt in prompts]
     assert len(prompts) == 2000 == len({prompt.id for prompt in prompts})
     assert sorted(texts, key=int) == [str(number // 2) for number in range(2000)]
     assert texts[:5] != ["0", "1", "2", "3", "4"]
-    assert imagenet_prompts(3, 10, per_class=2) == prompts[10:13]
-    drawn = keys(imagenet_classes(2))
+    assert imagenet_prompts(3, 10, per_class=2, seed=0) == prompts[10:13]
+    drawn = keys(imagenet_classes(2, seed=1))
     assert drawn != [prompt.id for prompt in prompts] and set(drawn) == {one.id for one in prompts}
 
 
 def test_geneval_draws_each_prompt_four_times(tmp_path: Path) -> None:
     file = tmp_path / "evaluation_metadata.jsonl"
     file.write_text('{"tag": "counting", "include": [], "prompt": "two cats"}\n' * 2)
-    prompts = geneval_prompts(str(file), limit=None)
+    here: dict[str, Any] = SOME | {"path": str(file), "per_prompt": 4}
+    prompts = geneval_prompts(**here | {"limit": None})
     assert [prompt.id for prompt in prompts][3:6] == ["00000-0003", "00001-0000", "00001-0001"]
     assert len(prompts) == 8
     file.write_text('{"tag": "counting"}\n')
     with pytest.raises(TemperaError, match=r"metadata\.jsonl:1 "):
-        geneval_prompts(str(file))
+        geneval_prompts(**here)
     with pytest.raises(TemperaError, match="give path=evaluation_metadata"):
-        geneval_prompts(None)
+        geneval_prompts(**here | {"path": None})
 
 
 def test_parti_is_shuffled_unless_its_order_is_wanted(tmp_path: Path) -> None:
     file = tmp_path / "PartiPrompts.tsv"
     file.write_text("Prompt\tCategory\n" + "".join(f"prompt {n}\tAbstract\n" for n in range(30)))
-    plain = parti_prompts(str(file), seed=None)
+    here: dict[str, Any] = SOME | {"path": str(file)}
+    plain = parti_prompts(**here, seed=None)
     assert [prompt.text for prompt in plain] == [f"prompt {n}" for n in range(30)]
-    shuffled = parti_prompts(str(file))
+    shuffled = parti_prompts(**here, seed=0)
     assert shuffled != plain and sorted(shuffled, key=lambda p: p.id) == plain
     assert keys(prompt_file(str(file))) == [prompt.id for prompt in plain]
 
@@ -115,13 +122,15 @@ def test_from_the_hub_and_again_without_it(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(benchmarks, "COCO2014", coco2014)
         for offline in (False, True):
             hub.here(monkeypatch, offline=offline)
-            found = {(one.id, one.text) for one in coco_prompts(split="val2014")}
+            found = {(one.id, one.text) for one in coco_prompts(**COCO, split="val2014")}
             assert found == {("390-0", "b"), ("32-0", "c")}
-            assert {(one.id, one.text) for one in coco_prompts()} == {("70", "a"), ("50", "c")}
-            assert coco_training().count() == len(coco_prompts(split="train")) == 2
-            assert [prompt.text for prompt in parti_prompts()] == ["a cat"]
-            found = drawbench_prompts()
-            assert [(one.id, one.text) for one in found] == [
+            found = {(one.id, one.text) for one in coco_prompts(**COCO)}
+            assert found == {("70", "a"), ("50", "c")}
+            assert coco_training(**CAPTIONS).count() == 2
+            assert len(coco_prompts(**COCO, split="train")) == 2
+            assert [prompt.text for prompt in parti_prompts(**SOME, seed=0)] == ["a cat"]
+            drawn_prompts = drawbench_prompts(**SOME)
+            assert [(one.id, one.text) for one in drawn_prompts] == [
                 ("drawbench-000", "a dog"), ("drawbench-001", "b"),
             ]  # fmt: skip
         assert len(hub.downloads()) == len(set(hub.downloads()))

@@ -6,6 +6,7 @@ import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from image_server import jpeg
 from PIL import Image
 from together import together
 
+from tempera.data import prepare as preparation
 from tempera.data.encoders import Encoded, VQEncoder, to_pixels
 from tempera.data.entries import Broken, Entry, Item, LeftOut, Listed, Source, Tally, tallied
-from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, Manifest, read_shards
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
@@ -29,6 +30,7 @@ from tempera.targets.conditioners import CaptionTokens
 
 GRID = (2, 3)
 SIX = {"shard_size": 6, "batch_size": 2}
+prepare = partial(preparation.prepare, shard_size=1000, batch_size=32, max_broken=100)
 
 
 class Counting:

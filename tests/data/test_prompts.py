@@ -101,7 +101,7 @@ def test_ids_are_unique_in_the_whole_set(tmp_path: Path) -> None:
     long = "9" * 5000  # Python refuses to count so far
     one, other = ({"id": name, "image_id": f"{long}{name!r}", "caption": "x"} for name in (1, "1"))
     with pytest.raises(TemperaError, match="two prompts have the ids 1 and 1"):
-        coco_prompts(write(tmp_path / "captions.json", coco(one, other)), limit=1)
+        coco_prompts(write(tmp_path / "captions.json", coco(one, other)), 1, 0, 1, 0)
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "A"), ("ß", "SS"), ("\xe9", "e\u0301")])
@@ -147,9 +147,9 @@ def test_parquet(tmp_path: Path) -> None:
 def test_broken_files_are_refused_in_one_sentence(
     tmp_path: Path, name: str, content: str, sentence: str
 ) -> None:
-    read = coco_prompts if name == "a.json" else file_prompts
+    path = write(tmp_path / name, content)
     with pytest.raises(TemperaError, match=sentence) as problem:
-        read(write(tmp_path / name, content))
+        coco_prompts(path, 1, 0, 1, 0) if name == "a.json" else file_prompts(path)
     assert "\n" not in str(problem.value)
 
 

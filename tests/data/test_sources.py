@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tempera.data import sources
 from tempera.data.entries import Broken, Entry, Source
 from tempera.data.folder import image_folder
-from tempera.data.sources import Stream, parquet, tar_shards
+from tempera.data.sources import tar_shards
 from tempera.errors import TemperaError
 from tempera.runtime.image_files import decode_picture
+
+parquet = partial(sources.parquet, image="image")
+Stream = partial(sources.Stream, split="train", image="image")
 
 
 def picture(value: int = 0) -> bytes:

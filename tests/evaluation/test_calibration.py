@@ -112,7 +112,7 @@ def test_the_loop_reaches_the_expected_length(tmp_path: Path) -> None:
     path = str(tmp_path / "s.safetensors")
     save_statistics(Path(path), found, NOW)
     for rule in (
-        Relaxed(calibrated(LENGTH, path, 3.4, NOW)),
+        Relaxed(calibrated(LENGTH, path, 3.4, NOW, ceiling=100)),
         Priced(optimal(LENGTH, Tree.chain(LENGTH), path, 3.4, NOW)),
     ):
         drafter = FirstRoundOnly(draft, Tree.chain(LENGTH))
@@ -159,7 +159,7 @@ def test_refused(solver: str, changed: dict[str, Any], told: str, statistics: st
     del given["tree"]
     if solver != "optimal":
         with pytest.raises(TemperaError, match=told):
-            calibrated(**given)
+            calibrated(**{"ceiling": 100, **given})
 
 
 def test_statistics_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,11 +172,11 @@ def test_statistics_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     low, high = reachable_by_price(found.rounds)
     assert len(optimal(2, tree, path, (low + high) / 2, NOW).prices) == 2
     with pytest.raises(TemperaError, match="these statistics are of a tree"):
-        calibrated(2, path, 2.5, NOW)
+        calibrated(2, path, 2.5, NOW, ceiling=100)
 
 
 def test_a_shorter_draft_uses_the_first_depths(statistics: str) -> None:
-    assert len(calibrated(2, statistics, 2.5, NOW)) == 2
+    assert len(calibrated(2, statistics, 2.5, NOW, ceiling=100)) == 2
     assert len(optimal(2, Tree.chain(2), statistics, 2.5, NOW).prices) == 2
 
 

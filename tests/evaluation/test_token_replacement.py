@@ -52,5 +52,6 @@ def test_draws_depend_on_the_image_alone() -> None:
 def test_more_neighbours_than_codes(options: dict[str, int], told: str) -> None:
     tokenizer = VQModel(VQConfig(32, 4, 8, (1, 1), (1, 1), 1, 8, 4))
     target, method = TableTarget(), Method(None, None)  # type: ignore[arg-type]
+    options = {"replace": 1, "rank": 0} | options
     with pytest.raises(TemperaError, match=told):
         replacing_pipeline(target, method, tokenizer, torch.device("cpu"), seed=0, **options)

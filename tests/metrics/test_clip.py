@@ -66,7 +66,7 @@ def test_clip_score_of_prefixed_prompts(
     torch.testing.assert_close(found, expected(state, pictures(40), "A photo of ", quick))
     write_clip(tmp_path, state)
     if not quick:
-        found = scored(ClipScore(f"local-dir:{tmp_path}", prefix="A photo of "), pictures(40))
+        found = scored(ClipScore(f"local-dir:{tmp_path}", None, prefix="A photo of "), pictures(40))
         torch.testing.assert_close(found, expected(state, pictures(40), "A photo of "))
 
 
@@ -127,7 +127,7 @@ def test_weights_of_another_model_are_refused(
 def test_the_files_of_a_model() -> None:
     (openai,) = ClipScore("ViT-L-14", "openai").files
     assert openai.place == "timm/vit_large_patch14_clip_224.openai"
-    assert ClipScore("hf-hub:laion/CLIP-ViT-g-14-laion2B-s12B-b42K").files == ()
+    assert ClipScore("hf-hub:laion/CLIP-ViT-g-14-laion2B-s12B-b42K", None).files == ()
     assert ClipScore("ViT-B-32", "own.bin").files == (
         WeightsFile("own.bin", "open_clip_model.safetensors"),
     )

@@ -51,7 +51,7 @@ def test_inception_reads_the_published_layout_and_no_other(tmp_path: Path) -> No
 def test_inceptions_features_come_before_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first 2,048 are compared; the others are logits."""
     monkeypatch.setattr(fidelity, "extractor", lambda *_: torch.nn.Identity())
-    networks = Inception().load(CPU)
+    networks = Inception("no file").load(CPU)
     left, right = torch.randn(20, 2060), torch.randn(20, 2060)
     rows = [{"features": row.tolist()} for row in left]
     found = quality(rows, networks, right.double().numpy(), 5)

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -32,6 +33,8 @@ from tempera.metrics.standard import USUAL, Adapter, StandardEvaluator
 from tempera.metrics.weights import WeightsFile
 from tempera.runtime.row_store import Store
 from tempera.runtime.tensor_files import fill
+
+evaluator_of = partial(StandardEvaluator, resamples=200)
 
 CPU = torch.device("cpu")
 NAME = "brightness.safetensors"
@@ -78,7 +81,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def test_pictures_to_numbers(file: Path, images: Path, tmp_path: Path) -> None:
-    evaluator = StandardEvaluator(["own"], str(images), own=Brightness(str(file)))
+    evaluator = evaluator_of(["own"], str(images), own=Brightness(str(file)))
     evaluator.check("large")
     evaluator.fetch()
     assert evaluator.to_download() == 0
@@ -102,11 +105,11 @@ def test_pictures_to_numbers(file: Path, images: Path, tmp_path: Path) -> None:
 def test_names(file: Path, images: Path) -> None:
     """By network or by metric; the others' numbers are left out."""
     named = {"own": Brightness(str(file))}
-    one = StandardEvaluator(["clip_score"], None, **named)
+    one = evaluator_of(["clip_score"], None, **named)
     (networks,) = one.load(CPU)
     assert networks.distances == {}
     assert re.fullmatch("own-[0-9a-f]{16}", networks.identity)
-    both = StandardEvaluator(["fid", "own"], str(images), **named)
+    both = evaluator_of(["fid", "own"], str(images), **named)
     assert [set(networks.distances) for networks in both.load(CPU)] == [{"fid"}]
     assert networks.identity == next(both.load(CPU)).identity
     os.utime(file, ns=(1, 1))  # another file of the same size at the same place
@@ -116,8 +119,8 @@ def test_names(file: Path, images: Path) -> None:
 def test_fetching_loads_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But it says what is missing."""
     monkeypatch.setattr(Brightness, "load", lambda *_: pytest.fail("it is loaded"))
-    StandardEvaluator(["clip_score"], own=Brightness(str(file))).fetch()
-    evaluator = StandardEvaluator(["clip_score"], own=Brightness(str(file)))
+    evaluator_of(["clip_score"], own=Brightness(str(file))).fetch()
+    evaluator = evaluator_of(["clip_score"], own=Brightness(str(file)))
     evaluator.check("large")
     file.unlink()
     with pytest.raises(TemperaError, match=f"{NAME}, which a metric reads, is not at"):
@@ -128,10 +131,10 @@ def test_images_whose_features_are_cached_are_not_read_again(
     file: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check() -> None:
-        StandardEvaluator(["fid"], str(images), own=Brightness(str(file))).check("large")
+        evaluator_of(["fid"], str(images), own=Brightness(str(file))).check("large")
 
     monkeypatch.setattr(references, "cache_directory", lambda: tmp_path / "cache")
-    evaluator = StandardEvaluator(["fid"], str(images), own=Brightness(str(file)))
+    evaluator = evaluator_of(["fid"], str(images), own=Brightness(str(file)))
     (networks,) = evaluator.load(CPU)
     reference_features(evaluator, networks, 8, tmp_path / "cache")
     with monkeypatch.context() as patch:
@@ -154,7 +157,7 @@ def test_images_whose_features_are_cached_are_not_read_again(
 )
 def test_what_cannot_be_measured(names: list[str], options: dict, words: str, file: Path) -> None:
     with pytest.raises(TemperaError, match=words):
-        StandardEvaluator(names, **{"own": Brightness(str(file)), **options}).check("large")
+        evaluator_of(names, **{"own": Brightness(str(file)), **options}).check("large")
 
 
 def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
@@ -163,7 +166,7 @@ def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
     nowhere = {name: Brightness("no.pt") for name in USUAL if name != "clip"}
     for reference, words in ((None, "there are no real images"), (str(images), f"{NAME}, which")):
         own = Brightness(str(file))
-        evaluator = StandardEvaluator(None, reference, clip=own, **nowhere)
+        evaluator = evaluator_of(None, reference, clip=own, **nowhere)
         assert evaluator.to_download() == 0  # a dry run asks for no more
         assert capsys.readouterr().out.count(f"left out: {words}") == 1
         evaluator.fetch()

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ import pytest
 
 from tempera.runtime.tracking import Tracker, WandbTracker, no_tracker, wandb_tracker
 
+USUAL: dict[str, Any] = {"project": "tempera", "mode": "auto"}
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -16,8 +18,15 @@ from PIL import Image
 from tempera.runtime.tracking import wandb_tracker
 directory = Path(sys.argv[1])
 Image.new("RGB", (4, 4)).save(directory / "a.png")
-tags, config = ["method=coolsd", "x" * 80], {"delta": 2}
-tracker = wandb_tracker(directory=directory, job_type="eval", group="g", tags=tags, config=config)
+tracker = wandb_tracker(
+    directory=directory,
+    project="tempera",
+    mode="auto",
+    job_type="eval",
+    group="g",
+    tags=["method=coolsd", "x" * 80],
+    config={"delta": 2},
+)
 tracker.log({"accepted_length": 2.5}, step=1)
 tracker.summary({"fid": 1.0})
 tracker.image("grid", directory / "a.png", "a caption")
@@ -69,7 +78,7 @@ def test_a_resumed_run_goes_on_under_its_id(
     started = Mock()
     monkeypatch.setattr("wandb.init", started)
     for _ in range(2):
-        wandb_tracker(directory=tmp_path, mode="online", config={"delta": 2})
+        wandb_tracker(directory=tmp_path, project="tempera", mode="online", config={"delta": 2})
     first, second = (call.kwargs for call in started.call_args_list)
     assert first == second and (first["resume"], first["config"]["delta"]) == ("allow", 2)
     settings = first["settings"]  # a server that takes nothing does not hold a run
@@ -79,7 +88,7 @@ def test_a_resumed_run_goes_on_under_its_id(
 def test_only_the_main_process_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    for make in (wandb_tracker, no_tracker):
+    for make in (partial(wandb_tracker, **USUAL), no_tracker):
         tracker = make(directory=tmp_path, job_type="eval", group="g", tags=["a"], config={})
         tracker.log({"a": 1.0}, step=1)
         tracker.image("grid", tmp_path / "missing.png")
@@ -100,7 +109,7 @@ def test_what_wandb_refuses_is_told_and_the_run_goes_on(
 ) -> None:
     if environment is not None:
         monkeypatch.setenv("WANDB_MODE", environment)
-    assert type(wandb_tracker(directory=tmp_path, **options)) is Tracker
+    assert type(wandb_tracker(directory=tmp_path, **USUAL | options)) is Tracker
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("W&B does not start (it refuses the run: ")
     assert line.endswith("goes on without it.")
@@ -112,7 +121,7 @@ def test_a_directory_that_wandb_cannot_write_is_told_and_the_run_goes_on(
     (tmp_path / "wandb").touch()
     refused = NotADirectoryError(20, "Not a directory", str(tmp_path / "wandb"))
     monkeypatch.setattr("wandb.init", Mock(side_effect=refused))
-    assert type(wandb_tracker(directory=tmp_path, mode="offline")) is Tracker
+    assert type(wandb_tracker(directory=tmp_path, **USUAL | {"mode": "offline"})) is Tracker
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("W&B does not start ([Errno 20] Not a directory")
 

@@ -1,6 +1,7 @@
 """What `train_data=` and `encoder=` choose, on a tiny target, and the order of training images."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.network_identity import identity_of
 from tempera.training.dataset import ShardCodes, encoded_codes, shard_codes
+
+DRAWN: dict[str, Any] = {"draws": True, "batch_size": 32, "seed": 0}
 
 
 def captions(count: int) -> Listed:
@@ -34,7 +37,7 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
     places = {batch: tmp_path / str(batch) for batch in (2, 5)}
     encoder = TargetEncoder(target, vq, seed=3)
     for batch, place in places.items():
-        prepare(captions(7), encoder, place, batch_size=batch, shard_size=4)
+        prepare(captions(7), encoder, place, batch_size=batch, shard_size=4, max_broken=0)
     two, five = (read_shards(place, identity_of(vq), 24, target.grid) for place in places.values())
     assert np.array_equal(two.codes, five.codes) and two.codes.max() < 24
     assert len({tuple(row) for row in two.codes.tolist()}) > 5
@@ -43,7 +46,8 @@ def test_images_drawn_by_the_target_do_not_depend_on_the_batch(tmp_path: Path) -
     greedy = tiny_target()
     greedy.sampling = Sampling(guidance=2.0, temperature=0.0)
     with pytest.raises(TemperaError, match="made with encoder.sampling"):
-        prepare(captions(7), TargetEncoder(greedy, vq, seed=3), tmp_path / "2", shard_size=4)
+        encoder = TargetEncoder(greedy, vq, seed=3)
+        prepare(captions(7), encoder, tmp_path / "2", shard_size=4, batch_size=2, max_broken=0)
 
 
 def test_generated_codes_are_drawn_once_and_belong_to_a_tokenizer(
@@ -52,13 +56,13 @@ def test_generated_codes_are_drawn_once_and_belong_to_a_tokenizer(
     target, vq = tiny_target(), tiny_vq()
     for count, limit in ((19, None), (80, 19)):
         with pytest.raises(TemperaError, match="19 images are too few"):
-            encoded_codes(target, vq, tmp_path, captions(count), draws=True, limit=limit)
+            encoded_codes(target, vq, tmp_path, captions(count), **DRAWN, limit=limit)
     assert not list(tmp_path.iterdir())
-    first = encoded_codes(target, vq, tmp_path, captions(80), draws=True, limit=60)
+    first = encoded_codes(target, vq, tmp_path, captions(80), **DRAWN, limit=60)
     assert first.described["count"] == len(first.images) == 60
     assert len(first.described["sha256"]) == 64
     monkeypatch.setattr("tempera.data.encoders.TargetEncoder.encode", None)
-    again = encoded_codes(target, vq, tmp_path, captions(80), draws=True, limit=60)
+    again = encoded_codes(target, vq, tmp_path, captions(80), **DRAWN, limit=60)
     assert np.array_equal(first.images.codes, again.images.codes)
     with pytest.raises(TemperaError, match=f"tokenizer={identity_of(vq)}"):
         shard_codes(target, tiny_vq(seed=1), tmp_path, str(tmp_path / "codes"), seed=0)

@@ -34,18 +34,18 @@ T = TypeVar("T")
 
 
 def coco_prompts(
-    path: str | None = None,
-    limit: PositiveInt | None = 64,
-    offset: NonNegativeInt = 0,
-    per_image: NonNegativeInt = 1,
-    seed: NonNegativeInt = 0,
+    path: str | None,
+    limit: PositiveInt | None,
+    offset: NonNegativeInt,
+    per_image: NonNegativeInt,
+    seed: NonNegativeInt,
     split: Literal["validation", "train", "val2014"] = "validation",
 ) -> list[Prompt]:
     """Captions of MS-COCO's images; ids are those of the annotations, or for the hub's copy of
     val2014, which lacks them, <image>-<number of the caption>.
 
     Args:
-        path: captions_val2017.json, captions_train2017.json or captions_val2014.json; by default
+        path: captions_val2017.json, captions_train2017.json or captions_val2014.json; None takes
             the hub's copy.
         limit, offset: number of prompts to take, and to skip first.
         per_image: number of captions to take per image, the first ones; 0 takes all.
@@ -61,13 +61,11 @@ def coco_prompts(
     return chosen(prompts, limit, offset, source)
 
 
-def coco_training(
-    path: str | None = None, per_image: NonNegativeInt = 1, seed: NonNegativeInt = 0
-) -> Listed:
+def coco_training(path: str | None, per_image: NonNegativeInt, seed: NonNegativeInt) -> Listed:
     """`source=coco_captions`: captions of MS-COCO 2017's training images.
 
     Args:
-        path: captions_train2017.json; by default the hub's copy.
+        path: captions_train2017.json; None takes the hub's copy.
         per_image, seed: as for `coco_prompts`.
 
     Raises:
@@ -163,15 +161,15 @@ def prompt_file(path: str) -> Listed:
 
 
 def parti_prompts(
-    path: str | None = None,
-    limit: PositiveInt | None = 64,
-    offset: NonNegativeInt = 0,
-    seed: NonNegativeInt | None = 0,
+    path: str | None,
+    limit: PositiveInt | None,
+    offset: NonNegativeInt,
+    seed: NonNegativeInt | None,
 ) -> list[Prompt]:
     """PartiPrompts; ids are PartiPrompts-<line>.
 
     Args:
-        path: PartiPrompts.tsv; by default the hub's copy.
+        path: PartiPrompts.tsv; None takes the hub's copy.
         limit, offset: number of prompts to take, and to skip first.
         seed: seed of their order; None keeps the file's order, which is by category.
     """
@@ -181,12 +179,12 @@ def parti_prompts(
 
 
 def drawbench_prompts(
-    path: str | None = None, limit: PositiveInt | None = 64, offset: NonNegativeInt = 0
+    path: str | None, limit: PositiveInt | None, offset: NonNegativeInt
 ) -> list[Prompt]:
     """DrawBench in its own order; ids are drawbench-<number>.
 
     Args:
-        path: a prompt file; by default the hub's copy.
+        path: a prompt file; None takes the hub's copy.
         limit, offset: number of prompts to take, and to skip first.
     """
     if path is not None:
@@ -200,10 +198,10 @@ def drawbench_prompts(
 
 
 def geneval_prompts(
-    path: str | None = None,
-    limit: PositiveInt | None = 64,
-    offset: NonNegativeInt = 0,
-    per_prompt: PositiveInt = 4,
+    path: str | None,
+    limit: PositiveInt | None,
+    offset: NonNegativeInt,
+    per_prompt: PositiveInt,
 ) -> list[Prompt]:
     """GenEval's prompts; ids are <prompt>-<repetition>, like its sample files: 00012-0003.
 
@@ -238,10 +236,10 @@ PerClass = Annotated[int, Field(ge=1, le=10**4)]
 
 
 def imagenet_prompts(
-    limit: PositiveInt | None = 64,
-    offset: NonNegativeInt = 0,
-    per_class: PerClass = 50,
-    seed: NonNegativeInt = 0,
+    limit: PositiveInt | None,
+    offset: NonNegativeInt,
+    per_class: PerClass,
+    seed: NonNegativeInt,
 ) -> list[Prompt]:
     """ImageNet's 1,000 class numbers, each `per_class` times, in a seeded order; ids are
     class-<number>-<repetition>.
@@ -254,7 +252,7 @@ def imagenet_prompts(
     return chosen(prompts, limit, offset, "ImageNet")
 
 
-def imagenet_classes(per_class: PerClass = 50, seed: NonNegativeInt = 1) -> Listed:
+def imagenet_classes(per_class: PerClass, seed: NonNegativeInt) -> Listed:
     """`source=imagenet`: class numbers, from which the target generates its own images."""
     prompts = imagenet_prompts(None, 0, per_class, seed)
     return _listed(prompts, "imagenet", None, per_class=per_class, seed=seed)

@@ -42,10 +42,10 @@ def prepare(
     encoder: CodeEncoder,
     directory: Path,
     *,
-    shard_size: Positive = 1000,
-    batch_size: Positive = 32,
+    shard_size: Positive,
+    batch_size: Positive,
     limit: Positive | None = None,
-    max_broken: NonNegativeInt = 100,
+    max_broken: NonNegativeInt,
     captions: CaptionCheck | None = None,
     processes: Processes | None = None,
 ) -> Manifest:

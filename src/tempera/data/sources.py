@@ -196,7 +196,7 @@ def _caption(texts: Sequence[Part], caption: str | None) -> tuple[str, str | Non
     return "", None
 
 
-def parquet(path: str, image: str = "image", caption: str | None = None) -> Files:
+def parquet(path: str, image: str, caption: str | None = None) -> Files:
     """`source=parquet`: Parquet files with a caption column and an image column, which holds
     encoded bytes, {bytes, path} structs (Hugging Face's Image) or paths relative to the files.
     `datasets` reads them. Their parts are the rows.
@@ -242,15 +242,15 @@ class Stream(Source):
     are the rows that `datasets` gives: what a builder itself drops is not counted.
 
     Args:
-        path, name, split, data_files: see `datasets.load_dataset`.
+        path, split, name, data_files: see `datasets.load_dataset`.
         image: column of the images, encoded or as paths; None for captions alone.
         caption: column of the captions; None takes the first of `TEXT_NAMES` that exists.
     """
 
     path: str
+    split: str
+    image: str | None
     name: str | None = None
-    split: str = "train"
-    image: str | None = "image"
     caption: str | None = None
     data_files: str | None = None
 

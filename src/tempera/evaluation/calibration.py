@@ -36,7 +36,7 @@ from tempera.decoding.trees import Tree, take
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import observer, progress_bar
 from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachable_by_price
-from tempera.rules.optimal_schedule import CEILING, Chains, reachable, schedule_for
+from tempera.rules.optimal_schedule import Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
 from tempera.rules.standard import Exact
 from tempera.runtime.files import replacing, writable_directory
@@ -292,7 +292,7 @@ def calibrated(
     statistics: str,
     expected_length: float | None,
     measured_with: dict[str, Any],
-    ceiling: float = CEILING,
+    ceiling: float,
     delta: float | None = None,
 ) -> Omegas:
     """The schedule of `length` depths that minimises the TV bound at an expected length, for the

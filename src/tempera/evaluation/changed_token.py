@@ -25,7 +25,7 @@ class Changing(Method):
         TemperaError: the method drafts tokens.
     """
 
-    changed: Annotated[float, Field(ge=0, le=1)] = 1.0
+    changed: Annotated[float, Field(ge=0, le=1)]
 
     def __post_init__(self) -> None:
         if not self.is_plain:

@@ -51,8 +51,8 @@ def replacing_pipeline(
     image_decoder: VQModel,
     device: torch.device,
     seed: int,
-    replace: int = 1,
-    rank: int = 0,
+    replace: int,
+    rank: int,
 ) -> Pipeline:
     """A pipeline that replaces each token of a finished image.
 

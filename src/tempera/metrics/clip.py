@@ -50,8 +50,8 @@ class ClipScore(Adapter):
             OpenAI, MetaCLIP and DFN, false for LAION's. open_clip's tags say it themselves.
     """
 
-    model: str = "ViT-B-32"
-    weights: str | None = "openai"
+    model: str
+    weights: str | None
     prefix: str = ""
     quick_gelu: bool | None = None
 

@@ -31,7 +31,7 @@ class Inception(Adapter):
         weights: torch-fidelity's weights-inception-2015-12-05-6726825d.pth, its directory or a URL.
     """
 
-    weights: str = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{INCEPTION}"
+    weights: str
 
     distances = tuple(DISTANCES)
     metrics = (*distances, "inception_score")

@@ -63,24 +63,28 @@ class StandardEvaluator(Evaluator):
         networks: all networks that can be chosen, by name.
     """
 
-    resamples: int = 200
-
     def __init__(
         self,
         names: list[str] | None = None,
         reference: str | None = None,
-        resamples: PositiveInt = 200,
+        *,
+        resamples: PositiveInt,
         **networks: Adapter,
     ) -> None:
         self.names = names
-        self.resamples = resamples
         self.networks = networks
         self.images = Reference(reference)
+        self._resamples = resamples
 
     @property
     @override
     def identity(self) -> str:
         return self.images.identity
+
+    @property
+    @override
+    def resamples(self) -> int:
+        return self._resamples
 
     @override
     def check(self, model: str) -> None:

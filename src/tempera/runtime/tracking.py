@@ -141,9 +141,9 @@ def no_tracker(**given: Any) -> Tracker:
 def wandb_tracker(
     *,
     directory: Path,
-    project: str = "tempera",
+    project: str,
     entity: str | None = None,
-    mode: Literal["auto", "online", "offline"] = "auto",
+    mode: Literal["auto", "online", "offline"],
     job_type: str = "",
     group: str | None = None,
     tags: Sequence[str] = (),

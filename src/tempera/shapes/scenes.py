@@ -83,7 +83,7 @@ class WorldScenes(Source):
 
 
 def world_prompts(
-    limit: Count = 64, offset: NonNegativeInt = 0, seed: NonNegativeInt = 1
+    limit: Count, offset: NonNegativeInt = 0, seed: NonNegativeInt = 1
 ) -> list[Prompt]:
     """Captions `offset` … `offset + limit − 1` of the shapes world with that seed; ids are
     world-000123.

@@ -105,29 +105,32 @@ def encoded_codes(
     tokenizer: VQModel,
     directory: Path,
     source: Source,
+    *,
+    draws: bool,
+    batch_size: Positive,
+    seed: int,
     path: str | None = None,
-    draws: bool = False,
     captions: CaptionCheck | None = None,
     processes: Processes | None = None,
     limit: Positive | None = None,
-    batch_size: Positive = 32,
+    shard_size: Positive | None = None,
     max_broken: NonNegativeInt = 1000,
-    seed: int = 0,
 ) -> ShardCodes:
     """Images of `source`, or those that the target draws for its captions, encoded once and kept as
     shards, the same that `train_draft/prepare.py` writes.
 
     Args:
         source: captioned images, or captions.
+        draws: the target draws the images; the seed and a caption's key determine one.
+        batch_size: images encoded or drawn at a time.
+        seed: seed of the images' orders.
         path: the directory of shards, which may be complete, partial or missing; by default
             `directory/codes`.
-        draws: the target draws the images; the seed and a caption's key determine one.
         captions: entries whose captions it refuses are broken.
         processes: the processes that share the work; by default only this one.
         limit: number of images; None takes all.
-        batch_size: images encoded or drawn at a time.
+        shard_size: source entries per shard; by default `SHARD_BATCHES` batches.
         max_broken: stop when more entries than this are unusable.
-        seed: seed of the images' orders.
 
     Raises:
         TemperaError: the source is too small for a hold-out.
@@ -140,9 +143,17 @@ def encoded_codes(
         )
     shards = directory / "codes" if path is None else Path(path)
     encoder: CodeEncoder = VQEncoder(target.grid, tokenizer)
-    options: dict[str, Any] = {"limit": limit, "batch_size": batch_size, "max_broken": max_broken}
     if draws:
         encoder = TargetEncoder(target, tokenizer, seed)
-        options["shard_size"] = SHARD_BATCHES * batch_size
-    prepare(source, encoder, shards, captions=captions, processes=processes, **options)
+    prepare(
+        source,
+        encoder,
+        shards,
+        shard_size=shard_size or SHARD_BATCHES * batch_size,
+        batch_size=batch_size,
+        limit=limit,
+        max_broken=max_broken,
+        captions=captions,
+        processes=processes,
+    )
     return shard_codes(target, tokenizer, directory, str(shards), seed)
