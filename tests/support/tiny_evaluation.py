@@ -15,7 +15,7 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Method, Pipeline
-from tempera.evaluation.run import RunPlan, evaluate
+from tempera.evaluation.run import Evaluation, RunPlan, evaluate
 from tempera.evaluation.run_directory import claim
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.image_tokenizers.vq import VQConfig, VQModel
@@ -92,17 +92,17 @@ def tiny_evaluate(
     about = {"overrides": [], "changes": {}, "machine": "cpu"}
     name = run_name(str(identity["method"]), {}, identity["delta"])  # type: ignore[arg-type]
     plan = RunPlan(directory, name, identity, about, batch_size, True, 24)
-    given = read_scores(scores, [prompt.id for prompt in prompts])
     claim(directory, identity, about)
-    result = evaluate(
-        plan,
-        pipeline or tiny_pipeline(),
-        prompts,
-        ToyEvaluator(),
-        SpeedProtocol(timed, warmup=3, batches=[batch] if batch else []),
-        Processes(cpu=True),
-        given,
+    run = Evaluation(
+        plan=plan,
+        pipeline=pipeline or tiny_pipeline(),
+        prompts=prompts,
+        evaluator=ToyEvaluator(),
+        protocol=SpeedProtocol(timed, warmup=3, batches=[batch] if batch else []),
+        processes=Processes(cpu=True),
+        scores=read_scores(scores, [prompt.id for prompt in prompts]),
     )
+    result = evaluate(run)
     assert result is not None
     if report or tracker:
         run_report.write(directory, result, tracker or Tracker())

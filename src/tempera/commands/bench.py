@@ -21,7 +21,6 @@ from tempera.evaluation.benchmark import (
 from tempera.evaluation.latency import PARTS
 from tempera.reporting.tables import Cell, Output, Section, show, table, transposed
 from tempera.runtime.files import write_json
-from tempera.runtime.processor import parse_device, parse_dtype
 
 MILLISECONDS = ".4g"
 FORMATS = {
@@ -82,14 +81,14 @@ def _check(cfg: DictConfig) -> Checked:
             "method=cspd, cspd_published or cspd_exact."
         )
     # that of the weights differs from the target's for float16 on a CPU
-    dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
+    dtype = build.place_of(cfg).dtype_name
     return Checked(
         rule=rule,
         plan=from_options(cfg, BenchmarkPlan),
         tracking=tracking,
         model=cfg.model.name,
         made_of={"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")},
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype,
         directory=Path(str(cfg.directory)),
     )
 

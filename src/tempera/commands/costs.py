@@ -17,13 +17,12 @@ from tempera.config import build
 from tempera.config.build import AnyTarget
 from tempera.config.instantiate import instantiate
 from tempera.continuous.target import MARTarget
-from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import DECODED_CODES
 from tempera.metrics.evaluators import Evaluator
 from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
-from tempera.runtime.processor import parse_device, parse_dtype
+from tempera.runtime.processor import Place
 from tempera.targets.prompt_state import PromptState
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.recipe import Recipe
@@ -45,20 +44,20 @@ allocator's rounding, the CUDA context and the activations of training come on t
 
 
 def dry_evaluation(
-    cfg: DictConfig, prompts: Sequence[Prompt], evaluator: Evaluator
+    cfg: DictConfig, place: Place, prompts: Sequence[str], evaluator: Evaluator
 ) -> dict[str, float]:
     """Print what an evaluation takes; returns the bytes of `memory`, and those to `download` if the
     hub can be reached.
     """
     if not {"neighbours", "statistics"} & set(cfg):  # made of files that are not read here
         build.build_rule(cfg)
-    batch = [prompt.text for prompt in prompts[: build.batch_size(cfg)]]
+    batch = list(prompts[: build.batch_size(cfg)])
     with build.without_weights(cfg) as (sized, files):
         target = build.build_fast_target(sized)
         memory = decoding_memory(target, sized, batch)
     images = "1 image" if len(prompts) == 1 else f"{len(prompts):,} images"
     work = f"{images} of {target.length:,} tokens, {len(batch)} at a time"
-    return _shown(cfg, work, memory, to_download(files, evaluator))
+    return _shown(work, place, memory, to_download(files, evaluator))
 
 
 def decoding_memory(target: AnyTarget, cfg: DictConfig, prompts: list[str]) -> Memory:
@@ -97,7 +96,7 @@ def _batch(target: TransformerTarget, prompts: list[str], nodes: int) -> tuple[i
     return session.cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
 
 
-def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
+def dry_training(cfg: DictConfig, place: Place, recipe: Recipe) -> dict[str, float]:
     """Print what a training takes in each process that holds the target as a whole; see
     `dry_evaluation`.
     """
@@ -115,7 +114,7 @@ def dry_training(cfg: DictConfig, recipe: Recipe) -> dict[str, float]:
     logits = max(logits, 4 * recipe.logit_chunk * target.vocab_size)
     memory = {"weights": size_of(*nets), "KV cache": cache, "logits": logits}
     memory["gradients and optimiser"] = copies * size_of(draft)
-    return _shown(cfg, work, memory, to_download(files))
+    return _shown(work, place, memory, to_download(files))
 
 
 def _training(cfg: DictConfig, recipe: Recipe, tokens: int) -> str:
@@ -128,14 +127,12 @@ def _training(cfg: DictConfig, recipe: Recipe, tokens: int) -> str:
     )
 
 
-def _shown(cfg: DictConfig, work: str, memory: Memory, download: int | None) -> dict[str, float]:
-    device = parse_device(cfg.device, dry=True)
-    dtype = str(parse_dtype(cfg.dtype, device)).removeprefix("torch.")
+def _shown(work: str, place: Place, memory: Memory, download: int | None) -> dict[str, float]:
     print(f"to do: {work}\nto download: {downloads(download)}")
     # the image decoder works when the logits are gone
     total = sum(memory.values()) - min(memory["logits"], memory.get("image decoder", 0))
     parts = ", ".join(f"{name} {decimal(size)}" for name, size in memory.items() if size)
-    print(f"memory: about {decimal(total)} ({parts}) in {dtype} on {device}")
+    print(f"memory: about {decimal(total)} ({parts}) in {place.dtype_name} on {place.device}")
     found = {"memory": float(total)}
     if download is not None:
         found["download"] = float(download)

@@ -8,21 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.commands.expected_length import Wanted
 from tempera.config import build
 from tempera.config.changes import changes
-from tempera.config.instantiate import from_options, instantiate, part
-from tempera.config.options import Role, role_of
+from tempera.config.instantiate import instantiate, part
+from tempera.config.options import identity_options
 from tempera.config.tracking import Tracking, tracked
-from tempera.data.prompts import Prompt, check_prompts, described, one_prompt, warnings_of
+from tempera.data.prompts import (
+    CaptionCheck,
+    Prompt,
+    check_prompts,
+    described,
+    one_prompt,
+    warnings_of,
+)
 from tempera.errors import TemperaError
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
-from tempera.evaluation.run import RunPlan, evaluate
+from tempera.evaluation.run import Evaluation, RunPlan, evaluate
 from tempera.evaluation.run_directory import claim, shared_directory
 from tempera.evaluation.run_identity import about, run_identity
 from tempera.metrics.evaluators import Evaluator
@@ -31,9 +38,8 @@ from tempera.metrics.torch_metrics import TorchMetrics
 from tempera.reporting.run_names import run_name
 from tempera.runtime.distributed import Processes
 from tempera.runtime.pretrained import recording_taken
-from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloat16
+from tempera.runtime.processor import Place, tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
-from tempera.runtime.torchvision import import_torchvision
 from tempera.runtime.tracking import Tracker, in_background
 from tempera.targets.conditioners import ClassLabels
 from tempera.targets.transformer import TransformerTarget
@@ -78,22 +84,26 @@ class Checked:
     """What is known of a run before weights are read: its options are right.
 
     Attributes:
+        batch_size: prompts decoded together.
+        shrinks: decode fewer together where memory runs out.
         wanted: what `expected_length=` asks for.
     """
 
     facts: Facts
-    device: torch.device
+    place: Place
     processes: Processes
     evaluator: Evaluator
     protocol: SpeedProtocol
     prompts: list[Prompt]
+    batch_size: int
+    shrinks: bool
     tracking: Tracking
     wanted: Wanted | None
 
 
 @dataclass(frozen=True)
 class Built:
-    """A run that can begin: its directory is claimed, and its tracker starts."""
+    """The parts of a run that can begin: its directory is claimed, and its tracker starts."""
 
     plan: RunPlan
     pipeline: Pipeline
@@ -105,30 +115,59 @@ def main(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
     checked = _check(cfg)
     if cfg.dry_run:
-        if not checked.processes.is_main:
-            return {}
-        return dry_evaluation(cfg, checked.prompts, checked.evaluator)
-    return _run(checked, _build(cfg, checked), cfg.verbose)
+        return _dry_run(cfg, checked)
+    built = _build(cfg, checked)
+    run = Evaluation(
+        plan=built.plan,
+        pipeline=built.pipeline,
+        prompts=checked.prompts,
+        evaluator=checked.evaluator,
+        protocol=checked.protocol,
+        processes=checked.processes,
+        scores=built.scores,
+    )
+    return _work(run, built.tracker, cfg.verbose)
 
 
 def _check(cfg: DictConfig) -> Checked:
     """Check the options, read the prompts, and see that every file can be had."""
     facts = Facts.of(cfg)
-    device = parse_device(cfg.device, dry=cfg.dry_run)
+    wanted = expected_length.check_options(cfg, facts.overrides)
     build.check_tokens(cfg)
     tracking = Tracking.of(cfg, "eval", facts.choices)
-    evaluator = _evaluator(cfg)
     protocol: SpeedProtocol = instantiate(cfg.speed)
+    place = build.place_of(cfg, dry=cfg.dry_run)
+    shrinks = cfg.batch_size == "auto"
+    is_on_gpu = place.device.type == "cuda"
+    batch_size = LARGEST if shrinks and is_on_gpu else build.batch_size(cfg)
+    evaluator = build.build_evaluator(cfg)
     if not cfg.dry_run:
         build.check_draft(cfg, of_the_hub=False)  # before downloads are listed
-    searches = cfg.expected_length is not None
-    wanted = expected_length.check_options(cfg, facts.overrides) if searches else None
-    processes = Processes(cpu=device.type == "cpu")
-    if processes.is_main and parse_dtype(cfg.dtype, device) == torch.bfloat16:
-        tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", device)
+    processes = Processes(cpu=place.device.type == "cpu")
+    if processes.is_main and place.dtype == torch.bfloat16:
+        tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", place.device)
     read = part(cfg.data).make if cfg.prompt is None else partial(one_prompt, cfg.prompt)
     prompts = read_with_files(cfg, _networks, read)
-    return Checked(facts, device, processes, evaluator, protocol, prompts, tracking, wanted)
+    return Checked(
+        facts=facts,
+        place=place,
+        processes=processes,
+        evaluator=evaluator,
+        protocol=protocol,
+        prompts=prompts,
+        batch_size=batch_size,
+        shrinks=shrinks,
+        tracking=tracking,
+        wanted=wanted,
+    )
+
+
+def _dry_run(cfg: DictConfig, checked: Checked) -> dict[str, float]:
+    """Print what the run takes, and return it."""
+    if not checked.processes.is_main:
+        return {}
+    prompts = [prompt.text for prompt in checked.prompts]
+    return dry_evaluation(cfg, checked.place, prompts, checked.evaluator)
 
 
 def _build(cfg: DictConfig, checked: Checked) -> Built:
@@ -136,99 +175,71 @@ def _build(cfg: DictConfig, checked: Checked) -> Built:
     processes = checked.processes
     build.check_draft(cfg)
     rule = None if checked.wanted else build.build_rule(cfg)
+    captions = build.build_captions(cfg)
     directory = shared_directory(processes, Path(str(cfg.directory)))
     checked.evaluator.check(cfg.model.name)
-    unread = _check_prompts(cfg, checked)
+    unread = _check_prompts(cfg, checked, captions)
     scores = read_scores(cfg.scores, [prompt.id for prompt in checked.prompts])
     matched: dict[str, Any] = {}
     with recording_taken() as taken:
         target = build.build_fast_target(cfg)
         if checked.wanted is not None:
             cfg, matched = expected_length.matched(
-                cfg, checked.wanted, target, directory, processes
+                cfg, checked.wanted, target, checked.place.device, directory, processes
             )
             rule = build.build_rule(cfg)
         pipeline = build.build_pipeline(cfg, target, rule)
-    identity = _identity(cfg, checked, pipeline)
-    notes = _notes(cfg, checked, unread) | matched | {"taken": taken}
+    facts = checked.facts
+    options = identity_options(cfg)
+    changed = changes(cfg, facts.choices)
+    tracking = replace(checked.tracking, config=tracked(cfg))
+    identity = run_identity(options, facts.choices, pipeline, checked.place.dtype)
+    notes = _notes(checked, unread) | matched | {"changes": changed, "taken": taken}
     if isinstance(target, TransformerTarget):
         notes["plain_rows"] = target.plain_rows
     name = run_name(
         identity["method"],
-        notes["changes"],
+        changed,
         identity.get("delta"),
         matched.get(expected_length.MATCHED, {}).get("option"),
         cfg.expected_length,
     )
-    plan = from_options(
-        cfg,
-        RunPlan,
+    plan = RunPlan(
         directory=directory,
         name=name,
         settings=identity,
         about=notes,
-        **_batches(cfg, checked.device),
+        batch_size=checked.batch_size,
+        diagnostics=cfg.diagnostics,
+        replays=cfg.replays,
+        shrinks=checked.shrinks,
     )
     claim(directory, identity, notes, write=processes.is_main)
-    tracking = replace(checked.tracking, config=tracked(cfg))
     tracker = in_background(partial(tracking.start, directory, {**identity, **notes}))
     return Built(plan, pipeline, scores, tracker)
 
 
-def _identity(cfg: DictConfig, checked: Checked, pipeline: Pipeline) -> dict[str, Any]:
-    """What the run's numbers depend on."""
-    options = {
-        str(key): list(cfg[key]) if isinstance(cfg[key], ListConfig) else cfg[key]
-        for key in cfg
-        if Role.IDENTITY in role_of(str(key))
-    }
-    dtype = parse_dtype(cfg.dtype, checked.device)
-    return run_identity(options, checked.facts.choices, pipeline, dtype)
-
-
-def _notes(cfg: DictConfig, checked: Checked, unread: Sequence[str]) -> dict[str, Any]:
+def _notes(checked: Checked, unread: Sequence[str]) -> dict[str, Any]:
     """What run.json says about the run beside its identity; `unread` as of `_check_prompts`."""
     facts = checked.facts
-    return about(checked.device, facts.overrides) | {
-        "changes": changes(cfg, facts.choices),
+    return about(checked.place.device, facts.overrides) | {
         "paper": facts.paper,
         "data": facts.data | described(checked.prompts) | {"warnings": unread},
     }
 
 
-def _run(checked: Checked, built: Built, verbose: bool) -> dict[str, float]:
+def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool) -> dict[str, float]:
     """Decode, measure, write, and then show; return the metrics."""
-    result = evaluate(
-        built.plan,
-        built.pipeline,
-        checked.prompts,
-        checked.evaluator,
-        checked.protocol,
-        checked.processes,
-        built.scores,
-        before_timing=partial(wait, [built.tracker]),
-    )
+    result = evaluate(run, before_timing=partial(wait, [tracker]))
     if result is None:
         return {}
     from tempera.reporting import run_report  # matplotlib takes a second to import
 
-    directory = built.plan.directory
+    directory = run.plan.directory
     with side_service(f"no report ({{why}}): the results are in {directory}."):
-        run_report.write(directory, result, built.tracker.result(), verbose)
+        run_report.write(directory, result, tracker.result(), verbose)
     values = {key: interval["value"] for key, interval in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _evaluator(cfg: DictConfig) -> Evaluator:
-    """The evaluator of `metrics`, with the metrics of `torchmetrics` beside its own."""
-    evaluator: Evaluator = instantiate(cfg.metrics)
-    named = cfg.get("torchmetrics") or {}
-    if not named and cfg.against is None:
-        return evaluator
-    import_torchvision()  # torchmetrics imports it
-    # networks are not read before it is their turn
-    makers = {str(name): part(node).partial() for name, node in named.items()}
-    return TorchMetrics(evaluator, makers, cfg.against)
 
 
 def _networks(cfg: DictConfig) -> None:
@@ -236,14 +247,13 @@ def _networks(cfg: DictConfig) -> None:
     build.build_image_decoder(cfg)
 
 
-def _check_prompts(cfg: DictConfig, checked: Checked) -> list[str]:
+def _check_prompts(cfg: DictConfig, checked: Checked, captions: CaptionCheck | None) -> list[str]:
     """Raise TemperaError for prompts that the model cannot draw, that calibrate it, or that a
     metric cannot take; print and return what the model does not understand of the others.
     """
     prompts = checked.prompts
     if checked.wanted is not None:
         expected_length.check_prompts(cfg, prompts)
-    captions = build.build_captions(cfg)
     numbers = cfg.prompt is None and all(prompt.text.isdigit() for prompt in prompts)
     if numbers and not isinstance(captions, ClassLabels):
         raise TemperaError(
@@ -259,13 +269,6 @@ def _check_prompts(cfg: DictConfig, checked: Checked) -> list[str]:
     for warning in unread if checked.processes.is_main else ():
         print(f"warning: {warning}.")
     return unread
-
-
-def _batches(cfg: DictConfig, device: torch.device) -> dict[str, Any]:
-    """The arguments of a plan that say how many prompts are decoded together."""
-    auto = cfg.batch_size == "auto"
-    most = LARGEST if auto and device.type == "cuda" else build.batch_size(cfg)
-    return {"batch_size": most, "shrinks": auto}
 
 
 def _plain(cfg: DictConfig, name: str) -> Any:

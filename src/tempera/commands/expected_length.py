@@ -2,7 +2,6 @@
 the one that the run directory records.
 """
 
-import copy
 import json
 import math
 from collections.abc import Sequence
@@ -10,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+import torch
+from omegaconf import DictConfig
 
 from tempera.config import build
 from tempera.config.build import AnyTarget
-from tempera.config.compose import option_name
+from tempera.config.compose import option_name, with_options
 from tempera.config.instantiate import instantiate, part
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Rule, Target
@@ -24,7 +24,6 @@ from tempera.evaluation.length_search import FreeParameter, LengthSearch
 from tempera.evaluation.pipeline import Method
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import read_json
-from tempera.runtime.processor import parse_device
 
 MATCHED = "matched"
 """Where run.json and metrics.json (under `about`) record what was found."""
@@ -52,13 +51,15 @@ class Wanted:
         return {"length": self.length, **asdict(self.search)}
 
 
-def check_options(cfg: DictConfig, overrides: Sequence[str]) -> Wanted:
-    """What `expected_length=` wants.
+def check_options(cfg: DictConfig, overrides: Sequence[str]) -> Wanted | None:
+    """What `expected_length=` wants; None if it is not given.
 
     Raises:
         TemperaError: an option of the search is wrong, the length is not possible, or the method
             has no free parameter or one that the command line sets.
     """
+    if cfg.expected_length is None:
+        return None
     search: LengthSearch = instantiate(cfg.matching)
     if cfg.get("free_parameter") is None:
         raise TemperaError(
@@ -92,7 +93,12 @@ def check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def matched(
-    cfg: DictConfig, wanted: Wanted, target: AnyTarget, directory: Path, processes: Processes
+    cfg: DictConfig,
+    wanted: Wanted,
+    target: AnyTarget,
+    device: torch.device,
+    directory: Path,
+    processes: Processes,
 ) -> tuple[DictConfig, dict[str, Any]]:
     """The configuration with the free parameter set, and what to record about it in run.json.
 
@@ -100,6 +106,7 @@ def matched(
         cfg: the configuration.
         wanted: the length.
         target: the target, made fast for decoding.
+        device: of the target.
         directory: the run directory, whose recorded value is used again.
         processes: of the run; the main one searches.
 
@@ -107,7 +114,9 @@ def matched(
         TemperaError: the length is out of reach, or the directory's value was found under other
             conditions.
     """
-    text = json.dumps(_found(cfg, wanted, target, directory)) if processes.is_main else "null"
+    text = "null"
+    if processes.is_main:
+        text = json.dumps(_found(cfg, wanted, target, device, directory))
     notes: dict[str, Any] = json.loads(processes.from_main(text))
     if processes.is_main:
         print(
@@ -115,14 +124,16 @@ def matched(
             f"accepts {notes['length']:.3f} tokens per round on {notes['prompts']} calibration "
             "prompts"
         )
-    return _with(cfg, notes["option"], notes["value"]), {MATCHED: notes}
+    return with_options(cfg, {notes["option"]: notes["value"]}), {MATCHED: notes}
 
 
-def _found(cfg: DictConfig, wanted: Wanted, target: AnyTarget, directory: Path) -> dict[str, Any]:
+def _found(
+    cfg: DictConfig, wanted: Wanted, target: AnyTarget, device: torch.device, directory: Path
+) -> dict[str, Any]:
     """What run.json records, searched for in a new directory."""
     path = directory / "run.json"
     if not path.is_file():
-        return {**_searched(cfg, wanted, target), "search": wanted.recorded}
+        return {**_searched(cfg, wanted, target, device), "search": wanted.recorded}
     recorded = read_json(path).get(MATCHED)
     if not isinstance(recorded, dict) or recorded.get("search") != wanted.recorded:
         raise TemperaError(
@@ -132,17 +143,18 @@ def _found(cfg: DictConfig, wanted: Wanted, target: AnyTarget, directory: Path) 
     return recorded
 
 
-def _searched(cfg: DictConfig, wanted: Wanted, target: AnyTarget) -> dict[str, Any]:
+def _searched(
+    cfg: DictConfig, wanted: Wanted, target: AnyTarget, device: torch.device
+) -> dict[str, Any]:
     """The value of the free parameter, with its length on the calibration prompts."""
     parameter = wanted.parameter
-    drafter = build.build_drafter(cfg, target)
     prompts = _prompts(cfg)
-    seed = wanted.search.seed
-    device = parse_device(cfg.device)
     batch_size = build.batch_size(cfg)
+    drafter = build.build_drafter(cfg, target)
+    seed = wanted.search.seed
 
     def measure(value: float) -> float:
-        rule = build.build_rule(_with(cfg, parameter.option, value))
+        rule = build.build_rule(with_options(cfg, {parameter.option: value}))
         method = Method(drafter, cast(Rule, rule))
         setting = f"{parameter.option}={value:g}"
         return length_search.accepted_length(
@@ -170,14 +182,5 @@ def _searched(cfg: DictConfig, wanted: Wanted, target: AnyTarget) -> dict[str, A
 
 def _prompts(cfg: DictConfig) -> list[Prompt]:
     """The calibration prompts."""
-    other = copy.deepcopy(cfg)
-    other.limit = cfg.matching.prompts
-    other.offset = cfg.matching.offset
+    other = with_options(cfg, {"limit": cfg.matching.prompts, "offset": cfg.matching.offset})
     return list(instantiate(other.data))
-
-
-def _with(cfg: DictConfig, option: str, value: float) -> DictConfig:
-    """The configuration with another value of the free parameter."""
-    other = copy.deepcopy(cfg)
-    OmegaConf.update(other, option, value)
-    return other

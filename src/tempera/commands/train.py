@@ -24,7 +24,7 @@ from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import draft_directory
 from tempera.runtime.pretrained import Taken, recording_taken
-from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloat16
+from tempera.runtime.processor import Place, parse_device, parse_dtype, tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import Loss
@@ -41,6 +41,7 @@ class Checked:
         loss: the loss to minimise.
         draft: makes the network to train.
         codes: makes the training images.
+        place: of the target.
         processes: share the work.
         tracking: where the numbers go.
     """
@@ -49,6 +50,7 @@ class Checked:
     loss: Loss
     draft: Part[DraftNetwork]
     codes: Part[Codes]
+    place: Place
     processes: Processes
     tracking: Tracking
 
@@ -57,7 +59,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
     checked = _check(cfg)
     if cfg.dry_run:
-        return dry_training(cfg, checked.recipe) if checked.processes.is_main else {}
+        is_main = checked.processes.is_main
+        return dry_training(cfg, checked.place, checked.recipe) if is_main else {}
     run = _build(cfg, checked)
     notes = {"data": run.record.get("data"), "target": run.target.identity}
     metrics = run.train(partial(checked.tracking.start, run.directory, notes))
@@ -75,11 +78,11 @@ def _check(cfg: DictConfig) -> Checked:
     codes: Part[Codes] = part(cfg.train_data)
     draft: Part[DraftNetwork] = part(cfg.draft)
     _check_drafts(cfg)
-    device = parse_device(cfg.device, dry=cfg.dry_run)
-    processes = Processes(cpu=device.type == "cpu")
+    place = build.place_of(cfg, dry=cfg.dry_run)
+    processes = Processes(cpu=place.device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
-        tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", device)
-    return Checked(recipe, loss, draft, codes, processes, tracking)
+        tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", place.device)
+    return Checked(recipe, loss, draft, codes, place, processes, tracking)
 
 
 def _build(cfg: DictConfig, checked: Checked) -> TrainingRun:

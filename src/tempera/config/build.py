@@ -26,7 +26,8 @@ from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, sizes_only
-from tempera.runtime.processor import arithmetic, parse_device, parse_dtype
+from tempera.runtime.processor import Place
+from tempera.runtime.torchvision import import_torchvision
 from tempera.targets.forward import granularity_on
 
 if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
     from tempera.image_tokenizers.emu3 import Emu3Tokenizer
     from tempera.image_tokenizers.kl import KLModel
     from tempera.image_tokenizers.vq import VQModel
+    from tempera.metrics.evaluators import Evaluator
     from tempera.targets.transformer import TransformerTarget
 
 AnyTarget: TypeAlias = "ImageTarget | MARTarget"
@@ -55,12 +57,14 @@ METHODS_FOR = {
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
 
 
-def build_text_encoder(cfg: DictConfig) -> nn.Module:
-    """Build `model.text_encoder`: frozen, on `device` in `dtype`. Its `encode(prompts)` returns the
-    network's condition and its mask.
+def place_of(cfg: DictConfig, dry: bool = False) -> Place:
+    """The options `device` and `dtype`.
+
+    Args:
+        cfg: the composed configuration.
+        dry: nothing will be put there: a GPU may be elsewhere.
     """
-    encoder: Part[nn.Module] = part(cfg.model.text_encoder)
-    return _frozen(encoder.make_with(_truncate(cfg)), cfg)
+    return Place.named(cfg.device, cfg.dtype, dry)
 
 
 def build_captions(cfg: DictConfig) -> "CaptionCheck | None":
@@ -82,36 +86,44 @@ def build_tokenizer(cfg: DictConfig) -> AnyTokenizer:
     """Build `model.tokenizer`, which maps images to codes and back: frozen, on `device`, always in
     float32.
     """
-    tokenizer: AnyTokenizer = instantiate(cfg.model.tokenizer)
-    return tokenizer.to(parse_device(cfg.device)).eval().requires_grad_(False)
+    return _tokenizer(cfg, place_of(cfg))
 
 
 def build_image_decoder(cfg: DictConfig) -> AnyTokenizer:
     """Build `model.tokenizer` to make pictures of codes: in bfloat16 if `dtype` is, since the
     activations of a large picture take gigabytes, otherwise in float32.
     """
-    dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
-    return build_tokenizer(cfg).to(dtype if dtype == torch.bfloat16 else torch.float32)
+    return _image_decoder(cfg, place_of(cfg))
+
+
+def _image_decoder(cfg: DictConfig, place: Place) -> AnyTokenizer:
+    dtype = place.dtype if place.dtype == torch.bfloat16 else torch.float32
+    return _tokenizer(cfg, place).to(dtype)
+
+
+def _tokenizer(cfg: DictConfig, place: Place) -> AnyTokenizer:
+    tokenizer: AnyTokenizer = instantiate(cfg.model.tokenizer)
+    return tokenizer.to(place.device).eval().requires_grad_(False)
 
 
 def build_target(cfg: DictConfig) -> AnyTarget:
     """Build the target: `model.target` with its network and text encoder, and the sampling of the
-    top-level options. The network is frozen, on `device` in `dtype`; see `processor.arithmetic`.
-    Its identity is that of the weights before they are rounded to `dtype`.
+    top-level options. Network and text encoder are frozen, on `device` in `dtype`; see
+    `processor.arithmetic`. Its identity is that of the weights before they are rounded to `dtype`.
     """
+    place = place_of(cfg)
     check_tokens(cfg)
     _check_image_size(cfg)
-    sampling = build_sampling(cfg)
-    device = parse_device(cfg.device)
-    dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
-    network: Part[nn.Module] = part(cfg.model.network)
-    made = network.make_with({"device": device, "dtype": dtype})
-    identity = identity_of(made)
     target: Part[AnyTarget] = part(cfg.model.target)
+    network: Part[nn.Module] = part(cfg.model.network)
+    encoder: Part[nn.Module] = part(cfg.model.text_encoder)
+    sampling = build_sampling(cfg)
+    made = network.make_with({"device": place.device, "dtype": place.arithmetic})
+    identity = identity_of(made)
     return target.make_with(
         {"identity": identity},
-        network=_frozen(made, cfg),
-        conditioner=build_text_encoder(cfg).encode,
+        network=place.frozen(made),
+        conditioner=place.frozen(encoder.make_with(_truncate(cfg))).encode,
         sampling=sampling,
     )
 
@@ -181,7 +193,7 @@ def build_fast_discrete_target(cfg: DictConfig) -> "TransformerTarget":
     target = build_discrete_target(cfg)
     plain_rows = cfg.get("plain_rows", "auto")
     target.pack(None if plain_rows == "auto" else plain_rows)
-    is_on_gpu = parse_device(cfg.device).type == "cuda"
+    is_on_gpu = target.device.type == "cuda"
     if is_on_gpu if cfg.compile == "auto" else cfg.compile:
         target.compile()
     return target
@@ -266,17 +278,19 @@ def check_draft(cfg: DictConfig, option: str = "drafter.path", *, of_the_hub: bo
 
 def build_drafter(cfg: DictConfig, target: AnyTarget) -> Drafter:
     """The drafter of the method; it receives the target and the tree if it takes them, and the
-    target's dtype unless it has its own.
+    dtype of the target's weights unless it has its own.
 
     Raises:
         TemperaError: it drafts more tokens than an image has.
     """
+    return _drafter(cfg, target, place_of(cfg))
+
+
+def _drafter(cfg: DictConfig, target: AnyTarget, place: Place) -> Drafter:
     drafter: Part[Drafter] = part(cfg.drafter)
-    own: dict[str, str] = {}
-    if drafter.options.get("dtype", "") is None:
-        dtype = parse_dtype(cfg.dtype, parse_device(cfg.device))
-        own["dtype"] = str(dtype).removeprefix("torch.")
-    made = drafter.make_with({"target": target, "tree": build_tree(cfg)}, **own)
+    has_dtype = drafter.options.get("dtype", "") is not None
+    dtype = {} if has_dtype else {"dtype": place.dtype_name}
+    made = drafter.make_with({"target": target, "tree": build_tree(cfg)}, **dtype)
     if is_discrete(cfg) and "window" not in cfg.drafter and made.depth > target.length:
         raise TemperaError(
             f"depth={made.depth} drafts more tokens than an image of this model has "
@@ -396,10 +410,16 @@ def build_method(
     """Build `decoding`, which decodes the target's tokens; it receives the method's drafter, and
     the rule from `build_rule`, if it takes them.
     """
+    return _method(cfg, target, rule, place_of(cfg))
+
+
+def _method(
+    cfg: DictConfig, target: AnyTarget, rule: AnyRule | None, place: Place
+) -> "Method | Decoding":
     method: Part[Method | Decoding] = part(cfg.decoding)
     if isinstance(rule, Rule):
         rule = rule.for_target(target)
-    return method.make_with({"drafter": build_drafter(cfg, target), "rule": rule})
+    return method.make_with({"drafter": _drafter(cfg, target, place), "rule": rule})
 
 
 def build_pipeline(
@@ -408,13 +428,28 @@ def build_pipeline(
     rule: AnyRule | None,
 ) -> "Pipeline":
     """Build `pipeline`: a target from `build_fast_target` with method, image decoder and seed."""
+    place = place_of(cfg)
     pipeline: Part[Pipeline] = part(cfg.pipeline)
     return pipeline.make(
         target=target,
-        method=build_method(cfg, target, rule),
-        image_decoder=build_image_decoder(cfg),
-        device=parse_device(cfg.device),
+        method=_method(cfg, target, rule, place),
+        image_decoder=_image_decoder(cfg, place),
+        device=place.device,
     )
+
+
+def build_evaluator(cfg: DictConfig) -> "Evaluator":
+    """Build `metrics`, with the metrics of `torchmetrics` beside its own."""
+    evaluator: Evaluator = instantiate(cfg.metrics)
+    named = cfg.get("torchmetrics") or {}
+    if not named and cfg.against is None:
+        return evaluator
+    import_torchvision()  # torchmetrics imports it
+    from tempera.metrics.torch_metrics import TorchMetrics
+
+    # networks are not read before it is their turn
+    makers = {str(name): part(node).partial() for name, node in named.items()}
+    return TorchMetrics(evaluator, makers, cfg.against)
 
 
 @contextmanager
@@ -423,17 +458,16 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
     data, on the meta device in the dtype that `cfg` gives them; the files that they would be read
     from are listed as they are built. A trained draft has its own sizes, another one the usual.
     """
-    device = parse_device(cfg.device, dry=True)
-    dtype = arithmetic(parse_dtype(cfg.dtype, device), device)
+    place = place_of(cfg, dry=True)
     sized = copy.deepcopy(cfg)
     with open_dict(sized):
         sized.device = META.type
-        sized.dtype = str(dtype).removeprefix("torch.")
+        sized.dtype = str(place.arithmetic).removeprefix("torch.")
         if "compile" in sized:
             sized.compile = False
         target: Part[AnyTarget] = part(cfg.model.target)
         if target.takes("granularity"):
-            sized.model.target.granularity = granularity_on(device)
+            sized.model.target.granularity = granularity_on(place.device)
         path = OmegaConf.select(sized, "drafter.path")
         elsewhere = path is not None and not (Path(str(path)) / CONFIG).is_file()
         if elsewhere:  # not trained yet, or on the hub
@@ -442,10 +476,3 @@ def without_weights(cfg: DictConfig) -> Iterator[tuple[DictConfig, list[Pretrain
         if elsewhere and Repository.named(str(path)):
             files.append(PretrainedFiles(str(path), (WEIGHTS, PICKLE), str(path)))
         yield sized, files
-
-
-def _frozen(module: nn.Module, cfg: DictConfig) -> nn.Module:
-    device = parse_device(cfg.device)
-    dtype = parse_dtype(cfg.dtype, device)
-    module = module.to(device, dtype).to(arithmetic(dtype, device))
-    return module.eval().requires_grad_(False)

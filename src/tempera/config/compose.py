@@ -1,8 +1,9 @@
 """Composes configurations in Python from options, with the command line's checks and messages."""
 
+import copy
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -73,6 +74,14 @@ def check_added(config_name: str, arguments: Sequence[str]) -> None:
                 "method that has it",
                 option=name,
             )
+
+
+def with_options(cfg: DictConfig, values: Mapping[str, Any]) -> DictConfig:
+    """A copy of a configuration with other values of some options."""
+    other = copy.deepcopy(cfg)
+    for name, value in values.items():
+        OmegaConf.update(other, name, value)
+    return other
 
 
 def option_name(argument: str) -> str:

@@ -9,7 +9,7 @@ from enum import Flag, auto
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from pydantic import Field
 
 from tempera.config.instantiate import fitting
@@ -268,6 +268,14 @@ def role_of(name: str, config_name: str = "eval") -> Role:
     """What an option of a script is for."""
     options = {**OPTIONAL, **SCRIPTS.get(config_name, {})}
     return options[name].role if name in options else METHOD
+
+
+def identity_options(cfg: DictConfig) -> dict[str, Any]:
+    """The options of an evaluation that its numbers depend on, by name."""
+    names = [name for name in map(str, cfg) if Role.IDENTITY in role_of(name)]
+    return {
+        name: list(cfg[name]) if isinstance(cfg[name], ListConfig) else cfg[name] for name in names
+    }
 
 
 def names_with(role: Role, config_name: str = "eval") -> list[str]:

@@ -4,13 +4,12 @@ evaluation resumes where it stopped.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from tqdm import tqdm
 
 from tempera.data.prompts import Prompt
@@ -54,9 +53,9 @@ class RunPlan:
     name: str
     settings: Mapping[str, Any]
     about: Mapping[str, Any]
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: int
     diagnostics: bool
-    replays: Annotated[int, Field(ge=0)]
+    replays: int
     shrinks: bool = False
 
     @property
@@ -65,21 +64,37 @@ class RunPlan:
         return made_by(self.settings)
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """A run whose parts are built.
+
+    Attributes:
+        plan: where it is written, and how its images are decoded.
+        pipeline: the model with its method.
+        prompts: to decode, to time and to score.
+        evaluator: measures the pictures; it was checked before any weights were read.
+        protocol: what is timed.
+        processes: share the work.
+        scores: that were computed elsewhere (`tempera.metrics.scores`).
+    """
+
+    plan: RunPlan
+    pipeline: Pipeline
+    prompts: Sequence[Prompt]
+    evaluator: Evaluator
+    protocol: SpeedProtocol
+    processes: Processes
+    scores: Scores = field(default_factory=dict)
+
+
 def evaluate(
-    plan: RunPlan,
-    pipeline: Pipeline,
-    prompts: Sequence[Prompt],
-    evaluator: Evaluator,
-    protocol: SpeedProtocol,
-    processes: Processes,
-    given: Scores | None = None,
-    before_timing: Callable[[], object] = lambda: None,
+    run: Evaluation, before_timing: Callable[[], object] = lambda: None
 ) -> dict[str, Any] | None:
-    """Run the plan, and write results.parquet and metrics.json, which marks a run as finished. The
-    caller has already checked the evaluator, before any weights were read.
+    """Generate, time and score; write results.parquet, and metrics.json, which marks a run as
+    finished.
 
     Args:
-        given: scores that were computed elsewhere (`tempera.metrics.scores`).
+        run: what to do.
         before_timing: called before the first timing; returns when nothing else uses the machine.
 
     Returns:
@@ -88,12 +103,16 @@ def evaluate(
     Raises:
         TemperaError: the directory cannot be written, or decoding failed.
     """
-    if processes.is_main:
-        evaluator.fetch()
+    plan = run.plan
+    pipeline = run.pipeline
+    prompts = run.prompts
+    protocol = run.protocol
+    if run.processes.is_main:
+        run.evaluator.fetch()
     if pipeline.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(pipeline.device)
-    rows = _generated(plan, pipeline, prompts, processes)
-    if not processes.is_main:
+    rows = _generated(plan, pipeline, prompts, run.processes)
+    if not run.processes.is_main:
         return None
     pictured = restore_pictures(pipeline, rows, plan.directory, plan.made_by)
     before_timing()
@@ -103,8 +122,8 @@ def evaluate(
         size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), once, size)
         for size in protocol.batches
     }
-    scores, metrics = _evaluated(plan, pipeline, prompts, evaluator) if pictured else ({}, {})
-    metrics = acceptance(rows) | metrics | _included(given or {}, scores)
+    scores, metrics = _evaluated(plan, pipeline, prompts, run.evaluator) if pictured else ({}, {})
+    metrics = acceptance(rows) | metrics | _included(run.scores, scores)
     if timings:
         metrics |= latency.speed(timings, len(rows[0]["tokens"]))
     metrics |= latency.batch_speedups(larger)
@@ -126,14 +145,14 @@ def evaluate(
     return result
 
 
-def _included(given: Scores, scores: dict[str, Any]) -> dict[str, Any]:
+def _included(own: Scores, scores: dict[str, Any]) -> dict[str, Any]:
     """Add scores that were computed elsewhere to those of each prompt; returns their metrics."""
-    for name, values in given.items():
+    for name, values in own.items():
         for prompt, value in values.items():
             scores.setdefault(prompt, {})[name] = value
     table.forget()
-    table.include(given)
-    return intervals_of(given)
+    table.include(own)
+    return intervals_of(own)
 
 
 def _generated(

@@ -3,13 +3,18 @@
 import platform
 import resource
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_with_others
 from tempera.runtime.pretrained import are_sizes_enough
+
+N = TypeVar("N", bound=nn.Module)
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """Where the driver of an NVIDIA GPU shows that there is one."""
@@ -91,6 +96,35 @@ def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """
     widened = dtype == torch.float16 and device.type == "cpu"
     return torch.float32 if widened else dtype
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the networks of a run compute, and the dtype of their weights."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def named(cls, device: str, dtype: str, dry: bool = False) -> "Place":
+        """That of the options `device` and `dtype`; see `parse_device` and `parse_dtype`."""
+        parsed = parse_device(device, dry)
+        return cls(parsed, parse_dtype(dtype, parsed))
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """The dtype in which the device computes; see `arithmetic`."""
+        return arithmetic(self.dtype, self.device)
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as the option `dtype` names it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def frozen(self, network: N) -> N:
+        """Put a network there, its weights rounded to the dtype, without gradients."""
+        rounded = network.to(self.device, self.dtype).to(self.arithmetic)
+        return rounded.eval().requires_grad_(False)
 
 
 def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
