@@ -25,7 +25,7 @@ from tempera.reporting import pareto, report, run_report, tables, wandb_report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.console import headline, main_metrics
-from tempera.reporting.finished_run import Run, results
+from tempera.reporting.finished_run import Run, labels, results
 from tempera.reporting.report import (
     report_markdown,
     results_section,
@@ -248,6 +248,13 @@ def test_publishing_makes_a_wandb_report(made: Path, monkeypatch: pytest.MonkeyP
     runs, online = read(made), Mock(spec=WandbTracker)
     online.run = Mock(id="abc", offline=False)
     online.failed = False
+    eagle = runs[1]
+    eagle.images = 99  # which is a reason for caution
+    eagle.seed = 7
+    eagle.paper = {"table": "coolsd_table1"}
+    eagle.settings["temperature"] = 1
+    grid_file = Path(eagle.directory) / "grid.png"
+    grid_file.touch()
     started, saved = Mock(return_value=online), dict[str, Any]()
 
     def answer(_: Any, query: Any, asked: dict[str, Any]) -> dict[str, Any]:
@@ -271,6 +278,11 @@ def test_publishing_makes_a_wandb_report(made: Path, monkeypatch: pytest.MonkeyP
     assert {call.kwargs["mode"] for call in started.call_args_list} == {"online"}
     sent = [call.args[0]["accepted_length"] for call in online.summary.call_args_list]
     assert sent == [run.value("accepted_length") for run in runs]
+    papers = ["paper/LlamaGen-XL/fid" in call.args[0] for call in online.summary.call_args_list]
+    assert papers == [False, True, False, False]
+    names = [call.kwargs.get("name") for call in started.call_args_list]
+    assert names == [*labels(runs), None] and names[1] == "eagle seed=7"
+    online.image.assert_called_once_with("grid", grid_file, names[1])
     files = {path.name for path in online.artifact.call_args.args[2]}
     assert files == {"report.md", "report.html", "results.csv"}
     spec = json.loads(saved["spec"])
@@ -284,6 +296,7 @@ def test_publishing_makes_a_wandb_report(made: Path, monkeypatch: pytest.MonkeyP
     assert "abc" in json.dumps(grid["metadata"]["runSets"][0]["filters"])
     tables = [block["content"] for block in spec["blocks"] if block["type"] == "markdown-block"]
     assert any("| eagle" in text or "eagle |" in text for text in tables)
+    assert tables[0].startswith("> The runs differ in their number of images")
 
 
 def test_publishing_that_fails_says_where_the_report_is(
@@ -300,6 +313,9 @@ def test_publishing_that_fails_says_where_the_report_is(
         wandb_report.publish(runs, made / "out")
     monkeypatch.setattr("wandb.login", lambda **_: True)
     with pytest.raises(TemperaError, match="cannot be reached"):
+        wandb_report.publish(runs, made / "out", "mine", "me")
+    monkeypatch.setattr(wandb_report, "_sent", Mock(side_effect=RuntimeError("no. Really")))
+    with pytest.raises(TemperaError, match=r"W&B cannot take the report \(no\): .*out; check"):
         wandb_report.publish(runs, made / "out", "mine", "me")
 
 

@@ -48,3 +48,10 @@ def test_what_another_version_began_is_named_as_such() -> None:
     check_same(Path("run"), {"format": 2, "seed": 1}, {"format": 2, "seed": 1})
     with pytest.raises(TemperaError, match="run was begun by another version of tempera"):
         check_same(Path("run"), {"format": 1, "seed": 1}, {"format": 2, "seed": 1})
+
+
+def test_a_fact_that_is_new_or_gone_is_a_difference() -> None:
+    check_same(Path("run"), {"seed": 1}, {"seed": 1, "steps": None})
+    for before, now in (({"seed": 1}, {"seed": 1, "steps": 2}), ({"steps": 2}, {})):
+        with pytest.raises(TemperaError, match="made with steps="):
+            check_same(Path("run"), before, now)
