@@ -17,7 +17,10 @@ from tempera.config.compose import composed_run
         ("method=coolsd drafter=sjd", {"drafter": "sjd"}),
         ("method=coolsd rule=exact", {"rule": "exact"}),
         ("method=eagle rule=relaxed schedule=linear", {"rule": "relaxed", "schedule": "linear"}),
-        ("method=eagle rule=block temperature=0.5", {"rule": "block", "temperature": 0.5}),
+        (
+            "method=eagle rule=block temperature=0.5 dtype=bfloat16",
+            {"rule": "block", "temperature": 0.5, "dtype": "bfloat16"},
+        ),
         ("method=gsd drafter=eagle +tree=chain", {"drafter": "eagle", "tree": "chain"}),
         ("method=coolsd drafter.path=mine", {"drafter.path": "mine"}),
         ("experiment=lantern_table4 method=ar replace=3", {"replace": 3}),

@@ -197,6 +197,15 @@ def test_a_job_that_fails_does_not_stop_the_others(
     assert last == "error: 2 of 4 jobs failed: see above"
 
 
+def test_the_main_process_alone_writes_the_runs_log(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempera.commands.evaluate.main", lambda _: None)
+    monkeypatch.setattr("tempera.config.cli.started_as_main", lambda: False)
+    assert run("eval/run.py tracking=none hydra.run.dir=shared")[0] == 0
+    assert [path.name for path in Path("shared").iterdir()] == [".hydra"]
+
+
 def test_a_job_can_be_sent_to_another_process() -> None:
     """As submitit and joblib do, which send what is not a module's by its value."""
     job = Job("eval", lambda cfg: cfg.delta, SHIPPED, None)

@@ -2,34 +2,41 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from tiny_evaluation import tiny_options
 
 from tempera.commands import evaluate
-from tempera.config.compose import composed_run
-from tempera.reporting import page, run_report
-from tempera.shapes.scenes import world_prompts
+from tempera.config.compose import composed, composed_run
+from tempera.reporting import run_report
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report without pictures, which take seconds."""
-    monkeypatch.setattr(run_report, "_draw", lambda *_: None)
-    monkeypatch.setattr(page, "write", lambda *_: None)
-
-
-def test_what_the_model_does_not_read_and_scores_of_ones_own_are_told_and_recorded(
-    tmp_path: Path, undrawn: None, capsys: pytest.CaptureFixture[str]
+def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And `batch_size=auto` on a CPU is the family's."""
+    """The words are told and recorded, the scores measured, and the report's failure is a
+    sentence.
+    """
+    monkeypatch.setattr(run_report, "write", Mock(side_effect=OSError("full")))
     (tmp_path / "mine.txt").write_text("an astronaut\n")
     (tmp_path / "scores.csv").write_text("id,name,value\nmine-000001,pick,3\n")
     given = ["data=file", f"path={tmp_path / 'mine.txt'}", f"scores={tmp_path / 'scores.csv'}"]
-    options = [*tiny_options(tmp_path), *given, "speed.prompts=0", "batch_size=auto"]
-    cfg = composed_run("eval", ["method=eagle", *options], tmp_path / "run")
-    assert evaluate.main(cfg)["pick"] == 3
-    (warning,) = [one for one in capsys.readouterr().out.splitlines() if "warning: " in one]
+    options = ["method=eagle", *tiny_options(tmp_path), *given, "speed.prompts=0", "depth=2"]
+    assert evaluate.main(composed_run("eval", options, tmp_path / "run"))["pick"] == 3
+    told = capsys.readouterr().out.splitlines()
+    assert f"no report (full): the results are in {tmp_path / 'run'}." in told
+    (warning,) = [line for line in told if line.startswith("warning: ")]
     data = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     assert [f"warning: {one}." for one in data["warnings"]] == [warning]
-    assert "astronaut" in warning
+    assert "no words such as astronaut" in warning
+
+
+def test_of_several_processes_the_main_one_tells_what_a_run_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluate, "Processes", lambda cpu: SimpleNamespace(is_main=False))
+    dry = ["prompt=a red ring", "metrics=none", "dry_run=true", "device=cpu", "tracking=none"]
+    assert evaluate.main(composed("eval", dry)) == {}
+    assert capsys.readouterr().out == ""

@@ -198,11 +198,14 @@ def test_one_prompt_and_plain_autoregression(
     ]
 
 
-def test_the_tracker_gets_numbers_pictures_and_files(tmp_path: Path) -> None:
+def test_the_tracker_gets_numbers_pictures_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempera.reporting.run_report.paper_values", lambda _: {"paper/a/fid": 9})
     tracker = Mock()
     metrics = tiny_evaluate(tmp_path, tracker=tracker)
     summary = tracker.summary.call_args.args[0]
-    assert summary.items() >= {**metrics, "images": 20}.items()
+    assert summary.items() >= {**metrics, "images": 20, "paper/a/fid": 9}.items()
     assert summary["tv_low"] < summary["tv"] < summary["tv_high"]
     assert tracker.log.call_args.args[0].items() <= metrics.items()
     images = {call.args[0]: call.args[1].is_file() for call in tracker.image.call_args_list}

@@ -24,7 +24,7 @@ from tempera.metrics import table
 from tempera.reporting import pareto, report, run_report, tables, wandb_report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import collect, find_runs
-from tempera.reporting.console import headline, main_metrics
+from tempera.reporting.console import headline, main_metrics, print_run
 from tempera.reporting.finished_run import Run, labels, results
 from tempera.reporting.report import (
     report_markdown,
@@ -81,6 +81,17 @@ def test_a_report_of_many_runs(made: Path) -> None:
     assert "## Difference from plain autoregression" in text
     assert "Left out because unfinished" in text
     assert "](../3_coolsd/report.html)" in text
+    two_seeds = results_section([finished("ar"), finished("eagle", seed=1)])
+    assert two_seeds.text.startswith("In all runs: model shapes, machine cpu. ")
+
+
+def test_a_difference_in_probability_is_per_token(made: Path) -> None:
+    """And deviations are those of a sample."""
+    plain, eagle, *_ = read(made)
+    frames = [pd.read_parquet(Path(one.directory) / "results.parquet") for one in (eagle, plain)]
+    gap = (frames[0]["logprob"] - frames[1]["logprob"]).mean()
+    assert eagle.differences["logprob_per_token"]["value"] == pytest.approx(gap / 64)
+    assert eagle.deviations["accepted_length"] == frames[0]["accepted_length"].std(ddof=1)
 
 
 def test_a_chart_has_the_gain_below_the_quality_and_their_intervals(made: Path) -> None:
@@ -88,6 +99,8 @@ def test_a_chart_has_the_gain_below_the_quality_and_their_intervals(made: Path) 
     gain, quality = table.find("speedup"), table.find("clip_score")
     shown = pareto.points(frame, gain, quality)
     assert [*shown["x_low"]] == [*frame["speedup_low"]] and [*shown["y"]] == [*frame["clip_score"]]
+    infinite = frame.assign(clip_score=[np.inf, *frame["clip_score"][1:]])
+    assert [*pareto.points(infinite, gain, quality)["y"]] == [*frame["clip_score"][1:]]
     _, across, along, *_ = pareto.chart(shown, "", "", []).to_dict()["layer"]
     for axis, layer in (("x", across), ("y", along)):
         ends = [layer["encoding"][name]["field"] for name in (axis, f"{axis}2")]
@@ -198,7 +211,10 @@ def test_an_output_that_nobody_reads_is_an_error_and_no_exit() -> None:
         tables.show(pd.DataFrame({"run": ["ar"], "n": ["2"]}), console=tables.Output(file=closed))
 
 
-def test_the_console_begins_with_gain_and_cost() -> None:
+def test_the_console_begins_with_gain_and_cost_and_tells_of_other_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     metrics = {"accepted_length": 3.7, "efficiency": 1 / 2.9, "speedup": 1.1, "target_passes": 90.0}
     run = finished("eagle", metrics={key: {"value": one} for key, one in metrics.items()})
     run.grid = [12, 12]
@@ -206,6 +222,12 @@ def test_the_console_begins_with_gain_and_cost() -> None:
         "3.70 tokens per round: 39 rounds an image instead of 144.",
         "A round takes as long as 2.90 AR rounds here: 1.10× the speed.",
     ]
+    run.time = {"parts": {"draft": {"share": 0.25}, "target": {"share": 0.75}}}
+    for load, told in ((9, "lowers it: 9 processes share 2 cores"), (2, "target 75%.")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0, 0))
+        print_run(run)
+        out = capsys.readouterr().out
+        assert told in out and ("beside other work" in out) == (load > 2)
     draft = {"accepted_length": {"value": 1.0}, "target_passes": {"value": 0.0}}
     (line,) = headline(finished("draft", metrics=draft))
     assert line == "The draft's own images, without the target."
@@ -236,8 +258,11 @@ def test_a_damaged_run_is_named_and_left_out(
     names = ("0_ar/metrics.json", "1_eagle/metrics.json", "2_coolsd/results.parquet")
     assert [name in line for name, line in zip(names, problems, strict=True)] == [True] * 3
     monkeypatch.setattr(report, "write_report", lambda *_: [])
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "run.json").write_text("{}")
     report_command.main(composed("report", [f"runs={tmp_path}"]))
-    assert capsys.readouterr().out.splitlines() == [f"left out: {line}" for line in problems]
+    told = [*problems, f"{tmp_path / 'begun'} is unfinished"]
+    assert capsys.readouterr().out.splitlines() == [f"left out: {line}" for line in told]
     (tmp_path / "3_coolsd" / "metrics.json").write_text("[]")
     with pytest.raises(TemperaError, match=r"no run can be read; .*metrics\.json"):
         collect(find_runs([tmp_path])[0])
