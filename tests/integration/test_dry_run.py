@@ -105,8 +105,12 @@ def test_a_dry_run_for_a_gpu_elsewhere(tmp_path: Path, capsys: pytest.CaptureFix
     assert (
         evaluate(composed(*given, "device=cuda", "dtype=float32"))["memory"] > memory
     )  # the cache
-    train(composed("mixed_precision=auto", "dry_run=true", "device=cuda", config="train_draft"))
-    assert capsys.readouterr().out.count("in bfloat16 on cuda") == 2
+    dry = ["mixed_precision=auto", "dry_run=true", "device=cuda"]
+    averaged, plain = (
+        train(composed(*dry, f"ema={ema}", config="train_draft"))["memory"] for ema in (0.9, 0)
+    )
+    assert averaged > plain
+    assert capsys.readouterr().out.count("in bfloat16 on cuda") == 3
     cfg.dry_run = False
     with pytest.raises(TemperaError, match="device=cuda"):
         evaluate(cfg)

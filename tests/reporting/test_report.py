@@ -339,9 +339,9 @@ def test_publishing_that_fails_says_where_the_report_is(
     monkeypatch.setattr("wandb.login", lambda **_: True)
     with pytest.raises(TemperaError, match="cannot be reached"):
         wandb_report.publish(runs, made / "out", "mine", "me")
-    monkeypatch.setattr(wandb_report, "_sent", Mock(side_effect=RuntimeError("no. Really")))
+    monkeypatch.setattr("wandb.Api", Mock(side_effect=RuntimeError("no. Really")))
     with pytest.raises(TemperaError, match=r"W&B cannot take the report \(no\): .*out; check"):
-        wandb_report.publish(runs, made / "out", "mine", "me")
+        wandb_report.publish(runs, made / "out")
 
 
 def test_an_option_may_have_the_name_of_a_metric() -> None:
