@@ -96,17 +96,13 @@ class PublishedGSD(Rule):
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """The same for the group of one token."""
         close, far = self._tables()
-        order = p.argsort(dim=-1, stable=True)
-        place = (order == token[..., None]).int().argmax(-1)
-        window = place[..., None] + torch.arange(-LOWER, UPPER + 1, device=p.device)
-        inside = (window >= 0) & (window < p.shape[-1])
-        others = order.gather(-1, window.clamp(0, p.shape[-1] - 1))
+        others, inside = _window(p, token)
         untested = (far[others] & inside).any(-1, keepdim=True)
         last = len(close) - 1
         near = close[token.clamp(max=last)[..., None], others.clamp(max=last)] | untested
         similar = (p.gather(-1, others) - at(p, token)[..., None]).abs() < self.difference
         member = inside & near & similar
-        alone = place < LOWER
+        alone = inside[..., :LOWER].sum(-1) < LOWER
         masses = [
             torch.where(alone, at(each, token), (each.gather(-1, others) * member).sum(-1))
             for each in (p, q)
@@ -126,3 +122,22 @@ class PublishedGSD(Rule):
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+."""
         return excess(p, q)
+
+
+def _window(p: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens at places -7 … 0 … +6 around one token in the order of p [..., V], found without
+    a sort, and which of these places there are: int64 and bool [..., 14].
+
+    A token's key is the bits of its probability, which grow with it, then its index.
+    """
+    vocab_size = p.shape[-1]
+    index = torch.arange(vocab_size, device=p.device)
+    keys = (p.float().abs().view(torch.int32).long() << 32) + index
+    own = keys.gather(-1, token.unsqueeze(-1))
+    below = keys.masked_fill(keys >= own, -1).topk(min(LOWER, vocab_size)).values.flip(-1)
+    none = torch.iinfo(keys.dtype).max
+    rest = keys.masked_fill(keys < own, none)
+    above = rest.topk(min(1 + UPPER, vocab_size), largest=False).values
+    window = torch.cat([below, above], -1)
+    inside = (window >= 0) & (window < none)
+    return (window & 0xFFFFFFFF).where(inside, 0), inside
