@@ -258,7 +258,13 @@ def test_a_redrawn_path_is_the_first_accepted_of_the_trials_in_order(bound: int)
     head, rows = gaussians.Linear(3, 1), 40
     other, noise = head.imitation(0.05), Noise(RandomStreams(0, [str(row) for row in range(rows)]))
     none, wanted = torch.zeros(rows, 1), torch.arange(rows) > 0
-    found = residual_sampler.redraw_paths((head, none), (other, none), wanted, noise, bound)
+    found = residual_sampler.redraw_paths(
+        residual_sampler.ConditionedHead(head, none),
+        residual_sampler.ConditionedHead(other, none),
+        wanted,
+        noise,
+        bound,
+    )
     draws = noise.trials(torch.arange(rows), 1, 0, bound, 5)
     given = none.unsqueeze(1).expand(-1, bound, -1)
     path = diffusion.denoise(head, given, normal_of(draws[..., :4]).unsqueeze(-1))
@@ -356,7 +362,13 @@ def test_nan_ends_the_search_for_a_path(who: str) -> None:
     none, wanted = torch.zeros(1, 1), torch.tensor([True])
     noise = Noise(RandomStreams(0, ["a"]))
     mine, theirs = (broken, sound) if who == "target" else (sound, broken)
-    redrawn = residual_sampler.redraw_paths((mine, none), (theirs, none), wanted, noise, 64)
+    redrawn = residual_sampler.redraw_paths(
+        residual_sampler.ConditionedHead(mine, none),
+        residual_sampler.ConditionedHead(theirs, none),
+        wanted,
+        noise,
+        64,
+    )
     assert redrawn.trials.tolist() == [1] and not redrawn.failed.any()
 
 

@@ -34,8 +34,9 @@ class Kernel(NamedTuple):
 
     def log_density(self, x: Tensor) -> Tensor:
         """Log-density in nats, float64 [...], because rules use ratios of similar densities."""
-        mean, std = self.mean.double(), self.std.double()
-        return -(0.5 * ((x.double() - mean) / std) ** 2 + std.log() + _HALF_LOG_TAU).sum(-1)
+        std = self.std.double()
+        distance = (x.double() - self.mean.double()) / std
+        return -(0.5 * distance**2 + std.log() + _HALF_LOG_TAU).sum(-1)
 
     def widened(self, factor: float) -> "Kernel":
         """The same mean, `factor` times the standard deviation."""
@@ -83,11 +84,8 @@ class Denoiser(Protocol):
         advance what does not depend on x.
         """
         for stage in range(self.stages):
-            yield partial(
-                self.kernel,
-                condition,
-                stage=torch.full((len(condition),), stage, device=condition.device),
-            )
+            stages = torch.full((len(condition),), stage, device=condition.device)
+            yield partial(self.kernel, condition, stage=stages)
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,8 @@ class NoiseSchedule:
 
     def to(self, device: torch.device) -> "NoiseSchedule":
         """The same schedule, its tables on a device."""
-        self.times, self._tables = self.times.to(device), self._tables.to(device)
+        self.times = self.times.to(device)
+        self._tables = self._tables.to(device)
         return self
 
     def kernel(self, output: Tensor, x: Tensor, t: Tensor | int) -> Kernel:
@@ -203,18 +202,17 @@ class NoiseSchedule:
             t: int64 [N], or one step for all rows.
         """
         noise, place = output.chunk(2, -1)
-        keep, remove, slope, middle = self._tables[t].to(x.dtype).split(1, -1)
-        return Kernel(
-            torch.addcmul(keep * x, remove, noise, value=-1),
-            torch.addcmul(middle, slope, place).exp(),
-        )
+        keep, remove, slope, middle = self._tables[t].to(x.dtype).split(1, dim=-1)
+        mean = torch.addcmul(keep * x, remove, noise, value=-1)
+        log_std = torch.addcmul(middle, slope, place)
+        return Kernel(mean, log_std.exp())
 
 
 def denoise(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingPath:
     """Draw tokens: conditions [..., C], standard normal noise [..., S + 1, D] (x_S first) -> their
     paths, leaves [..., S, D].
     """
-    several = conditions.shape[:-1]
+    batch_shape = conditions.shape[:-1]
     noise = noise.flatten(0, -3)
     states = [noise[:, 0]]
     kernels: list[Kernel] = []
@@ -223,11 +221,12 @@ def denoise(denoiser: Denoiser, conditions: Tensor, noise: Tensor) -> DenoisingP
         draws = stage < denoiser.stages - 1 or denoiser.last_noise
         states.append(kernel.at(noise[:, stage + 1]) if draws else kernel.mean)
         kernels.append(kernel)
-    means = torch.stack([kernel.mean for kernel in kernels], 1)
-    stds = torch.stack([kernel.std for kernel in kernels], 1)
+    means = torch.stack([kernel.mean for kernel in kernels], dim=1)
+    stds = torch.stack([kernel.std for kernel in kernels], dim=1)
+    path = torch.stack(states, dim=1)
     return DenoisingPath(
-        torch.stack(states, 1).unflatten(0, several),
-        Kernel(means, stds).map(lambda leaf: leaf.unflatten(0, several)),
+        path.unflatten(0, batch_shape),
+        Kernel(means.unflatten(0, batch_shape), stds.unflatten(0, batch_shape)),
     )
 
 

@@ -141,14 +141,16 @@ class Sequences:
     def __init__(self, model: Model, noise: Noise, depth: int = 0, who: str = "target") -> None:
         self.who = who
         self.order = noise.uniform(model.length).argsort(stable=True)
-        device, channels = self.order.device, model.channels
-        self.images = Images(noise.ids, model.length, depth, device, COLUMNS, channels)
+        self.images = Images(
+            noise.ids, model.length, depth, self.order.device, COLUMNS, model.channels
+        )
         self.passes = torch.zeros_like(self.images.lengths)
 
     @property
     def context(self) -> Context:
         """All that is decoded, one sequence per image: R = B."""
-        images, rows = self.images, torch.arange(len(self.order), device=self.order.device)
+        images = self.images
+        rows = torch.arange(len(self.order), device=self.order.device)
         return Context(rows, images.tokens, self.order, images.lengths, images.longest)
 
     def append(
@@ -164,27 +166,32 @@ class Sequences:
         Raises:
             TemperaError: target or draft gave NaN or infinity.
         """
-        images, count = self.images, verdict.tokens.shape[1]
-        ahead = torch.arange(1, 1 + count, dtype=torch.int32, device=images.device)
+        images = self.images
+        most = verdict.tokens.shape[1]
+        ahead = torch.arange(1, 1 + most, dtype=torch.int32, device=images.device)
         counts = torch.minimum(verdict.emitted, images.length - images.lengths)
+        proposed = 0 if drafted is None else drafted.shape[1]
         record = {
             "place": ahead.expand_as(verdict.origin),
             "origin": verdict.origin,
             "trials": verdict.trials,
             "failures": verdict.failures,
-            "proposed": torch.full_like(verdict.trials, 0 if drafted is None else drafted.shape[1]),
+            "proposed": torch.full_like(verdict.trials, proposed),
         }
         broken = {}
         if drafted is not None:  # NaN in tokens that the target drew was found a round ago
             broken["draft"] = ~drafted.isfinite().flatten(1).all(-1)
         undefined = ahead > counts.unsqueeze(1)
-        broken[self.who] = ~(verdict.tokens.isfinite().all(-1) | undefined).all(-1)
-        self.passes += passes * (images.append(verdict.tokens, counts, record, broken) > 0)
+        finite = verdict.tokens.isfinite().all(-1)
+        broken[self.who] = ~(finite | undefined).all(-1)
+        appended = images.append(verdict.tokens, counts, record, broken)
+        self.passes += passes * (appended > 0)
         images.read()
 
     def output(self) -> Output:
         """The tokens in raster order, [B, T, D], and their trace."""
-        images, order = self.images, self.order
+        images = self.images
+        order = self.order
         tokens = images.tokens[:, : images.length]
         trace = ContinuousTrace(
             max_depth=images.depth,
@@ -249,7 +256,7 @@ class Parallel:
     ) -> Output:
         """Generate one image per prompt; see `Speculative.decode`."""
         model = self.model or target
-        noise = _begun(streams, prompts, target, model)
+        noise = _begin(streams, prompts, target, model)
         sequences = Sequences(target, noise, who="target" if self.model is None else "draft")
         if clock is not None:
             clock.lap("")
@@ -346,7 +353,7 @@ class Speculative:
             TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
                 infinity.
         """
-        noise = _begun(streams, prompts, target, self.drafter)
+        noise = _begin(streams, prompts, target, self.drafter)
         sequences = Sequences(target, noise, self.depth(target.length))
         _predict(target, sequences, self.prefilled(target.length), noise, observe)
         rule = self.rule
@@ -366,7 +373,8 @@ class Speculative:
         observe: Observe | None,
     ) -> None:
         """Rounds until every image is complete."""
-        images, sizes = sequences.images, self.sizes(target.length)
+        images = sequences.images
+        sizes = self.sizes(target.length)
         while not images.complete:
             noise.next_round()
             context = sequences.context
@@ -385,7 +393,7 @@ Decoding = Parallel | Speculative
 """A decoding method for continuous tokens."""
 
 
-def _begun(streams: RandomStreams, prompts: list[str], *models: Model) -> Noise:
+def _begin(streams: RandomStreams, prompts: list[str], *models: Model) -> Noise:
     """Start a batch of all models; returns its random draws."""
     streams.check(prompts)
     for model in models:
@@ -404,13 +412,14 @@ def counts(length: int, steps: int) -> list[int]:
         raise TemperaError(
             f"steps={steps} is more than the {length} tokens of an image; give 1 to {length}."
         )
-    masked, taken = length, []
+    drawn = []
+    masked = length
     for step in range(steps):
         share = math.cos(math.pi / 2 * (step + 1) / steps)
-        left = max(0, min(masked - 1, math.floor(length * share)))
-        taken.append(masked - left)
-        masked = left
-    return taken
+        still_masked = max(0, min(masked - 1, math.floor(length * share)))
+        drawn.append(masked - still_masked)
+        masked = still_masked
+    return drawn
 
 
 def _predict(
@@ -432,17 +441,18 @@ def _predict(
 def _propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise) -> Proposal:
     """Draft `sizes` tokens, one entry per drafting step."""
     drawn = noise.normal(sum(sizes), draft.denoiser.stages + 1, draft.channels)
-    conditions, paths = [], []
-    for part in drawn.split(list(sizes), 1):
+    conditions = []
+    paths = []
+    for part in drawn.split(list(sizes), dim=1):
         condition, path = _draw(draft, context, part)
         conditions.append(condition)
         paths.append(path)
         context = _with(context, path.token, draft.length)
-    means = torch.cat([path.kernels.mean for path in paths], 1)
-    stds = torch.cat([path.kernels.std for path in paths], 1)
-    states = torch.cat([path.states for path in paths], 1)
+    means = torch.cat([path.kernels.mean for path in paths], dim=1)
+    stds = torch.cat([path.kernels.std for path in paths], dim=1)
+    states = torch.cat([path.states for path in paths], dim=1)
     path = DenoisingPath(states, Kernel(means, stds))
-    return Proposal(path, drawn, draft.denoiser, torch.cat(conditions, 1))
+    return Proposal(path, drawn, draft.denoiser, torch.cat(conditions, dim=1))
 
 
 def _score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) -> Tensor:
@@ -455,14 +465,14 @@ def _score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) 
         places = _next_places(context, count, target.length)
         return target.conditions(context, places, places[:, -1:].expand_as(places) + 1)
     # one context after each number of drafts; tokens are undefined from its `lengths` on
-    seen = _with(context, drafted, target.length)
+    after_all = _with(context, drafted, target.length)
     ahead = torch.arange(1 + count, device=drafted.device).unsqueeze(1)
     stacked = Context(
-        seen.rows.repeat(1 + count),
-        seen.tokens.repeat(1 + count, 1, 1),
-        seen.order.repeat(1 + count, 1),
-        (context.lengths + ahead).clamp(max=target.length).flatten(),
-        seen.reach,
+        rows=after_all.rows.repeat(1 + count),
+        tokens=after_all.tokens.repeat(1 + count, 1, 1),
+        order=after_all.order.repeat(1 + count, 1),
+        lengths=(context.lengths + ahead).clamp(max=target.length).flatten(),
+        reach=after_all.reach,
     )
     places = _next_places(stacked, 1, target.length)
     conditions = target.conditions(stacked, places, places + 1)

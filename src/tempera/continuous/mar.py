@@ -71,7 +71,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, keep: Tensor | None, asking: Tensor | None = None) -> Tensor:
         """Self-attention over x [R, L, W]. keep, bool [R, 1, 1, L]: positions to attend to. asking
@@ -81,8 +82,10 @@ class Attention(nn.Module):
             q, k, v = self._heads(self.qkv(x), 3)
         else:
             width = x.shape[-1]
-            (q,) = self._heads(F.linear(asking, self.qkv.weight[:width], self.qkv.bias[:width]), 1)
-            k, v = self._heads(F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]), 2)
+            weight = self.qkv.weight
+            bias = self.qkv.bias
+            (q,) = self._heads(F.linear(asking, weight[:width], bias[:width]), 1)
+            k, v = self._heads(F.linear(x, weight[width:], bias[width:]), 2)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
@@ -102,16 +105,17 @@ class Block(nn.Module):
         self.attn = Attention(width, config.heads)
         self.norm2 = nn.LayerNorm(width, EPSILON)
         hidden = int(width * config.mlp_ratio)
-        fc1, fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
-        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
+        self.mlp = nn.Sequential(
+            OrderedDict(fc1=nn.Linear(width, hidden), act=nn.GELU(), fc2=nn.Linear(hidden, width))
+        )
 
-    def forward(self, x: Tensor, keep: Tensor | None = None, asked: Tensor | None = None) -> Tensor:
-        """See `Attention`. Returns all positions, or only those `asked` for, int64 [R, M]."""
+    def forward(self, x: Tensor, keep: Tensor | None = None, only: Tensor | None = None) -> Tensor:
+        """See `Attention`. Returns all positions, or `only` these, int64 [R, M]."""
         normed = self.norm1(x)
-        if asked is None:
+        if only is None:
             x = x + self.attn(normed, keep)
         else:
-            x = _take(x, asked) + self.attn(normed, keep, _take(normed, asked))
+            x = _take(x, only) + self.attn(normed, keep, _take(normed, only))
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
@@ -146,7 +150,8 @@ class HeadBlock(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """X [N, W] and the output of `adaLN_modulation`, [N, 3W] → [N, W]."""
         shift, scale, gate = modulation.chunk(3, -1)
-        return torch.addcmul(x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale)))
+        normed = torch.addcmul(shift, self.in_ln(x), 1 + scale)
+        return torch.addcmul(x, gate, self.mlp(normed))
 
 
 class HeadOutput(nn.Module):
@@ -161,7 +166,8 @@ class HeadOutput(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """X [N, W] and the output of `adaLN_modulation`, [N, 2W] → [N, out]."""
         shift, scale = modulation.chunk(2, -1)
-        out: Tensor = self.linear(torch.addcmul(shift, self.norm_final(x), 1 + scale))
+        normed = torch.addcmul(shift, self.norm_final(x), 1 + scale)
+        out: Tensor = self.linear(normed)
         return out
 
 
@@ -172,7 +178,8 @@ class DiffusionHead(nn.Module):
 
     def __init__(self, channels: int, condition: int, width: int, depth: int) -> None:
         super().__init__()
-        self.time_embed, self.cond_embed = TimeEmbedding(width), nn.Linear(condition, width)
+        self.time_embed = TimeEmbedding(width)
+        self.cond_embed = nn.Linear(condition, width)
         self.input_proj = nn.Linear(channels, width)
         self.res_blocks = nn.ModuleList(HeadBlock(width) for _ in range(depth))
         self.final_layer = HeadOutput(width, 2 * channels)
@@ -214,7 +221,8 @@ class MAR(nn.Module):
                 f"width={config.width} does not divide into {config.heads} heads; choose others."
             )
         self.config = config
-        width, places = config.width, config.buffer + config.length
+        width = config.width
+        places = config.buffer + config.length
         self.class_emb = nn.Embedding(config.classes, width)
         self.fake_latent = nn.Parameter(torch.zeros(1, width))
         self.z_proj = nn.Linear(config.token_channels, width)
@@ -255,11 +263,13 @@ class MAR(nn.Module):
         Returns:
             [R, M, W].
         """
-        buffer, count = self.config.buffer, tokens.shape[1]
+        buffer = self.config.buffer
+        count = tokens.shape[1]
         real = torch.arange(count, device=tokens.device) < lengths.unsqueeze(1)
         keep = F.pad(real, (buffer, 0), value=True)[:, None, None]
         where = order[:, :count]
-        x = torch.cat([embedding.unsqueeze(1).expand(-1, buffer, -1), self.z_proj(tokens)], 1)
+        class_tokens = embedding.unsqueeze(1).expand(-1, buffer, -1)
+        x = torch.cat([class_tokens, self.z_proj(tokens)], dim=1)
         x = self.z_proj_ln(x + _rows(self.encoder_pos_embed_learned, where, buffer))
         for block in self.encoder_blocks:
             x = block(x, keep)
@@ -268,20 +278,22 @@ class MAR(nn.Module):
         *blocks, last = self.decoder_blocks
         for block in blocks:
             x = block(x)
-        asked = order.gather(1, places)
-        x = last(x, asked=buffer + asked)  # its other positions are not used
-        out: Tensor = self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][asked]
+        predicted = order.gather(1, places)
+        x = last(x, only=buffer + predicted)  # its other positions are not used
+        out: Tensor = self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][predicted]
         return out
 
     def _whole(self, x: Tensor, where: Tensor, real: Tensor) -> Tensor:
         """Scatter encoded tokens to their positions in the image and fill the rest with mask
         tokens: [R, buffer + K, W] → [R, buffer + T, W].
         """
-        buffer, length = self.config.buffer, self.config.length
-        grid = self.mask_token.to(x.dtype).expand(len(x), length + 1, -1)
+        buffer = self.config.buffer
+        length = self.config.length
+        masked = self.mask_token.to(x.dtype).expand(len(x), length + 1, -1)
         # tokens that are not valid go to a spare position
         slots = torch.where(real, where, length).unsqueeze(-1).expand(-1, -1, x.shape[-1])
-        return torch.cat([x[:, :buffer], grid.scatter(1, slots, x[:, buffer:])[:, :length]], 1)
+        image = masked.scatter(1, slots, x[:, buffer:])[:, :length]
+        return torch.cat([x[:, :buffer], image], dim=1)
 
 
 def _take(x: Tensor, positions: Tensor) -> Tensor:
@@ -293,7 +305,9 @@ def _rows(table: Tensor, where: Tensor, buffer: int) -> Tensor:
     """Position embeddings of the buffer and of places in the image: [1, buffer + T, W], int64 [R,
     K] → [R, buffer + K, W].
     """
-    return torch.cat([table[:, :buffer].expand(len(where), -1, -1), table[0, buffer:][where]], 1)
+    of_buffer = table[:, :buffer].expand(len(where), -1, -1)
+    of_image = table[0, buffer:][where]
+    return torch.cat([of_buffer, of_image], dim=1)
 
 
 def load_mar(

@@ -5,8 +5,10 @@ from torch import Tensor
 
 from tempera.decoding.random_streams import RandomStreams, key, uniforms
 
-_TOKEN, _ROUND = 1 << 26, 1 << 36
-"""Counters reserved for the trials of one token, and of one round (1,024 tokens)."""
+_TOKEN = 1 << 26
+"""Counters reserved for the trials of one token."""
+_ROUND = 1 << 36
+"""Counters reserved for the trials of one round: of 1,024 tokens."""
 
 
 class Noise:
@@ -67,9 +69,8 @@ class Noise:
         """
         start = self._round * _ROUND + tokens % places * _TOKEN + first * width + 1
         counters = start.unsqueeze(1) + torch.arange(count * width, device=self._keys.device)
-        return uniforms(self._keys[tokens // places].unsqueeze(1), counters).reshape(
-            -1, count, width
-        )
+        keys = self._keys[tokens // places].unsqueeze(1)
+        return uniforms(keys, counters).reshape(-1, count, width)
 
 
 def normal_of(uniform: Tensor) -> Tensor:

@@ -12,10 +12,19 @@ from tempera.continuous.diffusion import Denoiser, Kernel, denoise, kernels_alon
 from tempera.continuous.noise import Noise, normal_of
 from tempera.decoding.trees import take_one
 
-_FIRST, _MOST = 16, 1024
-"""Trials per batch: of the first batch, and at most."""
+FIRST_TRIALS = 16
+"""Trials of a density that run at once, at first."""
+MOST_TRIALS = 1024
+"""Trials of a density that run at once, at most."""
 PATHS = 8
 """Most paths that are drawn at once, per row of the batch."""
+
+
+class ConditionedHead(NamedTuple):
+    """A diffusion head with the conditions of some tokens, [B, C]."""
+
+    denoiser: Denoiser
+    conditions: Tensor
 
 
 class Resampled(NamedTuple):
@@ -67,12 +76,15 @@ def reject_until(
         kept = 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
         return tried, uniform[..., channels].double() < kept
 
-    return _first_accepted(attempt, wanted, bound, _FIRST, lambda size, _: min(4 * size, _MOST))
+    def grown(size: int, _: int) -> int:
+        return min(4 * size, MOST_TRIALS)
+
+    return _first_accepted(attempt, wanted, bound, FIRST_TRIALS, grown)
 
 
 def redraw_paths(
-    target: tuple[Denoiser, Tensor],
-    draft: tuple[Denoiser, Tensor],
+    target: ConditionedHead,
+    draft: ConditionedHead,
     wanted: Tensor,
     noise: Noise,
     bound: int,
@@ -81,29 +93,30 @@ def redraw_paths(
     q]₊ of paths where `wanted`, else from the target.
 
     Args:
-        target, draft: a head and its conditions, [B, C].
+        target, draft: heads with conditions [B, C].
         wanted: rows that draw from the residual, bool [B].
         noise: the trials' random draws.
         bound: most paths per token, after which the last one is taken.
     """
-    (head, conditions), (other, draft_conditions) = target, draft
+    head = target.denoiser
     width = (head.stages + 1) * head.channels
     batch = len(wanted)
 
     def attempt(left: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
         uniform = noise.trials(left, 1, first, size, width + 1)
         drawn = normal_of(uniform[..., :width]).unflatten(-1, (-1, head.channels))
-        condition = conditions[left].unsqueeze(1).expand(-1, size, -1)
-        draft_condition = draft_conditions[left].unsqueeze(1).expand(-1, size, -1)
+        condition = target.conditions[left].unsqueeze(1).expand(-1, size, -1)
+        draft_condition = draft.conditions[left].unsqueeze(1).expand(-1, size, -1)
         path = denoise(head, condition, drawn)
-        q = kernels_along(other, draft_condition, path.states)
+        q = kernels_along(draft.denoiser, draft_condition, path.states)
         ratio = -path_ratio(path.kernels, q, path.states, head.last_noise)  # log q/p
         # a ratio of NaN ends the search: no further path would have another
         return path.token, ~(uniform[..., width].double() >= 1 - ratio.exp())
 
-    return _first_accepted(
-        attempt, wanted, bound, 1, lambda size, left: min(2 * size, PATHS * batch // max(1, left))
-    )
+    def grown(size: int, left: int) -> int:
+        return min(2 * size, PATHS * batch // max(1, left))
+
+    return _first_accepted(attempt, wanted, bound, 1, grown)
 
 
 def _first_accepted(
@@ -133,12 +146,13 @@ def _first_accepted(
     while done < bound and len(left):
         tried, accepted = attempt(left, done, size)
         x = torch.zeros_like(tried[:, 0]) if x is None else x
-        found = accepted.any(-1)
+        any_accepted = accepted.any(-1)
         first = accepted.int().argmax(-1)
-        taken = torch.where(missing[left], torch.where(found, first, size - 1), 0)
-        x[left] = take_one(tried, taken)
-        trials[left] += (taken + 1) * missing[left]
-        missing[left] &= ~found
+        chosen = torch.where(any_accepted, first, size - 1)
+        chosen = torch.where(missing[left], chosen, 0)
+        x[left] = take_one(tried, chosen)
+        trials[left] += (chosen + 1) * missing[left]
+        missing[left] &= ~any_accepted
         done += size
         left = missing.nonzero().squeeze(-1)  # a host read: a batch of trials costs far more
         size = min(grown(size, len(left)), bound - done)

@@ -25,7 +25,12 @@ from tempera.continuous.diffusion import (
     kernels_along,
 )
 from tempera.continuous.noise import Noise
-from tempera.continuous.residual_sampler import path_ratio, redraw_paths, reject_until
+from tempera.continuous.residual_sampler import (
+    ConditionedHead,
+    path_ratio,
+    redraw_paths,
+    reject_until,
+)
 from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.trees import take_one
 
@@ -143,13 +148,16 @@ class CSpD(DensityRule):
     ) -> ContinuousVerdict:
         """See `DensityRule`."""
         _, count, stages, channels = proposal.path.kernels.mean.shape
-        own = proposal.noise if self.alignment else noise.normal(count, stages + 1, channels)
-        spare = noise.normal(stages + 1, channels)  # for the token after the draft
-        paths = denoise(denoiser, conditions, torch.cat([own, spare.unsqueeze(1)], 1))
-        target = DenoisingPath(
-            paths.states[:, :count], paths.kernels.map(lambda leaf: leaf[:, :count])
-        )
-        before = _log_ratio_before(target, proposal.path, own, proposal.noise)
+        if self.alignment:
+            target_noise = proposal.noise
+        else:
+            target_noise = noise.normal(count, stages + 1, channels)
+        last_noise = noise.normal(stages + 1, channels)  # for the token after the draft
+        all_noise = torch.cat([target_noise, last_noise.unsqueeze(1)], dim=1)
+        paths = denoise(denoiser, conditions, all_noise)
+        kernels = paths.kernels.map(lambda leaf: leaf[:, :count])
+        target = DenoisingPath(paths.states[:, :count], kernels)
+        before = _log_ratio_before(target, proposal.path, target_noise, proposal.noise)
         p = _last(target)
         q = _last(proposal.path)
         ratio = before + p.log_density(proposal.path.token) - q.log_density(proposal.path.token)
@@ -204,10 +212,10 @@ class CSpDReferenceCode(DensityRule):
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
     ) -> ContinuousVerdict:
         """See `DensityRule`."""
-        own = proposal.noise
+        target_noise = proposal.noise
         if not self.alignment:
-            own = noise.normal(*own.shape[1:])
-        target = denoise(denoiser, conditions, own)
+            target_noise = noise.normal(*target_noise.shape[1:])
+        target = denoise(denoiser, conditions, target_noise)
         before = -_log_ratio_before(target, proposal.path, proposal.noise, proposal.noise)
         p = _last(target)
         q = _last(proposal.path)
@@ -223,13 +231,14 @@ class CSpDReferenceCode(DensityRule):
         redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials)
         drawn = redrawn.x.masked_fill(redrawn.failed.unsqueeze(-1), 0.0).view_as(token)
         drawn = drawn.masked_fill(ratio.isnan().unsqueeze(-1), torch.nan)  # not zeros: an error
-        trials, failed = redrawn.trials.view_as(kept), redrawn.failed.view_as(kept).long()
+        failures = redrawn.failed.view_as(kept).long()
+        origin = torch.where(kept, ACCEPTED, RESAMPLED).to(torch.int8)
         return ContinuousVerdict(
-            _one_more(torch.where(kept.unsqueeze(-1), token, drawn)),
-            _one_more(torch.where(kept, ACCEPTED, RESAMPLED).to(torch.int8)),
-            torch.full_like(failed[:, 0], count),
-            _one_more(trials),
-            _one_more(failed),
+            tokens=_one_more(torch.where(kept.unsqueeze(-1), token, drawn)),
+            origin=_one_more(origin),
+            emitted=torch.full_like(failures[:, 0], count),
+            trials=_one_more(redrawn.trials.view_as(kept)),
+            failures=_one_more(failures),
         )
 
 
@@ -258,7 +267,8 @@ class PathCoupling(DensityRule):
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
     ) -> ContinuousVerdict:
         """See `DensityRule`."""
-        states, drafted = proposal.path.states, proposal.path.token
+        states = proposal.path.states
+        drafted = proposal.path.token
         count = drafted.shape[1]
         p = kernels_along(denoiser, conditions[:, :count], states)
         ratio = path_ratio(p, proposal.path.kernels, states, denoiser.last_noise)
@@ -268,8 +278,8 @@ class PathCoupling(DensityRule):
         accepted = kept[:, :most].int().cumprod(-1).sum(-1)
         at = accepted.clamp(max=count - 1)
         redrawn = redraw_paths(
-            (denoiser, take_one(conditions, accepted)),
-            (proposal.denoiser, take_one(proposal.conditions, at)),
+            ConditionedHead(denoiser, take_one(conditions, accepted)),
+            ConditionedHead(proposal.denoiser, take_one(proposal.conditions, at)),
             accepted < most,
             noise,
             self.trials,
@@ -287,11 +297,12 @@ def _log_ratio_before(
 
     Equal noises have equal densities, so for aligned paths only the standard deviations remain.
     """
-    scales = (
-        q.kernels.std[..., :-1, :].double().log() - p.kernels.std[..., :-1, :].double().log()
-    ).sum((-2, -1))
-    squares = [noise[..., :-1, :].double().square().sum((-2, -1)) for noise in (p_noise, q_noise)]
-    return scales - 0.5 * (squares[0] - squares[1])
+    p_log_std = p.kernels.std[..., :-1, :].double().log()
+    q_log_std = q.kernels.std[..., :-1, :].double().log()
+    scales = (q_log_std - p_log_std).sum((-2, -1))
+    p_squares = p_noise[..., :-1, :].double().square().sum((-2, -1))
+    q_squares = q_noise[..., :-1, :].double().square().sum((-2, -1))
+    return scales - 0.5 * (p_squares - q_squares)
 
 
 def _last(path: DenoisingPath) -> Kernel:
@@ -317,7 +328,11 @@ def _cut(
     after_all = torch.where(accepted < drafted.shape[1], RESAMPLED, BONUS).unsqueeze(1)
     origin = torch.where(ends, after_all, ACCEPTED).to(torch.int8)
     return ContinuousVerdict(
-        tokens, origin, accepted + 1, ends * trials.unsqueeze(1), ends * failed.long().unsqueeze(1)
+        tokens,
+        origin,
+        emitted=accepted + 1,
+        trials=ends * trials.unsqueeze(1),
+        failures=ends * failed.long().unsqueeze(1),
     )
 
 

@@ -34,8 +34,10 @@ class GuidedHead(Denoiser):
     """
 
     def __init__(self, head: DiffusionHead, sampling: DiffusionSampling) -> None:
-        self.head, self.sampling = head, sampling
-        self.stages, self.last_noise = sampling.denoising_steps, sampling.last_noise
+        self.head = head
+        self.sampling = sampling
+        self.stages = sampling.denoising_steps
+        self.last_noise = sampling.last_noise
         self.channels = head.input_proj.in_features
         schedule = NoiseSchedule(self.stages, start=sampling.denoising_start)
         self.schedule = schedule.to(head.input_proj.weight.device)
@@ -43,9 +45,8 @@ class GuidedHead(Denoiser):
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """See `Denoiser`."""
         embedding, scale = self._embed_condition(condition)
-        modulations = self.head.modulations(
-            embedding + self._time()[stage].repeat(self.sampling.rows, 1)
-        )
+        time = self._time()[stage].repeat(self.sampling.rows, 1)
+        modulations = self.head.modulations(embedding + time)
         return self._guided(modulations, scale, x, self.stages - 1 - stage)
 
     def steps(self, condition: Tensor) -> Iterator[Callable[[Tensor], Kernel]]:
@@ -54,21 +55,21 @@ class GuidedHead(Denoiser):
         time = self._time().unsqueeze(1)
         size = max(1, _ROWS // len(embedding))
         for start in range(0, self.stages, size):
-            ahead = self.head.modulations(embedding + time[start : start + size])
-            for stage, *modulations in zip(
-                range(start, min(start + size, self.stages)), *ahead, strict=True
-            ):
-                yield partial(self._guided, modulations, scale, t=self.stages - 1 - stage)
+            by_layer = self.head.modulations(embedding + time[start : start + size])
+            for place in range(len(by_layer[0])):
+                modulations = [layer[place] for layer in by_layer]
+                step = self.stages - 1 - start - place
+                yield partial(self._guided, modulations, scale, t=step)
 
     def _embed_condition(self, condition: Tensor) -> tuple[Tensor, Tensor]:
         """Embed a condition for the head: [N, W'], or with guidance [2N, W'] with the null class
         last; and the guidance scale, [N, 1].
         """
         embed = self.head.cond_embed
-        vectors = condition[:, : self.sampling.rows * embed.in_features].split(
-            embed.in_features, -1
-        )
-        return embed(torch.cat(vectors).to(embed.weight.dtype)), condition[:, -1:]
+        width = embed.in_features
+        vectors = condition[:, : self.sampling.rows * width].split(width, dim=-1)
+        embedding = embed(torch.cat(vectors).to(embed.weight.dtype))
+        return embedding, condition[:, -1:]
 
     def _time(self) -> Tensor:
         """Embeddings of all stages, [S, W']."""
@@ -82,9 +83,10 @@ class GuidedHead(Denoiser):
         rows = x.to(self.head.input_proj.weight.dtype).repeat(self.sampling.rows, 1)
         output = self.head.predict(rows, modulations).float()
         if self.sampling.rows == 2:
-            (conditional, null), split = output.chunk(2), self.channels
-            noise = torch.lerp(null[:, :split], conditional[:, :split], scale)
-            output = torch.cat([noise, conditional[:, split:]], -1)
+            conditional, null = output.chunk(2)
+            channels = self.channels
+            noise = torch.lerp(null[:, :channels], conditional[:, :channels], scale)
+            output = torch.cat([noise, conditional[:, channels:]], dim=-1)
         return self.schedule.kernel(output, x.float(), t).widened(self.sampling.temperature)
 
 
@@ -107,10 +109,13 @@ class MARTarget:
         sampling: DiffusionSampling,
         identity: str = "mar",
     ) -> None:
-        self.network, self.sampling, self.identity = network, sampling, identity
+        self.network = network
+        self.sampling = sampling
+        self.identity = identity
         self.conditioner = PromptConditioner(conditioner)
-        config = network.config
-        self.length, self.channels, self.grid = config.length, config.token_channels, config.grid
+        self.length = network.config.length
+        self.channels = network.config.token_channels
+        self.grid = network.config.grid
         self.denoiser: Denoiser = GuidedHead(network.head, sampling)
         self._labels = torch.zeros(0, dtype=torch.int64)
 
@@ -134,7 +139,7 @@ class MARTarget:
         Raises:
             TemperaError: a prompt is not a class number, or the network has fewer classes.
         """
-        labels = self.conditioner(prompts)[0]
+        labels, _ = self.conditioner(prompts)
         classes = self.network.config.classes
         if len(labels) and int(labels.max()) >= classes:
             raise TemperaError(
@@ -149,10 +154,10 @@ class MARTarget:
         tokens = context.tokens[:, : context.reach].to(self.dtype).repeat(count, 1, 1)
         order = context.order.repeat(count, 1)
         lengths = context.lengths.repeat(count)
-        asked = places.repeat(count, 1)
+        predicted = places.repeat(count, 1)
         drop = torch.arange(len(tokens), device=tokens.device) >= len(context.rows)
         embedding = self.network.class_embedding(self._labels[context.rows].repeat(count), drop)
-        vectors = self.network(tokens, order, lengths, embedding, asked)
+        vectors = self.network(tokens, order, lengths, embedding, predicted)
         if count == 1:
             out: Tensor = vectors.float()
             return out
@@ -173,12 +178,12 @@ def draft(target: MARTarget, network: MAR | None) -> MARTarget:
             "(such as drafter=mar_base)",
             option="drafter",
         )
-    for what in ("grid", "token_channels", "classes"):
-        mine = getattr(network.config, what)
-        theirs = getattr(target.network.config, what)
-        if mine != theirs:
+    for name in ("grid", "token_channels", "classes"):
+        of_draft = getattr(network.config, name)
+        of_target = getattr(target.network.config, name)
+        if of_draft != of_target:
             raise TemperaError(
-                f"the draft has {what}={mine} and the target {theirs}: take a draft of the "
+                f"the draft has {name}={of_draft} and the target {of_target}: take a draft of the "
                 "target's family",
                 option="drafter",
             )

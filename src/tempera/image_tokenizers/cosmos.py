@@ -36,7 +36,9 @@ class CosmosTokenizer(nn.Module):
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module, config: CosmosConfig) -> None:
         super().__init__()
-        self.encoder, self.decoder, self.config = encoder, decoder, config
+        self.encoder = encoder
+        self.decoder = decoder
+        self.config = config
         self.vocab_size = config.codebook_size
 
     @property
@@ -58,7 +60,8 @@ class CosmosTokenizer(nn.Module):
 
     def encode(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [−1, 1] → codes int64 [B, h, w]."""
-        codes: Tensor = self.encoder(images.unsqueeze(2).to(_dtype(self.encoder)))[0]
+        frames = images.unsqueeze(2).to(_dtype(self.encoder))
+        codes: Tensor = self.encoder(frames)[0]
         return codes[:, 0].long()
 
     def decode_codes(self, codes: Tensor) -> Tensor:
@@ -74,7 +77,8 @@ class UntrainedDecoder(nn.Module):
 
     def __init__(self, codes: int, factor: int = FACTOR) -> None:
         super().__init__()
-        self.colours, self.factor = nn.Embedding(codes, 3), factor
+        self.colours = nn.Embedding(codes, 3)
+        self.factor = factor
 
     def forward(self, codes: Tensor) -> Tensor:
         """Codes [B, 1, h, w] -> images [B, 3, 1, H, W]."""
@@ -92,7 +96,8 @@ class UntrainedEncoder(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor]:
         """Images [B, 3, 1, H, W] -> codes [B, 1, h, w]."""
         mean = nn.functional.avg_pool2d(images.flatten(1, 2), FACTOR).mean(1, keepdim=True)
-        return (((mean + 1) / 2 * self.codes).long().clamp(0, self.codes - 1),)
+        codes = ((mean + 1) / 2 * self.codes).long()
+        return (codes.clamp(0, self.codes - 1),)
 
 
 def load_cosmos(weights: str, files: list[str], hub: str, codes: int = 64000) -> CosmosTokenizer:
@@ -107,18 +112,22 @@ def load_cosmos(weights: str, files: list[str], hub: str, codes: int = 64000) ->
         TemperaError: a file is missing or is not TorchScript.
     """
     config = CosmosConfig(codes)
-    decoder, encoder = (PretrainedFiles(weights, [file], hub) for file in files)
+    decoder_file, encoder_file = files
+    decoder = PretrainedFiles(weights, [decoder_file], hub)
+    encoder = PretrainedFiles(weights, [encoder_file], hub)
     if decoder.random or is_noted(decoder):
         is_noted(encoder)
-        files_of_none = PretrainedFiles("random", files, hub)
-        return load_pretrained(
-            lambda: CosmosTokenizer(UntrainedEncoder(codes), UntrainedDecoder(codes), config),
-            files_of_none,
-        )
+        nothing = PretrainedFiles("random", files, hub)
+
+        def untrained() -> CosmosTokenizer:
+            return CosmosTokenizer(UntrainedEncoder(codes), UntrainedDecoder(codes), config)
+
+        return load_pretrained(untrained, nothing)
     return CosmosTokenizer(_script(encoder), _script(decoder), config)
 
 
 def _script(files: PretrainedFiles) -> Any:
+    """The TorchScript module in the first of these files."""
     place: Path = files.find()[0]
     try:
         return torch.jit.load(place, map_location="cpu").eval()
@@ -127,4 +136,5 @@ def _script(files: PretrainedFiles) -> Any:
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
+    """The dtype of a module's weights; float32 if it has none."""
     return next((weight.dtype for weight in module.parameters()), torch.float32)

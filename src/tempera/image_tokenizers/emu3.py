@@ -23,7 +23,9 @@ class Emu3Tokenizer(nn.Module):
 
     def __init__(self, vq: Any) -> None:
         super().__init__()
-        self.vq, self.config, self.vocab_size = vq, vq.config, vq.config.codebook_size
+        self.vq = vq
+        self.config = vq.config
+        self.vocab_size = vq.config.codebook_size
         self.factor = 2 ** (len(vq.config.channel_multiplier) - 1)
 
     @property
@@ -55,11 +57,8 @@ def load_emu3_tokenizer(
     """
     config = huggingface.Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")
     published = PretrainedFiles(weights, files, hub)
-    return LinedTokenizer(
-        Emu3Tokenizer(
-            load_pretrained(lambda: huggingface.Emu3VQVAE(config), published, vq_from_official)
-        )
-    )
+    vq = load_pretrained(lambda: huggingface.Emu3VQVAE(config), published, vq_from_official)
+    return LinedTokenizer(Emu3Tokenizer(vq))
 
 
 _NAMES = {

@@ -45,7 +45,8 @@ class GlmDecoder(nn.Module):
 
     def __init__(self, pipeline: Any, config: GlmDecoderConfig) -> None:
         super().__init__()
-        self.pipeline, self.config = pipeline, config
+        self.pipeline = pipeline
+        self.config = config
         self.vocab_size = config.codebook_size
         self.parts = nn.ModuleList(getattr(pipeline, part) for part in PARTS)
 
@@ -80,7 +81,7 @@ class GlmDecoder(nn.Module):
         """
         height, width = self.image_size((codes.shape[1], codes.shape[2]))
         fine = codes.repeat_interleave(2, -1).repeat_interleave(2, -2)
-        made = self.pipeline(
+        output = self.pipeline(
             prompt=list(prompts),
             height=height,
             width=width,
@@ -90,7 +91,7 @@ class GlmDecoder(nn.Module):
             generator=[torch.Generator().manual_seed(_seed(image)) for image in codes],
             output_type="np",
         )
-        pictures = torch.from_numpy(made.images).to(codes.device)
+        pictures = torch.from_numpy(output.images).to(codes.device)
         return pictures.permute(0, 3, 1, 2) * 2 - 1
 
 
@@ -103,7 +104,8 @@ class UntrainedGlmDecoder(nn.Module):
 
     def __init__(self, config: GlmDecoderConfig) -> None:
         super().__init__()
-        self.config, self.vocab_size = config, config.codebook_size
+        self.config = config
+        self.vocab_size = config.codebook_size
         self.colours = UntrainedDecoder(config.codebook_size, FACTOR)
 
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
@@ -135,14 +137,16 @@ def load_glm_decoder(
     if files.random or is_noted(files):
         nothing = PretrainedFiles("random", FILES, hub)
         return load_pretrained(lambda: UntrainedGlmDecoder(config), nothing)
-    import_torchvision()  # diffusers imports it, with transformers
-    try:
-        from diffusers import GlmImagePipeline
-    except ImportError as problem:
-        raise TemperaError(
-            "GLM-Image's pictures need diffusers: pip install 'tempera-decoding[diffusers]', or "
-            "give model.tokenizer_weights=random for patches of colour instead of pictures."
-        ) from problem
+    kind = _pipeline_class()
+    return GlmDecoder(_pipeline(kind, _place(weights, hub)), config)
+
+
+def _place(weights: str, hub: str) -> Path:
+    """The directory of the pipeline, downloaded if `weights` is a repository.
+
+    Raises:
+        TemperaError: it is not a pipeline's.
+    """
     repository = None if Path(weights).exists() else Repository.named(weights)
     place = Path(weights) if repository is None else repository.snapshot(FILES)
     if not (place / FILES[0]).is_file():
@@ -151,7 +155,32 @@ def load_glm_decoder(
             f"{place} holds no {FILES[0]}: get the pipeline with `{command}` and give "
             "model.tokenizer_weights=DIR, or random for patches of colour instead of pictures."
         )
-    kind: Any = GlmImagePipeline
+    return place
+
+
+def _pipeline_class() -> Any:
+    """`diffusers.GlmImagePipeline`.
+
+    Raises:
+        TemperaError: diffusers is not installed.
+    """
+    import_torchvision()  # diffusers imports it, with transformers
+    try:
+        from diffusers import GlmImagePipeline
+    except ImportError as problem:
+        raise TemperaError(
+            "GLM-Image's pictures need diffusers: pip install 'tempera-decoding[diffusers]', or "
+            "give model.tokenizer_weights=random for patches of colour instead of pictures."
+        ) from problem
+    return GlmImagePipeline
+
+
+def _pipeline(kind: Any, place: Path) -> Any:
+    """The pipeline of a class in a directory, without its autoregressive part.
+
+    Raises:
+        TemperaError: diffusers cannot read it.
+    """
     try:
         pipeline = kind.from_pretrained(
             place, vision_language_encoder=None, processor=None, local_files_only=True
@@ -161,7 +190,7 @@ def load_glm_decoder(
             f"{place} is not GLM-Image's pipeline ({reason(problem)}): get it again."
         ) from problem
     pipeline.set_progress_bar_config(disable=True)
-    return GlmDecoder(pipeline, config)
+    return pipeline
 
 
 def _seed(codes: Tensor) -> int:

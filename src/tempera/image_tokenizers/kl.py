@@ -38,7 +38,8 @@ class KLModel(nn.Module):
 
     def __init__(self, config: KLConfig) -> None:
         super().__init__()
-        self.config, channels = config, config.networks.z_channels
+        self.config = config
+        channels = config.networks.z_channels
         self.encoder = encoder(replace(config.networks, z_channels=2 * channels))
         self.decoder = decoder(config.networks)
         self.quant_conv = nn.Conv2d(2 * channels, 2 * channels, 1)
@@ -56,7 +57,10 @@ class KLModel(nn.Module):
         h, w], draws.
         """
         mean, log_variance = self.moments(images)
-        return self.tokens(mean if noise is None else mean + (0.5 * log_variance).exp() * noise)
+        if noise is None:
+            return self.tokens(mean)
+        std = (0.5 * log_variance).exp()
+        return self.tokens(mean + std * noise)
 
     def tokens(self, latents: Tensor) -> Tensor:
         """Latents [B, C, h·p, w·p] as `moments` describes them → tokens [B, h, w, D]."""

@@ -17,13 +17,16 @@ class LinedTokenizer(nn.Module):
 
     def __init__(self, vq: Any) -> None:
         super().__init__()
-        self.vq, self.config, self.vocab_size = vq, vq.config, vq.vocab_size + 1
+        self.vq = vq
+        self.config = vq.config
+        self.vocab_size = vq.vocab_size + 1
 
     @property
     def codebook(self) -> Tensor:
         """[V + 1, D], as encoder and decoder use it; the line end is far from every code."""
         codes: Tensor = self.vq.codebook
-        return torch.cat([codes, 10 * codes.abs().max() * codes.new_ones(1, codes.shape[1])])
+        line_end = 10 * codes.abs().max() * codes.new_ones(1, codes.shape[1])
+        return torch.cat([codes, line_end])
 
     def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Height and width in pixels of an image of these lines and columns of tokens."""
@@ -36,5 +39,6 @@ class LinedTokenizer(nn.Module):
 
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Tokens int64 [B, h, w + 1] → images [B, 3, H, W] in [−1, 1]."""
-        out: Tensor = self.vq.decode_codes(codes[..., :-1].clamp(max=self.vq.vocab_size - 1))
+        without_ends = codes[..., :-1].clamp(max=self.vq.vocab_size - 1)
+        out: Tensor = self.vq.decode_codes(without_ends)
         return out

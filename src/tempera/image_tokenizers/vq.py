@@ -100,8 +100,10 @@ class ResBlock(nn.Module):
 
     def __init__(self, inner: int, outer: int, norm: Norm) -> None:
         super().__init__()
-        self.norm1, self.conv1 = norm(inner), nn.Conv2d(inner, outer, 3, padding=1)
-        self.norm2, self.conv2 = norm(outer), nn.Conv2d(outer, outer, 3, padding=1)
+        self.norm1 = norm(inner)
+        self.conv1 = nn.Conv2d(inner, outer, 3, padding=1)
+        self.norm2 = norm(outer)
+        self.conv2 = nn.Conv2d(outer, outer, 3, padding=1)
         if inner != outer:
             self.nin_shortcut = nn.Conv2d(inner, outer, 1)
 
@@ -120,12 +122,17 @@ class AttnBlock(nn.Module):
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
         self.norm = norm(channels)
-        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(channels, channels, 1) for _ in range(4))
+        self.q = nn.Conv2d(channels, channels, 1)
+        self.k = nn.Conv2d(channels, channels, 1)
+        self.v = nn.Conv2d(channels, channels, 1)
+        self.proj_out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
         """[B, C, h, w] → [B, C, h, w]; for `codes` see `Parts`."""
         h = self.norm(x, *codes)
-        q, k, v = (part(h).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q = self.q(h).flatten(2).transpose(1, 2)
+        k = self.k(h).flatten(2).transpose(1, 2)
+        v = self.v(h).flatten(2).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(q, k, v)
         out: Tensor = self.proj_out(mixed.transpose(1, 2).reshape(x.shape))
         return x + out
@@ -143,13 +150,17 @@ class Level(nn.Module):
         self.res = nn.ModuleList(
             ResBlock(inner if i == 0 else outer, outer, norm) for i in range(blocks)
         )
-        self.attn = nn.ModuleList(AttnBlock(outer, norm) for _ in range(blocks if attend else 0))
+        self.attn = nn.ModuleList()
+        if attend:
+            self.attn.extend(AttnBlock(outer, norm) for _ in range(blocks))
         self.resample = resample
         if resample == "downsample":
-            pad, conv = nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(outer, outer, 3, stride=2)
+            pad = nn.ZeroPad2d((0, 1, 0, 1))
+            conv = nn.Conv2d(outer, outer, 3, stride=2)
             self.downsample = nn.Sequential(OrderedDict(pad=pad, conv=conv))
         if resample == "upsample":
-            nearest, conv = nn.Upsample(scale_factor=2.0), nn.Conv2d(outer, outer, 3, padding=1)
+            nearest = nn.Upsample(scale_factor=2.0)
+            conv = nn.Conv2d(outer, outer, 3, padding=1)
             self.upsample = nn.Sequential(OrderedDict(nearest=nearest, conv=conv))
 
     def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
@@ -158,7 +169,11 @@ class Level(nn.Module):
             x = block(x, *codes)
             if i < len(self.attn):
                 x = self.attn[i](x, *codes)
-        return getattr(self, self.resample)(x) if self.resample else x
+        if self.resample == "downsample":
+            x = self.downsample(x)
+        elif self.resample == "upsample":
+            x = self.upsample(x)
+        return x
 
 
 def _network(
@@ -167,29 +182,39 @@ def _network(
     """Levels of `widths` between two convolutions to `ends` channels: the encoder, or the decoder,
     whose middle comes first. Attention is at the coarsest level.
     """
-    decodes, count = resample == "upsample", len(widths) - 1
+    decodes = resample == "upsample"
+    norm = _norm(config, spatial=decodes and config.spatial_norms)
+    count = len(widths) - 1
     coarsest = 0 if decodes else count - 1
-    groups = config.norm_groups
-    norm: Norm = partial(nn.GroupNorm, groups, eps=NORM_EPS)
-    if decodes and config.spatial_norms:
-        norm = partial(SpatialNorm, groups=groups, codebook_dim=config.codebook_dim)
     levels = Parts()
     for i, (inner, outer) in enumerate(pairwise(widths)):
-        attend, further = config.level_attention and i == coarsest, resample * (i < count - 1)
+        attend = config.level_attention and i == coarsest
+        further = resample if i < count - 1 else ""
         levels.append(Level(inner, outer, blocks, norm, attend, further))
-    width = widths[0 if decodes else -1]
-    first, last = ResBlock(width, width, norm), ResBlock(width, width, norm)
-    middle = Parts(first, AttnBlock(width, norm), last)
-    parts = OrderedDict[str, nn.Module](
-        conv_in=nn.Conv2d(ends[0], widths[0], 3, padding=1),
-        conv_blocks=levels,
-        mid=middle,
-        norm_out=norm(widths[-1]),
-        swish=nn.SiLU(),
-        conv_out=nn.Conv2d(widths[-1], ends[1], 3, padding=1),
-    )
-    order = ["conv_in", "mid", "conv_blocks", "norm_out", "swish", "conv_out"] if decodes else parts
-    return Parts(OrderedDict((name, parts[name]) for name in order))
+    middle = _middle(widths[0 if decodes else -1], norm)
+    parts = OrderedDict[str, nn.Module](conv_in=nn.Conv2d(ends[0], widths[0], 3, padding=1))
+    if decodes:
+        parts |= {"mid": middle, "conv_blocks": levels}
+    else:
+        parts |= {"conv_blocks": levels, "mid": middle}
+    parts["norm_out"] = norm(widths[-1])
+    parts["swish"] = nn.SiLU()
+    parts["conv_out"] = nn.Conv2d(widths[-1], ends[1], 3, padding=1)
+    return Parts(parts)
+
+
+def _norm(config: VQConfig, spatial: bool) -> Norm:
+    """The norm of a network's layers."""
+    if spatial:
+        return partial(SpatialNorm, groups=config.norm_groups, codebook_dim=config.codebook_dim)
+    return partial(nn.GroupNorm, config.norm_groups, eps=NORM_EPS)
+
+
+def _middle(width: int, norm: Norm) -> Parts:
+    """Two residual blocks with attention between them."""
+    first = ResBlock(width, width, norm)
+    last = ResBlock(width, width, norm)
+    return Parts(first, AttnBlock(width, norm), last)
 
 
 def encoder(config: VQConfig) -> Parts:
@@ -223,15 +248,15 @@ class Quantizer(nn.Module):
     @property
     def codebook(self) -> Tensor:
         """The codebook as encoder and decoder use it, [V, D]; rows have length 1 if normalised."""
-        return (
-            F.normalize(self.embedding.weight, dim=-1) if self.normalised else self.embedding.weight
-        )
+        weight = self.embedding.weight
+        return F.normalize(weight, dim=-1) if self.normalised else weight
 
     def nearest(self, z: Tensor) -> Tensor:
         """z [..., D] → code of the nearest entry, int64 [...]."""
+        codebook = self.codebook
         if self.normalised:
-            return (F.normalize(z, dim=-1) @ self.codebook.T).argmax(-1)
-        return (2 * z @ self.codebook.T - self.codebook.pow(2).sum(-1)).argmax(-1)
+            return (F.normalize(z, dim=-1) @ codebook.T).argmax(-1)
+        return (2 * z @ codebook.T - codebook.pow(2).sum(-1)).argmax(-1)
 
 
 class VQModel(nn.Module):
@@ -240,7 +265,8 @@ class VQModel(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = encoder(config), decoder(config)
+        self.encoder = encoder(config)
+        self.decoder = decoder(config)
         self.quantize = Quantizer(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
@@ -263,11 +289,12 @@ class VQModel(nn.Module):
         """Images [B, 3, H, W] in [−1, 1] → vectors [B, h, w, D] before quantisation, of length 1
         where the codebook is normalised.
         """
-        if images.shape[-1] % self.config.factor or images.shape[-2] % self.config.factor:
+        height, width = images.shape[-2:]
+        factor = self.config.factor
+        if height % factor or width % factor:
             raise TemperaError(
-                f"an image of {images.shape[-2]}×{images.shape[-1]} pixels does not divide into "
-                f"{self.config.factor}-pixel patches: "
-                f"resize it to multiples of {self.config.factor}."
+                f"an image of {height}×{width} pixels does not divide into {factor}-pixel patches: "
+                f"resize it to multiples of {factor}."
             )
         latents: Tensor = self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1)
         return F.normalize(latents, dim=-1) if self.config.normalised else latents
@@ -366,8 +393,8 @@ def from_vqgan(
         r"^encoder\.down\.": "encoder.conv_blocks.",
     }
     for level in range(levels):
-        own = levels - 1 - level if finest_first else level
-        names[rf"^decoder\.up\.{level}\."] = f"decoder.conv_blocks.{own}."
+        from_coarsest = levels - 1 - level if finest_first else level
+        names[rf"^decoder\.up\.{level}\."] = f"decoder.conv_blocks.{from_coarsest}."
     return renamed(state, names)
 
 
@@ -376,5 +403,9 @@ def from_janus(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
     model is dropped. Hugging Face looks up the nearest code without normalising; Janus's own code
     normalises, as this module.
     """
-    own = {name: tensor for name, tensor in state.items() if name.startswith("model.vqmodel.")}
-    return {"quantize.codebook_used": torch.zeros(65536), **from_vqgan(own, levels, False)}
+    tokenizer = {}
+    for name, tensor in state.items():
+        if name.startswith("model.vqmodel."):
+            tokenizer[name] = tensor
+    translated = from_vqgan(tokenizer, levels, finest_first=False)
+    return {"quantize.codebook_used": torch.zeros(65536), **translated}

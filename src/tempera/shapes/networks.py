@@ -34,10 +34,10 @@ def tokenize(prompts: list[str], length: int) -> Tensor:
     """Word ids int64 [B, length], padded on the left with 0; words outside the world are
     `<unknown>`, words past `length` are dropped.
     """
-    known = {word: i for i, word in enumerate(VOCABULARY)}
+    id_of = {word: i for i, word in enumerate(VOCABULARY)}
     ids = torch.zeros(len(prompts), length, dtype=torch.long)
     for row, (prompt, where) in enumerate(numbered(prompts)):
-        words = [known.get(word, UNKNOWN) for word in words_of(prompt)][:length]
+        words = [id_of.get(word, UNKNOWN) for word in words_of(prompt)][:length]
         if not words:
             raise TemperaError(f"{where} is empty: give it at least one word.")
         ids[row, -len(words) :] = torch.tensor(words)
@@ -67,25 +67,27 @@ class WorldCaptions:
 
     def warnings(self, prompts: Sequence[str]) -> list[str]:
         """What the model does not understand, in sentences."""
-        found = {word for prompt in prompts for word in words_of(prompt)} - {*WORDS}
-        strange = [
-            prompt
-            for prompt in prompts
-            if parse_caption(prompt) is None and not found & {*words_of(prompt)}
-        ]
-        told = []
-        if found:
-            few = ", ".join(shortened(word, 20) for word in sorted(found)[:5])
-            told.append(
-                f"the shapes world has no words such as {few} ({len(found)} of these prompts'): "
+        unknown: set[str] = set()
+        not_captions = []
+        for prompt in prompts:
+            new = set(words_of(prompt)) - set(WORDS)
+            unknown |= new
+            if not new and parse_caption(prompt) is None:
+                not_captions.append(prompt)
+        sentences = []
+        if unknown:
+            few = ", ".join(shortened(word, 20) for word in sorted(unknown)[:5])
+            sentences.append(
+                f"the shapes world has no words such as {few} ({len(unknown)} of these prompts'): "
                 "each is <unknown> to the model, which draws something else"
             )
-        if strange:
-            told.append(
-                f"{len(strange)} of {len(prompts)} prompts are no captions of the shapes world, "
-                f"such as '{shortened(strange[0], 40)}': the model draws what it takes them for"
+        if not_captions:
+            sentences.append(
+                f"{len(not_captions)} of {len(prompts)} prompts are no captions of the shapes "
+                f"world, such as '{shortened(not_captions[0], 40)}': the model draws what it takes "
+                "them for"
             )
-        return told
+        return sentences
 
 
 def parse_length(config: Mapping[str, Any]) -> int:
@@ -143,9 +145,11 @@ class TextEncoder(nn.Module):
             TemperaError: a prompt is empty, or too long and `truncate` is False.
         """
         for prompt, where in numbered(prompts):
-            if not self.truncate and (count := len(words_of(prompt))) > self.length:
+            count = len(words_of(prompt))
+            if count > self.length and not self.truncate:
                 raise too_long(where, count, self.length)
-        out: tuple[Tensor, Tensor] = self(tokenize(prompts, self.length).to(self.positions.device))
+        ids = tokenize(prompts, self.length).to(self.positions.device)
+        out: tuple[Tensor, Tensor] = self(ids)
         return out
 
 
@@ -185,7 +189,6 @@ def load_smaller(directory: str | Path = SHIPPED / "independent") -> SmallerMode
     """The half-size model in `directory`, with its own text encoder in `directory`/text_encoder,
     that drafts for `method=independent`.
     """
-    directory = Path(directory)
-    return SmallerModel(
-        load_target_network(directory), load_text_encoder(directory / "text_encoder", truncate=True)
-    )
+    network = load_target_network(directory)
+    text_encoder = load_text_encoder(Path(directory) / "text_encoder", truncate=True)
+    return SmallerModel(network, text_encoder)

@@ -77,28 +77,29 @@ class Structure:
         return self.unexplained > BROKEN
 
 
-def structure(picture: Image, told: Scene) -> Structure:
+def structure(picture: Image, caption: Scene) -> Structure:
     """Fit the scene that a caption tells to a picture.
 
     Args:
         picture: [48, 48, 3] in [0, 1].
-        told: a parsed caption; what it leaves open is fitted as well.
+        caption: parsed; what it leaves open is fitted as well.
 
     Returns:
         the fit with the fewest unexplained pixels.
     """
-    strange = [_unexplained(picture, _rgb(COLOURS[thing.colour])) for thing in told.things]
+    not_thing = [_unexplained(picture, _rgb(COLOURS[thing.colour])) for thing in caption.things]
     fits = []
-    for background in [told.background] if told.background else BACKGROUNDS:
-        base = _rgb(BACKGROUNDS[background])
-        foreign = _unexplained(picture, base)
-        if told.pattern != "plain":
-            foreign &= _unexplained(picture, MARKS * base)
-        fits.append(_fit(told, foreign, strange))
+    for background in [caption.background] if caption.background else BACKGROUNDS:
+        colour = _rgb(BACKGROUNDS[background])
+        not_background = _unexplained(picture, colour)
+        if caption.pattern != "plain":
+            not_background &= _unexplained(picture, MARKS * colour)
+        fits.append(_fit(caption, not_background, not_thing))
     return min(fits, key=lambda fit: fit.unexplained)
 
 
 def _rgb(colour: tuple[float, float, float]) -> Image:
+    """A colour as an array, float32 [3]."""
     return np.array(colour, np.float32)
 
 
@@ -127,41 +128,43 @@ def _places(shape: str, size: str) -> tuple[list[Thing], Mask, Mask]:
     return things, distances < -OUTLINE, distances <= OUTLINE
 
 
-def _fit(told: Scene, foreign: Mask, strange: list[Mask]) -> Structure:
+def _fit(caption: Scene, not_background: Mask, not_thing: list[Mask]) -> Structure:
     """Place the things where the fewest pixels are unexplained: on the lattice, then near there.
 
     Args:
-        told: the caption's scene.
-        foreign: the pixels that are not the background.
-        strange: for each thing, the pixels that are not its colour.
+        caption: the caption's scene.
+        not_background: the pixels that are not the background.
+        not_thing: for each thing, the pixels that are not its colour.
     """
-    best = _judged(_on_lattice(told, foreign, strange), foreign, strange)
+    best = _judge(_on_lattice(caption, not_background, not_thing), not_background, not_thing)
     for number, thing in enumerate(best.things):
         for right, down in itertools.product(NEAR, NEAR):
             things = list(best.things)
             things[number] = replace(thing, x=thing.x + right, y=thing.y + down)
-            moved = _judged(things, foreign, strange)
+            moved = _judge(things, not_background, not_thing)
             best = min(best, moved, key=lambda fit: fit.unexplained)
     return best
 
 
-def _on_lattice(told: Scene, foreign: Mask, strange: list[Mask]) -> list[Thing]:
-    candidates = [
-        _candidates(thing, foreign, mask) for thing, mask in zip(told.things, strange, strict=True)
-    ]
-    if not told.relation:
+def _on_lattice(caption: Scene, not_background: Mask, not_thing: list[Mask]) -> list[Thing]:
+    """The places on the lattice that explain most pixels and keep the caption's relation."""
+    candidates = []
+    for thing, mask in zip(caption.things, not_thing, strict=True):
+        candidates.append(_candidates(thing, not_background, mask))
+    if not caption.relation:
         ((things, explained),) = candidates
         return [things[int(explained.argmax())]]
-    (first, gain), (second, more) = candidates
-    axis = "y" if told.relation == "above" else "x"
-    ends = np.array([getattr(thing, axis) + thing.radius for thing in first])
-    begins = np.array([getattr(thing, axis) - thing.radius for thing in second])
-    both = np.where(ends[:, None] <= begins, gain[:, None] + more, -np.inf)
-    here, there = np.unravel_index(int(both.argmax()), both.shape)
-    return [first[here], second[there]]
+    (firsts, first_explained), (seconds, second_explained) = candidates
+    axis = "y" if caption.relation == "above" else "x"
+    ends = np.array([getattr(thing, axis) + thing.radius for thing in firsts])
+    begins = np.array([getattr(thing, axis) - thing.radius for thing in seconds])
+    in_order = ends[:, None] <= begins
+    explained = np.where(in_order, first_explained[:, None] + second_explained, -np.inf)
+    first, second = np.unravel_index(int(explained.argmax()), explained.shape)
+    return [firsts[first], seconds[second]]
 
 
-def _candidates(kind: Thing, foreign: Mask, strange: Mask) -> tuple[list[Thing], Counts]:
+def _candidates(kind: Thing, not_background: Mask, not_thing: Mask) -> tuple[list[Thing], Counts]:
     """All places and sizes of a thing, and how many pixels each explains: those on its area that
     are not the background, less those inside that are not the thing.
     """
@@ -170,14 +173,17 @@ def _candidates(kind: Thing, foreign: Mask, strange: Mask) -> tuple[list[Thing],
     for size in [kind.size] if kind.size else SIZES:
         places, inside, covered = _places(kind.shape, size)
         things += [replace(place, colour=kind.colour) for place in places]
-        explained.append((covered & foreign).sum((1, 2)) - (inside & strange).sum((1, 2)))
+        gained = (covered & not_background).sum((1, 2))
+        lost = (inside & not_thing).sum((1, 2))
+        explained.append(gained - lost)
     return things, np.concatenate(explained)
 
 
-def _judged(things: Sequence[Thing], foreign: Mask, strange: list[Mask]) -> Structure:
-    stray = foreign.copy()
+def _judge(things: Sequence[Thing], not_background: Mask, not_thing: list[Mask]) -> Structure:
+    """What is unexplained if the things are at these places."""
+    stray = not_background.copy()
     missing = np.zeros_like(stray)
-    for thing, mask in zip(things, strange, strict=True):
+    for thing, mask in zip(things, not_thing, strict=True):
         outline = distance(thing)
         stray &= outline > OUTLINE
         missing |= (outline < -OUTLINE) & mask
