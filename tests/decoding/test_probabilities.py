@@ -172,6 +172,7 @@ def test_when_the_support_is_exhausted_the_last_token_repeats_with_all_mass():
         ({"temperature": -1}, "temperature"),
         ({"top_k": -1}, "top_k"),
         ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
         ({"min_p": 1.5}, "min_p"),
         ({"guidance": math.inf}, "guidance"),

@@ -60,6 +60,10 @@ def test_every_part_is_measured_and_the_ratio_follows_from_the_rounds():
         assert column.ratio == pytest.approx(ratio) and column.memory > 0
         images = 1000 * column.batch_size / (LENGTH * column.ar["round"].median)
         assert column.images == pytest.approx(images)
+        shown = bench.cells(column, report.steps)
+        most = column.ar["round"].median / column.method["target"].median
+        assert shown["the same, at most"]["value"] == pytest.approx(most)
+        assert shown["memory at the peak, GiB"]["value"] == column.memory / 2**30
     _, rows, heads, _, size = target.session.cache._shape
     middle = target.session.prompt.prefix + LENGTH // 2
     cache = 2 * len(target.session.cache.entries) * rows * heads * middle * size * 4

@@ -2,6 +2,7 @@
 for it keeps its promise in the loop.
 """
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,10 @@ from safetensors.torch import load_file, save_file
 from table_models import FirstRoundOnly
 from torch import Tensor
 
+from tempera.commands import calibrate
 from tempera.config.build import build_rule
+from tempera.config.compose import composed
+from tempera.config.tracking import Tracking
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -224,6 +228,17 @@ def test_what_cannot_have_been_measured_is_refused(
         TemperaError, match="holds no statistics of a draft: delete it, and measure again"
     ):
         load_statistics(Path(statistics))
+
+
+def test_the_length_that_is_advised_is_possible(
+    statistics: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracking = Tracking.of(composed("calibrate", ["tracking=none"]), "calibrate", {})
+    calibrate._show(made_up(), calibrate.Checked(Path(statistics), {}, [], tracking))
+    told = re.search(r"_length=(\S+)   \(possible: (\S+) to (\S+)\)", capsys.readouterr().out)
+    assert told is not None
+    advised, low, high = map(float, told.groups())
+    assert low < advised < high
 
 
 def rule(*options: str) -> Any:
