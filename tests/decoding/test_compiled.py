@@ -1,5 +1,6 @@
 """Compiled rounds emit what rounds emit that are not. Speed is not tested here."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,12 +103,22 @@ def of_janus() -> TransformerTarget:
     return tiny_target(SAMPLING, lively(network), text_ids)
 
 
+def of_glm() -> TransformerTarget:
+    """A preview and an image, positions in three sections, four norms a layer; unguided."""
+    spec = ModelSpec(3, 3, 8, 0, ("{text}", 3), (), 64, preview=(2, 2))
+    sizes = {**SIZES, "vocab_size": 20, "vision_vocab_size": 12, "num_hidden_layers": 1}
+    rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1]}
+    network = load_network("glm_image", spec, "random", [], "", sizes | rope)
+    return tiny_target(replace(SAMPLING, guidance=1.0), lively(network), text_ids)
+
+
 FAMILIES = {
     "llamagen_classes": of_classes,
     "chameleon": lambda: of_text("chameleon", swin_norm=False, model_parallel_size=None),
     "emu3": lambda: of_text("emu3"),
     "janus": of_janus,
     "qwen2": lambda: of_text("qwen2"),
+    "glm_image": of_glm,
 }
 
 
@@ -150,7 +161,8 @@ def backend(monkeypatch):
     ("family", "method"),
     [
         *(("llamagen", method) for method in METHODS),
-        *((family, "ar") for family in FAMILIES),
+        *((family, "ar") for family in FAMILIES if family != "glm_image"),
+        *(pytest.param(family, "sjd", marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
 def test_a_round_is_three_graphs_and_the_second_batch_compiles_none(
