@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -20,12 +21,12 @@ from tempera.rules.schedules import uniform
 from tempera.rules.standard import Relaxed
 
 RULE = Relaxed(uniform(1.5, 2))
-CASES = {
-    (size, noise): f"{size} tokens, draft's noise {noise}"
-    for size in (5, 20)
-    for noise in (0.4, 0.8, 1.5)
-}
-"""Size of the vocabulary and how far the draft is from the target."""
+SIZES = (5, 20)
+"""Sizes of the vocabulary."""
+NOISES = (0.4, 0.8, 1.5)
+"""How far the draft is from the target."""
+DRAWN = 0.8
+"""The noise that the figure shows."""
 CHANGES = torch.linspace(-0.1, 0.1, 21)
 COUNT = 100
 
@@ -39,11 +40,12 @@ def tables(seed: int, size: int, noise: float) -> tuple[Tables, Tables]:
 def bounds(p: Tables, q: Tables) -> Tensor:
     """The TV bound at each c₂ of `CHANGES`, with the c₁ that keeps the length, less that at 0."""
     _, base = perturbed(p, q, RULE, (0.0, 0.0))
-    found = [
-        perturbed(p, q, RULE, (same_length(p, q, RULE, change), change))[1] - base
-        for change in CHANGES.tolist()
-    ]
-    return torch.tensor(found)
+    differences = []
+    for second in CHANGES.tolist():
+        first = same_length(p, q, RULE, second)
+        _, bound = perturbed(p, q, RULE, (first, second))
+        differences.append(bound - base)
+    return torch.tensor(differences)
 
 
 def relaxed_mass(p: Tables, q: Tables) -> float:
@@ -57,26 +59,33 @@ def relaxed_mass(p: Tables, q: Tables) -> float:
 def main(path: Path | None) -> None:
     """Print the table, and draw the curves of the second draft's noise."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
-    panels = dict(zip(((5, 0.8), (20, 0.8)), figure.subplots(1, 2, sharey=True), strict=True))
+    panels = figure.subplots(1, 2, sharey=True)
     print("| tables | annealed bound is smaller | least E f₂ − Δ | mean Q(X₁⁻) |")
-    print("|---" * 4 + "|")
-    for (size, noise), name in CASES.items():
-        made = [tables(seed, size, noise) for seed in range(COUNT)]
-        curves = torch.stack([bounds(p, q) for p, q in made])
-        smaller = (curves[:, 8] < curves[:, 12]).sum()
-        margin = min(annealing_margin(p, q, RULE) for p, q in made)
-        mass = sum(relaxed_mass(p, q) for p, q in made) / COUNT
-        print(f"| {name} | {smaller} of {COUNT} | {margin:.2f} | {mass:.2f} |")
-        if (panel := panels.get((size, noise))) is not None:
-            panel.plot(CHANGES, curves.T, color="tab:gray", linewidth=0.5, alpha=0.3)
-            panel.plot(CHANGES, curves.mean(0), color="tab:blue", linewidth=2)
-            panel.set(title=name, xlabel="c₂, added to the second acceptance")
-            panel.set_xticks([-0.1, -0.05, 0, 0.05, 0.1])
-            panel.axvline(0, color="black", linewidth=0.5)
-            panel.spines[["top", "right"]].set_visible(False)
-    panels[5, 0.8].set_ylabel("change of the TV bound")
+    print("|---|---|---|---|")
+    for size, panel in zip(SIZES, panels, strict=True):
+        for noise in NOISES:
+            name = f"{size} tokens, draft's noise {noise}"
+            pairs = [tables(seed, size, noise) for seed in range(COUNT)]
+            curves = torch.stack([bounds(p, q) for p, q in pairs])
+            smaller = (curves[:, 8] < curves[:, 12]).sum()
+            margin = min(annealing_margin(p, q, RULE) for p, q in pairs)
+            mass = sum(relaxed_mass(p, q) for p, q in pairs) / COUNT
+            print(f"| {name} | {smaller} of {COUNT} | {margin:.2f} | {mass:.2f} |")
+            if noise == DRAWN:
+                draw(panel, name, curves)
+    panels[0].set_ylabel("change of the TV bound")
     if path is not None:
         figure.savefig(path, dpi=110)
+
+
+def draw(panel: Axes, title: str, curves: Tensor) -> None:
+    """The curves of all tables, [COUNT, len(CHANGES)], and their mean."""
+    panel.plot(CHANGES, curves.T, color="tab:gray", linewidth=0.5, alpha=0.3)
+    panel.plot(CHANGES, curves.mean(0), color="tab:blue", linewidth=2)
+    panel.set(title=title, xlabel="c₂, added to the second acceptance")
+    panel.set_xticks([-0.1, -0.05, 0, 0.05, 0.1])
+    panel.axvline(0, color="black", linewidth=0.5)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,10 @@ def labels(file: str) -> dict[str, str]:
 def draw(file: str) -> None:
     """Write one grid: a line for each row, a column for each of the first prompts."""
     shown = labels(file)
-    found = collect.directories(*collect.RUNS)
-    runs = {row: read_run(found[row]) for row in shown}
-    texts = dict(list(next(iter(runs.values())).texts.items())[:PICTURES])
+    directories = collect.directories(*collect.RUNS)
+    runs = {row: read_run(directories[row]) for row in shown}
+    first = next(iter(runs.values()))
+    texts = dict(list(first.texts.items())[:PICTURES])
     figure = Figure(figsize=(1.45 * PICTURES + 2.1, 1.35 * len(runs) + 0.7), layout="constrained")
     panels = figure.subplots(len(runs), PICTURES)
     for line, (row, run) in zip(panels, runs.items(), strict=True):
@@ -58,9 +59,8 @@ def draw(file: str) -> None:
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set_visible(False)
         method = textwrap.fill(row.removeprefix("mar "), 20, break_on_hyphens=False)
-        line[0].set_ylabel(
-            f"{method}\n{shown[row]}", rotation=0, ha="right", va="center", labelpad=8
-        )
+        label = f"{method}\n{shown[row]}"
+        line[0].set_ylabel(label, rotation=0, ha="right", va="center", labelpad=8)
     for panel, text in zip(panels[0], texts.values(), strict=True):
         panel.set_title(textwrap.fill(text, 20), size=9)
     figure.savefig(DOCS / file, dpi=110, metadata={"Description": json.dumps(shown)})

@@ -53,39 +53,38 @@ STYLES = {
 
 def at_length(p: Tables, q: Tables, share: float) -> dict[str, Point]:
     """Every relaxation at one length of a round."""
-    chains, rounds = Chains.enumerated(p, q), PricedRounds.enumerated(p, q)
+    chains = Chains.enumerated(p, q)
+    rounds = PricedRounds.enumerated(p, q)
     low, high = reachable(chains)
     wanted = low + share * (high - low)
+
+    def optimum(length: float) -> Priced:
+        return Priced(prices_for(rounds, length))
+
+    def one_price(price: float) -> Priced:
+        return Priced(constant_price(price, LENGTH))
+
+    def length_of(rule: Relaxed | Priced) -> float:
+        return expected_emitted(p, q, rule, LENGTH)
+
     rules: dict[str, Relaxed | Priced] = {
-        # measured prices are interpolated, so that the length asked for is not quite reached
-        "KL optimum": _budgeted(
-            lambda asked: Priced(prices_for(rounds, asked)),
-            lambda rule: expected_emitted(p, q, rule, LENGTH),
-            wanted,
-            (low, high),
-        ),
-        "one price": _budgeted(
-            lambda price: Priced(constant_price(price, LENGTH)),
-            lambda rule: expected_emitted(p, q, rule, LENGTH),
-            wanted,
-            (1e-4, 20.0),
-        ),
+        # measured prices are interpolated, so a rule's length is not quite the one it is made for
+        "KL optimum": _at_length(optimum, length_of, wanted, (low, high)),
+        "one price": _at_length(one_price, length_of, wanted, (1e-4, 20.0)),
         "TV optimum": Relaxed(schedule_for(chains, wanted)),
     }
-    for name, family in SCHEDULES.items():
-        schedule = _budgeted(family, chains.expected_emitted, wanted, (1e-2, 1e5))
+    for name, schedule_of in SCHEDULES.items():
+        schedule = _at_length(schedule_of, chains.expected_emitted, wanted, (1e-2, 1e5))
         rules[name] = Relaxed(schedule)
         if name == "uniform":
             rules["uniform, residual=kl"] = Relaxed(schedule, "kl")
-    points = {
-        name: (
-            expected_emitted(p, q, rule, LENGTH),
-            tv_bound(p, q, rule, LENGTH),
-            kl_bound(p, q, rule, LENGTH),
-        )
-        for name, rule in rules.items()
-    }
-    return points | {"least possible": _budgeted_point(p, q, wanted)}
+    points = {}
+    for name, rule in rules.items():
+        tv = tv_bound(p, q, rule, LENGTH)
+        kl = kl_bound(p, q, rule, LENGTH)
+        points[name] = (length_of(rule), tv, kl)
+    points["least possible"] = least_kl_at_length(p, q, wanted)
+    return points
 
 
 def least_kl(p: Tables, q: Tables, beta: float) -> Point:
@@ -93,76 +92,93 @@ def least_kl(p: Tables, q: Tables, beta: float) -> Point:
     programming from the last depth up, with a price for each token, the worth of what follows it.
     """
     value = torch.full((len(p[len(q)]),), beta, dtype=p[0].dtype)
-    tokens, nats, bound = torch.ones_like(value), torch.zeros_like(value), torch.zeros_like(value)
-    for here_p, here_q in zip(reversed(p[: len(q)]), reversed(q), strict=True):
-
-        def after(kept: Tensor, what: Tensor) -> Tensor:
-            return (kept * what.view_as(kept)).sum(-1)
-
-        price = value.view_as(here_p)
-        c = scale(here_p, here_q, price)
-        law = here_q.clamp(c * here_p, c * here_p * price.exp())
+    tokens = torch.ones_like(value)
+    nats = torch.zeros_like(value)
+    bound = torch.zeros_like(value)
+    for target, draft in zip(reversed(p[: len(q)]), reversed(q), strict=True):
+        price = value.view_as(target)
+        c = scale(target, draft, price)
+        law = draft.clamp(c * target, c * target * price.exp())
         law = law / law.sum(-1, keepdim=True)
-        kept = torch.minimum(law, here_q)
-        tokens = 1 + after(kept, tokens)
-        nats = kl_divergence(law, here_p) + after(kept, nats)
-        bound = total_variation(law, here_p) + after(kept, bound)
+        kept = torch.minimum(law, draft)
+        tokens = 1 + _after(kept, tokens)
+        nats = kl_divergence(law, target) + _after(kept, nats)
+        bound = total_variation(law, target) + _after(kept, bound)
         value = beta * tokens - nats
     return float(tokens), float(bound), float(nats)
 
 
-def _budgeted_point(p: Tables, q: Tables, wanted: float) -> Point:
-    beta = _budgeted(float, lambda beta: least_kl(p, q, beta)[0], wanted, (1e-4, 10.0))
+def _after(kept: Tensor, later: Tensor) -> Tensor:
+    """The mean of what comes after a token, over those that are kept."""
+    return (kept * later.view_as(kept)).sum(-1)
+
+
+def least_kl_at_length(p: Tables, q: Tables, wanted: float) -> Point:
+    """The point of `least_kl` whose length is `wanted`."""
+
+    def length_at(beta: float) -> float:
+        length, _, _ = least_kl(p, q, beta)
+        return length
+
+    beta = _at_length(float, length_at, wanted, (1e-4, 10.0))
     return least_kl(p, q, beta)
 
 
-def _budgeted(
+def _at_length(
     make: Callable[[float], T],
     length: Callable[[T], float],
     wanted: float,
     ends: tuple[float, float],
 ) -> T:
-    """What a family makes of the budget at which its length, increasing, is `wanted`: by bisection
-    of the budget's logarithm.
+    """What `make` makes of the number at which its length, increasing, is `wanted`: by bisection of
+    the number's logarithm.
     """
     low, high = ends
     for _ in range(30):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if length(make(middle)) < wanted else (low, middle)
+        if length(make(middle)) < wanted:
+            low = middle
+        else:
+            high = middle
     return make(high)
 
 
 def curves(tables: int = 5) -> dict[str, Tensor]:
     """Mean length, TV bound and KL bound over some tables at each of `SHARES`: [S, 3] by name."""
-    found: dict[str, list[list[Point]]] = {}
+    points: dict[str, list[list[Point]]] = {}
     for seed in range(tables):
         p, q = random_tables(seed, VOCABULARY, LENGTH)
-        for share in SHARES:
+        for number, share in enumerate(SHARES):
             for name, point in at_length(p, q, share).items():
-                places = found.setdefault(name, [[] for _ in SHARES])
-                places[SHARES.index(share)].append(point)
-    return {
-        name: torch.tensor(places, dtype=torch.float64).mean(1) for name, places in found.items()
-    }
+                by_share = points.setdefault(name, [[] for _ in SHARES])
+                by_share[number].append(point)
+    means = {}
+    for name, by_share in points.items():
+        means[name] = torch.tensor(by_share, dtype=torch.float64).mean(1)
+    return means
 
 
-def as_table(found: Mapping[str, Tensor], place: int = 3) -> str:
+def as_table(curves: Mapping[str, Tensor], place: int = 3) -> str:
     """One length as Markdown: bounds per token."""
-    lines = ["| relaxation | length | TV bound per token | KL bound per token |", "|---" * 4 + "|"]
-    for name, points in found.items():
+    lines = [
+        "| relaxation | length | TV bound per token | KL bound per token |",
+        "|---|---|---|---|",
+    ]
+    for name, points in curves.items():
         length, tv, nats = points[place].tolist()
         lines.append(f"| {name} | {length:.2f} | {tv / length:.4f} | {nats / length:.4f} |")
     return "\n".join(lines)
 
 
-def draw(found: Mapping[str, Tensor], path: Path) -> None:
+def draw(curves: Mapping[str, Tensor], path: Path) -> None:
     """Both bounds per token, relative to the uniform schedule's, against the length."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for column, (panel, title) in enumerate(
-        zip(figure.subplots(1, 2), ("TV bound", "KL bound"), strict=True), start=1
-    ):
-        for name, points in found.items():
-            _curve(panel, name, points[:, 0], points[:, column] / found["uniform"][:, column])
+    panels = figure.subplots(1, 2)
+    for column, title in ((1, "TV bound"), (2, "KL bound")):
+        panel = panels[column - 1]
+        of_uniform = curves["uniform"][:, column]
+        for name, points in curves.items():
+            _curve(panel, name, points[:, 0], points[:, column] / of_uniform)
         panel.set(xlabel="accepted length", ylabel=f"{title} ÷ uniform's", ylim=(0.5, 1.75))
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25, linewidth=0.6)

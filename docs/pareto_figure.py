@@ -8,71 +8,108 @@ The picture's description holds the points that it shows.
 import json
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
-SERIES = {  # label: names of its rows, colour, and in each panel a point and its place beside it
-    "uniform": (r"uniform_rsd .*", "#0072B2", [(0, -8, 4), (-1, 6, -14)]),
-    "Cool-SD": (r"coolsd delta=.*", "#D55E00", [(0, 8, 0), (-1, -8, 4)]),
-    "Cool-SD, floor": (r"coolsd floor=1 .*", "#CC79A7", [(-1, 6, 14), (0, -8, -6)]),
-    "KL-optimal": (r"optimal_rsd .*", "#009E73", [(-1, 6, 6), (-1, 6, -14)]),
-    "LANTERN++": (r"lanternpp", "#666666", [(-1, 8, -4), (-1, 8, -4)]),
-    "LANTERN": (r"lantern", "#000000", [(-1, -6, 6), (-1, -6, 6)]),
-}
-PANELS = {  # heading and limits of the y-axis
-    "attribute_accuracy": ("attribute accuracy ↑", (0.97, 1.0)),
-    "kl_per_token": ("KL bound per token ↓", (0.0, 0.1)),
-}
-FIRST = 2.95
-LAST = 5.1
+LENGTHS = (2.95, 5.1)
 """Ends of the horizontal axis."""
+
+
+class Place(NamedTuple):
+    """Where a series is labelled: `right` and `up` are points beside its point number `point`."""
+
+    point: int
+    right: int
+    up: int
+
+
+class Series(NamedTuple):
+    """A line of the figure: the rows whose names match `rows`, and where each panel labels it."""
+
+    rows: str
+    colour: str
+    accuracy: Place
+    kl: Place
+
+
+SERIES = {
+    "uniform": Series(r"uniform_rsd .*", "#0072B2", Place(0, -8, 4), Place(-1, 6, -14)),
+    "Cool-SD": Series(r"coolsd delta=.*", "#D55E00", Place(0, 8, 0), Place(-1, -8, 4)),
+    "Cool-SD, floor": Series(r"coolsd floor=1 .*", "#CC79A7", Place(-1, 6, 14), Place(0, -8, -6)),
+    "KL-optimal": Series(r"optimal_rsd .*", "#009E73", Place(-1, 6, 6), Place(-1, 6, -14)),
+    "LANTERN++": Series(r"lanternpp", "#666666", Place(-1, 8, -4), Place(-1, 8, -4)),
+    "LANTERN": Series(r"lantern", "#000000", Place(-1, -6, 6), Place(-1, -6, 6)),
+}
 AR = "plain autoregression"
-Points = dict[str, dict[str, list[list[float]]]]
 
 
-def points() -> Points:
-    """Accepted length and value, by panel and label; an infinite bound has no point."""
-    rows = json.loads((DOCS / "results" / "results.json").read_text(encoding="utf-8"))["rows"]
-    return {
-        panel: {
-            label: sorted(
-                [row["accepted_length"][0], row[panel][0]]
-                for name, row in rows.items()
-                if re.fullmatch(names, name) and row[panel][0] != float("inf")
-            )
-            for label, names in {AR: "ar", **{key: one[0] for key, one in SERIES.items()}}.items()
-        }
-        for panel in PANELS
-    }
+class Panel(NamedTuple):
+    """Heading and limits of a panel's vertical axis."""
+
+    heading: str
+    limits: tuple[float, float]
 
 
-def draw(axes: Axes, panel: str, shown: dict[str, list[list[float]]]) -> None:
+PANELS = {
+    "attribute_accuracy": Panel("attribute accuracy ↑", (0.97, 1.0)),
+    "kl_per_token": Panel("KL bound per token ↓", (0.0, 0.1)),
+}
+"""By the metric that a panel shows."""
+Points = list[list[float]]
+"""Accepted lengths and values, in the order of the lengths."""
+
+
+def points() -> dict[str, dict[str, Points]]:
+    """What the figure shows, by metric and label."""
+    results = json.loads((DOCS / "results" / "results.json").read_text(encoding="utf-8"))
+    names = {AR: "ar"} | {label: series.rows for label, series in SERIES.items()}
+    shown: dict[str, dict[str, Points]] = {}
+    for metric in PANELS:
+        shown[metric] = {}
+        for label, pattern in names.items():
+            shown[metric][label] = line(results["rows"], metric, pattern)
+    return shown
+
+
+def line(rows: dict[str, Any], metric: str, pattern: str) -> Points:
+    """The points of the rows whose names match; an infinite bound has none."""
+    matching = [row for name, row in rows.items() if re.fullmatch(pattern, name)]
+    return sorted(
+        [row["accepted_length"][0], row[metric][0]]
+        for row in matching
+        if row[metric][0] != float("inf")
+    )
+
+
+def draw(axes: Axes, metric: str, shown: dict[str, Points]) -> None:
     """One panel: the series with their labels, and plain autoregression as a line."""
-    heading, limits = PANELS[panel]
-    for label, (_, colour, places) in SERIES.items():
-        if line := shown[label]:
-            axes.plot(*zip(*line, strict=True), "o-", color=colour, markersize=5)
-            point, *place = places[list(PANELS).index(panel)]
-            axes.annotate(
-                label,
-                line[point],
-                xytext=place,
-                textcoords="offset points",
-                ha="right" if place[0] < 0 else "left",
-                color=colour,
-            )
+    for label, series in SERIES.items():
+        if not shown[label]:
+            continue
+        lengths, values = zip(*shown[label], strict=True)
+        axes.plot(lengths, values, "o-", color=series.colour, markersize=5)
+        place = series.accuracy if metric == "attribute_accuracy" else series.kl
+        axes.annotate(
+            label,
+            shown[label][place.point],
+            xytext=(place.right, place.up),
+            textcoords="offset points",
+            ha="right" if place.right < 0 else "left",
+            color=series.colour,
+        )
     plain = shown[AR][0][1]
     axes.axhline(plain, color="grey", linestyle="--", linewidth=1)
     axes.annotate(
-        AR, (LAST, plain), xytext=(0, 4), textcoords="offset points", color="grey", ha="right"
+        AR, (LENGTHS[1], plain), xytext=(0, 4), textcoords="offset points", color="grey", ha="right"
     )
     axes.set(
         xlabel="accepted length (tokens per round)",
-        ylabel=heading,
-        ylim=limits,
-        xlim=(FIRST, LAST),
+        ylabel=PANELS[metric].heading,
+        ylim=PANELS[metric].limits,
+        xlim=LENGTHS,
     )
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -80,10 +117,10 @@ def draw(axes: Axes, panel: str, shown: dict[str, list[list[float]]]) -> None:
 def main() -> None:
     """Draw the figure."""
     figure = Figure(figsize=(10, 4), layout="constrained")
-    found = points()
-    for axes, panel in zip(figure.subplots(1, 2), PANELS, strict=True):
-        draw(axes, panel, found[panel])
-    figure.savefig(DOCS / "pareto.png", dpi=110, metadata={"Description": json.dumps(found)})
+    shown = points()
+    for axes, metric in zip(figure.subplots(1, 2), PANELS, strict=True):
+        draw(axes, metric, shown[metric])
+    figure.savefig(DOCS / "pareto.png", dpi=110, metadata={"Description": json.dumps(shown)})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -26,17 +25,33 @@ from tempera.runtime.files import replacing
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Store
 
-INK, PAPER, MUTED, GAP = (26, 26, 30), (255, 255, 255), (110, 110, 118), 12
+INK = (26, 26, 30)
+PAPER = (255, 255, 255)
+MUTED = (110, 110, 118)
+BLANK = (228, 228, 232)
+"""Of tokens that are not there yet."""
+GAP = 12
+"""Pixels between the parts of a frame."""
 FONT = Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
 SIDE = 264
 """Pixels of a picture's side."""
-MILLISECONDS, LAST = 110, 3500
-"""How long a round's frame is shown, and the last one."""
-BLANK = (228, 228, 232)
+MILLISECONDS = 110
+"""How long a round's frame is shown."""
+LAST_MILLISECONDS = 3500
+"""How long the last frame is shown."""
 COLOURS = {ACCEPTED: (0, 158, 115), RESAMPLED: (213, 94, 0), BONUS: (0, 114, 178)}
 """Of Okabe and Ito, as in report.html."""
 NAMES = {ACCEPTED: "accepted draft", RESAMPLED: "resampled", BONUS: "drawn by the target"}
-NAME, NOTE, LEGEND = 14, 12, 22
+TITLE_SIZE = 14
+NOTE_SIZE = 12
+"""Sizes of the text in pixels."""
+TITLE_LINE = 20
+NAME_LINE = 22
+NOTE_LINE = 24
+LEGEND_LINE = 22
+"""Heights in pixels of a line of the prompt, of the names above the pictures, of the notes below
+them, and of the legend.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,22 +91,25 @@ def write(path: Path, runs: Sequence[Run], number: int) -> Path:
     if not 0 <= number < len(texts):
         raise TemperaError(f"there is no prompt {number}: give 0 to {len(texts) - 1}.")
     name, text = texts[number]
-    decodes = [decode for run in runs if (decode := _decode(run, name)) is not None]
+    decodes = []
+    for run in runs:
+        decode = _decode(run, name)
+        if decode is not None:
+            decodes.append(decode)
     if not decodes:
         raise TemperaError(
             f"no run kept the replay of prompt {number}: choose one of the first, or decode again "
             "in a new directory with a larger replays=."
         )
-    frames = [
-        _frame(text, decodes, turn) for turn in range(max(len(one.ends) for one in decodes) + 1)
-    ]
+    rounds = max(len(decode.ends) for decode in decodes)
+    frames = [_frame(text, decodes, turn) for turn in range(rounds + 1)]
     with replacing(path) as temporary:
         frames[0].save(
             temporary,
             format="WEBP",
             save_all=True,
             append_images=frames[1:],
-            duration=[MILLISECONDS] * (len(frames) - 1) + [LAST],
+            duration=[MILLISECONDS] * rounds + [LAST_MILLISECONDS],
             loop=0,
             quality=80,
             method=4,
@@ -106,46 +124,54 @@ def _decode(run: Run, name: str) -> Decode | None:
     if replay is None:
         return None
     picture = read_picture(picture_path(directory, name), run.made_by)
-    rows, columns = replay["rows"], replay["columns"]
+    image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
+    columns = replay["columns"]
     blank = blank_columns(replay, picture.shape[1:])
-    order = replay.get("order") or range(len(replay["place"]))
-    starts = [at for at, place in enumerate(replay["place"]) if place == 1]
+    length = len(replay["place"])
+    order = replay.get("order") or range(length)
+    starts = [token for token, place in enumerate(replay["place"]) if place == 1]
     return Decode(
-        run.name,
-        Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).resize((SIDE, SIDE)),
-        (rows, columns - blank),
-        [divmod(cell, columns) for cell in order],
-        replay["origin"],
-        [*starts[1:], len(replay["place"])],
+        name=run.name,
+        picture=image.resize((SIDE, SIDE)),
+        grid=(replay["rows"], columns - blank),
+        cells=[divmod(cell, columns) for cell in order],
+        origins=replay["origin"],
+        ends=[*starts[1:], length],
     )
 
 
 def _frame(text: str, decodes: Sequence[Decode], turn: int) -> Image.Image:
     """All decodes after `turn` rounds; one that has ended stays as it is."""
-    name, note = (ImageFont.truetype(FONT, size) for size in (NAME, NOTE))
+    title_font = ImageFont.truetype(FONT, TITLE_SIZE)
+    note_font = ImageFont.truetype(FONT, NOTE_SIZE)
     width = GAP + len(decodes) * (SIDE + GAP)
     title = textwrap.wrap(text, width // 9, max_lines=2, placeholder="…")
-    top = GAP + 20 * len(title) + 8
-    page = Image.new("RGB", (width, top + 22 + SIDE + 24 + LEGEND + GAP), PAPER)
+    top = GAP + TITLE_LINE * len(title) + 8
+    bottom = top + NAME_LINE + SIDE
+    page = Image.new("RGB", (width, bottom + NOTE_LINE + LEGEND_LINE + GAP), PAPER)
     draw = ImageDraw.Draw(page)
-    for line, words in enumerate(title):
-        draw.text((GAP, GAP + 20 * line), words, INK, name)
+    for number, line in enumerate(title):
+        draw.text((GAP, GAP + TITLE_LINE * number), line, INK, title_font)
     for place, decode in enumerate(decodes):
         left = GAP + place * (SIDE + GAP)
+        name = textwrap.shorten(decode.name, SIDE // 8, placeholder="…")
+        draw.text((left, top), name, MUTED, note_font)
+        page.paste(_partial(decode, turn), (left, top + NAME_LINE))
         rounds = min(turn, len(decode.ends))
-        draw.text(
-            (left, top), textwrap.shorten(decode.name, SIDE // 8, placeholder="…"), MUTED, note
-        )
-        page.paste(_partial(decode, turn), (left, top + 22))
-        done = ([0, *decode.ends])[rounds]
-        said = f"round {rounds}: {done} of {len(decode.cells)} tokens"
-        draw.text((left, top + 22 + SIDE + 5), said, INK, note)
-    x, y = GAP, top + 22 + SIDE + 28
+        done = decode.ends[rounds - 1] if rounds else 0
+        note = f"round {rounds}: {done} of {len(decode.cells)} tokens"
+        draw.text((left, bottom + 5), note, INK, note_font)
+    _legend(draw, bottom + NOTE_LINE + 4, note_font)
+    return page
+
+
+def _legend(draw: ImageDraw.ImageDraw, y: int, font: ImageFont.FreeTypeFont) -> None:
+    """What the frames' colours mean, on a line at this height."""
+    x = GAP
     for origin, meaning in NAMES.items():
         draw.rectangle((x, y + 2, x + 11, y + 13), outline=COLOURS[origin], width=3)
-        draw.text((x + 17, y), meaning, MUTED, note)
-        x += 17 + int(note.getlength(meaning)) + 16
-    return page
+        draw.text((x + 17, y), meaning, MUTED, font)
+        x += 17 + int(font.getlength(meaning)) + 16
 
 
 def _partial(decode: Decode, turn: int) -> Image.Image:
@@ -153,32 +179,31 @@ def _partial(decode: Decode, turn: int) -> Image.Image:
     shown = Image.new("RGB", (SIDE, SIDE), BLANK)
     draw = ImageDraw.Draw(shown)
     ends = [0, *decode.ends]
-    done = ends[min(turn, len(decode.ends))]
-    new = range(*_last(ends, turn))
+    last = len(decode.ends)
+    done = ends[min(turn, last)]
+    new = range(ends[turn - 1], ends[turn]) if 0 < turn <= last else range(0)
     rows, columns = decode.grid
-    for at in range(done):
-        row, column = decode.cells[at]
+    for token in range(done):
+        row, column = decode.cells[token]
         if column >= columns:
             continue
-        box = (
-            column * SIDE // columns,
-            row * SIDE // rows,
-            (column + 1) * SIDE // columns,
-            (row + 1) * SIDE // rows,
-        )
-        shown.paste(decode.picture.crop(box), box[:2])
-        if at in new:
-            inside = (box[0], box[1], box[2] - 1, box[3] - 1)
-            draw.rectangle(inside, outline=COLOURS[decode.origins[at]], width=3)
+        left = column * SIDE // columns
+        upper = row * SIDE // rows
+        right = (column + 1) * SIDE // columns
+        lower = (row + 1) * SIDE // rows
+        shown.paste(decode.picture.crop((left, upper, right, lower)), (left, upper))
+        if token in new:
+            colour = COLOURS[decode.origins[token]]
+            draw.rectangle((left, upper, right - 1, lower - 1), outline=colour, width=3)
     return shown
 
 
-def _last(ends: Sequence[int], turn: int) -> tuple[int, int]:
-    """The tokens of round `turn`, first and end; none before the first and after the last one."""
-    rounds = list(pairwise(ends))
-    return rounds[turn - 1] if 0 < turn <= len(rounds) else (0, 0)
+def main(file: str, runs: str, number: str = "0") -> None:
+    """Write the animation of the runs in a directory, and print its path."""
+    directories, _ = find_runs([runs])
+    finished, _ = collect(directories)
+    print(write(Path(file), finished, int(number)))
 
 
 if __name__ == "__main__":
-    file, runs, *number = sys.argv[1:]
-    print(write(Path(file), collect(find_runs([runs])[0])[0], int(number[0]) if number else 0))
+    main(*sys.argv[1:])

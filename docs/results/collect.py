@@ -51,14 +51,14 @@ TABLES = {
 
 def read() -> dict[str, Any]:
     """The content of results.json."""
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    results: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return results
 
 
 def write(results: dict[str, Any]) -> None:
     """Write results.json, a line for each list."""
     text = json.dumps(results, indent=1, ensure_ascii=False)
-    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda inner: f"[{' '.join(inner[1].split())}]", text)
     FILE.write_text(text + "\n", encoding="utf-8")
 
 
@@ -69,18 +69,19 @@ def row_of(directory: Path) -> str:
     overrides = OmegaConf.load(directory / ".hydra" / "overrides.yaml")
     named = dict(str(override).split("=", 1) for override in overrides)
     model = OmegaConf.load(directory / ".hydra" / "config.yaml").model.name
-    options = [
-        value if name == "method" else f"{name}={value}"
-        for name, value in named.items()
-        if name not in ("experiment", "outputs", "tracking", "device", "launcher", "model")
-    ]
-    return " ".join([*(["mar"] if model == "shapes_mar" else []), *options])
+    parts = ["mar"] if model == "shapes_mar" else []
+    for name, value in named.items():
+        if name == "method":
+            parts.append(value)
+        elif name not in ("experiment", "outputs", "tracking", "device", "launcher", "model"):
+            parts.append(f"{name}={value}")
+    return " ".join(parts)
 
 
 def directories(*places: Path) -> dict[str, Path]:
     """The finished runs at or below the places, by their rows."""
-    here = [place for place in places if place.is_dir()]
-    return {row_of(directory): directory for directory in find_runs(here)[0]}
+    finished, _ = find_runs([place for place in places if place.is_dir()])
+    return {row_of(directory): directory for directory in finished}
 
 
 def rows() -> None:
@@ -94,17 +95,20 @@ def rows() -> None:
 
 def numbers(run: Run) -> dict[str, list[float]]:
     """A run's metrics, and its differences from plain autoregression."""
-    found = {key: interval(run.metrics[key]) for key in METRICS if key in run.metrics}
-    for key in PAIRED:
-        if run.differences:
-            found[f"{key}_minus_ar"] = interval(run.differences[key])
-    return found
+    values = {key: interval(run.metrics[key]) for key in METRICS if key in run.metrics}
+    if run.differences:
+        for key in PAIRED:
+            values[f"{key}_minus_ar"] = interval(run.differences[key])
+    return values
 
 
 def interval(metric: Any) -> list[float]:
     """A value and its interval, or the value three times, to five digits."""
-    ends = [metric[end] for end in ("value", "low", "high")]
-    return [float(f"{metric['value'] if end is None else end:.5g}") for end in ends]
+    rounded = []
+    for part in ("value", "low", "high"):
+        number = metric["value"] if metric[part] is None else metric[part]
+        rounded.append(float(f"{number:.5g}"))
+    return rounded
 
 
 def speed(session: str) -> None:
@@ -128,29 +132,35 @@ def speed(session: str) -> None:
 
 def processor() -> str:
     """The processor's name."""
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return re.sub(r"\(R\)|\(TM\)| Processor", "", found[1]) if found else "unknown processor"
+    facts = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    name = re.search(r"model name\s*: (.*)", facts)
+    return re.sub(r"\(R\)|\(TM\)| Processor", "", name[1]) if name else "unknown processor"
 
 
 def study() -> None:
     """Write the study's tables."""
     cells = pd.read_csv(ROOT / "outputs" / "study_report" / "tables.csv")
-    write(read() | {"study": {name: by_row(cells, title) for name, title in TABLES.items()}})
+    results = read()
+    results["study"] = {name: by_row(cells, title) for name, title in TABLES.items()}
+    write(results)
 
 
 def by_row(cells: pd.DataFrame, title: str) -> dict[str, dict[str, Any]]:
     """A report's table by row and column: a text, a value, or a value with its interval and whether
     it is significant.
     """
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for cell in cells[cells["table"] == title].itertuples():
-        stored = [float(f"{cell.value:.5g}")]
+        row = rows.setdefault(cell.row, {})
+        if isinstance(cell.text, str):
+            row[cell.column] = cell.text
+            continue
+        stored: list[float | bool] = [float(f"{cell.value:.5g}")]
         if not math.isnan(cell.low):
-            stored += [float(f"{end:.5g}") for end in (cell.low, cell.high)]
+            stored += [float(f"{cell.low:.5g}"), float(f"{cell.high:.5g}")]
             stored.append(cell.significant is True or cell.significant == "True")
-        is_text = isinstance(cell.text, str)
-        found.setdefault(cell.row, {})[cell.column] = cell.text if is_text else stored
-    return found
+        row[cell.column] = stored
+    return rows
 
 
 if __name__ == "__main__":

@@ -128,7 +128,10 @@ class Interval(NamedTuple):
     @classmethod
     def of(cls, stored: Sequence[Any]) -> "Interval":
         """What results.json holds: all of it, or the value alone."""
-        return cls(*stored) if len(stored) > 1 else cls(*3 * tuple(stored))
+        if len(stored) > 1:
+            return cls(*stored)
+        (value,) = stored
+        return cls(value, value, value)
 
     @property
     def loss(self) -> "Interval":
@@ -150,25 +153,25 @@ class Interval(NamedTuple):
 
 def read() -> dict[str, Any]:
     """The content of results.json."""
-    found: dict[str, Any] = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
-    return found
+    results: dict[str, Any] = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
+    return results
 
 
 def numbers(results: Results) -> Rows:
     """All numbers of each row: what was measured, and what follows from it."""
     rows = {}
     for row, measured in results["rows"].items():
-        known: dict[str, Any] = {key: Interval.of(stored) for key, stored in measured.items()}
-        length = known["accepted_length"]
-        known["saved"] = 1 - 1 / length.value
-        if "kl_per_token" in known:
-            known["exact"] = "yes" if known["kl_per_token"].value < 1e-6 else "no"
+        values: dict[str, Any] = {key: Interval.of(stored) for key, stored in measured.items()}
+        length = values["accepted_length"]
+        values["saved"] = 1 - 1 / length.value
+        if "kl_per_token" in values:
+            values["exact"] = "yes" if values["kl_per_token"].value < 1e-6 else "no"
         for where, cost in costs(results, row).items():
-            known[f"{where}_cost"] = cost
-            known[where] = Interval(
+            values[f"{where}_cost"] = cost
+            values[where] = Interval(
                 length.value / cost.value, length.low / cost.high, length.high / cost.low
             )
-        rows[row] = SimpleNamespace(**known)
+        rows[row] = SimpleNamespace(**values)
     return rows
 
 
@@ -180,12 +183,12 @@ def costs(results: Results, row: str) -> dict[str, Interval]:
     if kind in PLAIN:
         return dict.fromkeys(("here", "xl", "cheap"), Interval(1.0, 1.0, 1.0))
     on_xl = of_sessions(results, results.get("kinds_on_xl", {}).get(kind, kind) + " on XL")
-    found = {
+    timed = {
         "here": [Interval.of(cost) for cost in of_sessions(results, kind)],
-        "xl": [Interval.of([own / ar]) for ar, own, _ in on_xl],
+        "xl": [Interval.of([method / ar]) for ar, method, _ in on_xl],
         "cheap": [Interval.of([1 + draft / ar]) for ar, _, draft in on_xl],
     }
-    return {where: over_sessions(timed) for where, timed in found.items() if timed}
+    return {where: over_sessions(sessions) for where, sessions in timed.items() if sessions}
 
 
 def of_sessions(results: Results, kind: str) -> list[list[float]]:
@@ -206,18 +209,13 @@ def study_numbers(study: Results) -> dict[str, Any]:
     """All numbers of the study: of each row, of each correlation, and over all relaxations."""
     rows: dict[str, Any] = {}
     for name in study["overview"]:
-        known: dict[str, Any] = {}
-        for key, (table, column) in STUDY.items():
-            for ending, part in (("", table), ("_beside", "differences")):
-                cell = study[part].get(name, {}).get(column)
-                if cell is not None:
-                    known[key + ending] = Interval.of(cell)
+        values = study_row(study, name)
         uniform = rows.get(f"uniform_rsd {name[name.find('at ') :]}")
         if uniform:
             for key in ("tv", "kl"):
-                known[f"{key}_more"] = known[key].value / getattr(uniform, key).value - 1
-                known[f"{key}_less"] = -known[f"{key}_more"]
-        rows[name] = SimpleNamespace(**known)
+                values[f"{key}_more"] = values[key].value / getattr(uniform, key).value - 1
+                values[f"{key}_less"] = -values[f"{key}_more"]
+        rows[name] = SimpleNamespace(**values)
     relaxed = {name: row for name, row in rows.items() if " at " in name}
     rows |= over_relaxations(relaxed)
     for name, line in study["correlations"].items():
@@ -225,6 +223,19 @@ def study_numbers(study: Results) -> dict[str, Any]:
             column.removeprefix("loss of "): Interval.of(cell) for column, cell in line.items()
         }
     return rows
+
+
+def study_row(study: Results, name: str) -> dict[str, Any]:
+    """The quantities of `STUDY` of one row, and as `…_beside` their differences from the uniform
+    schedule at the same length; without those that were not measured.
+    """
+    values: dict[str, Any] = {}
+    for key, (table, column) in STUDY.items():
+        for ending, part in (("", table), ("_beside", "differences")):
+            cell = study[part].get(name, {}).get(column)
+            if cell is not None:
+                values[key + ending] = Interval.of(cell)
+    return values
 
 
 def over_relaxations(relaxed: Rows) -> Rows:
@@ -244,10 +255,14 @@ def over_relaxations(relaxed: Rows) -> Rows:
         most[key] = -min(loss.low for loss in losses)
         width[key] = statistics.median((loss.high - loss.low) / 2 for loss in losses)
     worth = {
-        key: step * (getattr(high, key).value - getattr(low, key).value) for key in ("tv", "kl")
+        "tv": step * (high.tv.value - low.tv.value),
+        "kl": step * (high.kl.value - low.kl.value),
     }
-    found = {"0.02 tokens": worth, "most": most, "width": width}
-    return {name: SimpleNamespace(**values) for name, values in found.items()}
+    return {
+        "0.02 tokens": SimpleNamespace(**worth),
+        "most": SimpleNamespace(**most),
+        "width": SimpleNamespace(**width),
+    }
 
 
 def lines(heads: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---") -> str:
@@ -260,9 +275,12 @@ def lines(heads: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---"
 
 def table(name: str, rows: Rows) -> str:
     """A table of the rows; "–" where nothing was measured."""
-    mine = [row for row in rows if row.startswith("mar ") == (name == "continuous")]
+    if name == "readme":
+        names = list(README_ROWS)
+    else:
+        names = [row for row in rows if row.startswith("mar ") == (name == "continuous")]
     shown = []
-    for row in README_ROWS if name == "readme" else mine:
+    for row in names:
         cells = []
         for template in COLUMNS[name].values():
             try:
@@ -289,17 +307,18 @@ def study_table(name: str, study: Results) -> str:
             cell = study[part].get(run, {}).get(column)
             cells.append("–" if cell is None else format(Interval.of(cell), form))
         shown.append(cells)
-    heads = ["run", *(["found"] if name == "found" else []), *STUDY_COLUMNS[name]]
-    return lines(heads, shown, " - ")
+    first = ["run", "found"] if name == "found" else ["run"]
+    return lines([*first, *STUDY_COLUMNS[name]], shown, " - ")
 
 
 def correlation_table(correlations: Results) -> str:
     """Which divergence predicts the loss."""
-    shown = [
-        [name, *(format(Interval.of(cell), "+.2f±") for cell in line.values())]
-        for name, line in correlations.items()
-    ]
-    return lines(["divergence, length", *next(iter(correlations.values()))], shown, " - ")
+    shown = []
+    for name, line in correlations.items():
+        cells = [format(Interval.of(cell), "+.2f±") for cell in line.values()]
+        shown.append([name, *cells])
+    columns = next(iter(correlations.values()))
+    return lines(["divergence, length", *columns], shown, " - ")
 
 
 def session_table(results: Results) -> str:
@@ -327,40 +346,40 @@ def everything(results: Results) -> dict[str, Mapping[str, Any]]:
 
 
 def quotes(
-    text: str, known: Mapping[str, Any], templates: Sequence[str]
+    text: str, values: Mapping[str, Any], templates: Sequence[str]
 ) -> Iterator[tuple[re.Match[str], list[str]]]:
     """Where a page quotes these sentences, and the numbers that should stand there."""
     for template in templates:
         pattern = ""
-        values = []
+        quoted = []
         for words, field, spec, _ in Formatter().parse(template):
             pattern += r"\s+".join(map(re.escape, re.split(r"\s+", words)))
             if field is not None:
                 pattern += NUMBER
-                values.append(f"{{{field}:{spec}}}".format(**known).replace("-", "−"))
-        for found in re.finditer(pattern, text):
-            yield found, values
+                number = f"{{{field}:{spec}}}".format(**values)
+                quoted.append(number.replace("-", "−"))
+        for quote in re.finditer(pattern, text):
+            yield quote, quoted
 
 
 def render(text: str, results: Results) -> str:
     """A page with its tables and its quoted numbers as in the results."""
-    known = everything(results)
+    values = everything(results)
     study = results["study"]
-    made = {name: table(name, known["r"]) for name in COLUMNS}
-    made |= {name: study_table(name, study) for name in STUDY_COLUMNS}
-    made["ranks"] = correlation_table(study["correlations"])
-    made["sessions"] = session_table(results)
-    made["real"] = xl_table(results)
-    for name, shown in made.items():
+    tables = {name: table(name, values["r"]) for name in COLUMNS}
+    tables |= {name: study_table(name, study) for name in STUDY_COLUMNS}
+    tables["ranks"] = correlation_table(study["correlations"])
+    tables["sessions"] = session_table(results)
+    tables["real"] = xl_table(results)
+    for name, shown in tables.items():
         between = rf"(?s)(<!-- {name} -->\n+)\|.*?(\n+<!-- end -->)"
-        text = re.sub(between, lambda found, shown=shown: found[1] + shown + found[2], text)
-    edits = [
-        (*found.span(place), value)
-        for found, values in quotes(text, known, QUOTES)
-        for place, value in enumerate(values, start=1)
-    ]
-    for first, end, value in sorted(edits, reverse=True):
-        text = text[:first] + value + text[end:]
+        text = re.sub(between, lambda marks, shown=shown: marks[1] + shown + marks[2], text)
+    edits = []
+    for quote, quoted in quotes(text, values, QUOTES):
+        for place, number in enumerate(quoted, start=1):
+            edits.append((*quote.span(place), number))
+    for first, end, number in sorted(edits, reverse=True):
+        text = text[:first] + number + text[end:]
     return text
 
 

@@ -34,20 +34,26 @@ def labels(scene: Scene) -> dict[str, int]:
     """Class index of every attribute of a scene (or of a parsed caption); `UNTOLD` where it is
     unknown.
     """
-    told = {"background": scene.background, "pattern": scene.pattern}
-    told["relation"] = scene.relation or "none"
-    for i, thing in enumerate(scene.things, 1):
-        told |= {f"shape{i}": thing.shape, f"colour{i}": thing.colour, f"size{i}": thing.size}
-    return {
-        name: classes.index(told[name]) if told.get(name) else UNTOLD
-        for name, classes in ATTRIBUTES.items()
+    attributes = {
+        "relation": scene.relation or "none",
+        "background": scene.background,
+        "pattern": scene.pattern,
     }
+    for i, thing in enumerate(scene.things, start=1):
+        attributes[f"shape{i}"] = thing.shape
+        attributes[f"colour{i}"] = thing.colour
+        attributes[f"size{i}"] = thing.size
+    result = {}
+    for name, classes in ATTRIBUTES.items():
+        value = attributes.get(name)
+        result[name] = classes.index(value) if value else UNTOLD
+    return result
 
 
 def _block(inner: int, outer: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer), nn.ReLU()
-    )
+    """[B, inner, h, w] → [B, outer, h / stride, w / stride]."""
+    convolution = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outer), nn.ReLU())
 
 
 class Classifier(nn.Module):
@@ -57,15 +63,16 @@ class Classifier(nn.Module):
         super().__init__()
         self.width = width
         self.trunk = nn.Sequential(
-            *(
-                _block(3, 24, 2),
-                _block(24, 48, 2),
-                _block(48, 48, 1),
-                _block(48, 96, 2),
-                _block(96, 96, 1),
-                _block(96, 96, 2),
-            ),
-            *(nn.Flatten(), nn.Linear(96 * 9, width), nn.BatchNorm1d(width), nn.ReLU()),
+            _block(3, 24, stride=2),
+            _block(24, 48, stride=2),
+            _block(48, 48, stride=1),
+            _block(48, 96, stride=2),
+            _block(96, 96, stride=1),
+            _block(96, 96, stride=2),
+            nn.Flatten(),
+            nn.Linear(96 * 9, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
         )
         self.heads = nn.ModuleDict(
             {name: nn.Linear(width, len(classes)) for name, classes in ATTRIBUTES.items()}
@@ -91,10 +98,9 @@ def correct(logits: dict[str, Tensor], scenes: list[Scene]) -> dict[str, Tensor]
     truth = [labels(scene) for scene in scenes]
     result = {}
     for name, scores in logits.items():
-        wanted = torch.tensor([t[name] for t in truth], device=scores.device)
-        result[name] = torch.where(
-            wanted == UNTOLD, torch.nan, (scores.argmax(-1) == wanted).float()
-        )
+        classes = torch.tensor([of_scene[name] for of_scene in truth], device=scores.device)
+        right = (scores.argmax(-1) == classes).float()
+        result[name] = torch.where(classes == UNTOLD, torch.nan, right)
     return result
 
 

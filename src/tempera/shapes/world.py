@@ -94,9 +94,8 @@ class Scene:
             text += f" {self.relation} {self.things[1].phrase()}"
         if self.background:
             article = "an" if not self.pattern and self.background == "olive" else "a"
-            text += f" on {article} " + " ".join(
-                word for word in (self.pattern, self.background, "background") if word
-            )
+            words = ["on", article, self.pattern, self.background, "background"]
+            text += " " + " ".join(word for word in words if word)
         return text
 
 
@@ -127,13 +126,11 @@ def parse_caption(text: str) -> Scene | None:
     match = _CAPTION.match(" ".join(text.lower().strip(" .").split()))
     if match is None:
         return None
-    found = match.groupdict("")
-    things = [
-        Thing(found[f"shape{i}"], found[f"colour{i}"], found[f"size{i}"])
-        for i in (1, 2)
-        if found[f"shape{i}"]
-    ]
-    return Scene(tuple(things), found["relation"], found["background"], found["pattern"])
+    words = match.groupdict("")
+    things = [Thing(words["shape1"], words["colour1"], words["size1"])]
+    if words["shape2"]:
+        things.append(Thing(words["shape2"], words["colour2"], words["size2"]))
+    return Scene(tuple(things), words["relation"], words["background"], words["pattern"])
 
 
 class World:
@@ -146,7 +143,9 @@ class World:
     """
 
     def __init__(self, seed: int = 0, terse: float = 0.1, pairs: float = 1 / 3) -> None:
-        self.seed, self.terse, self.pairs = seed, terse, pairs
+        self.seed = seed
+        self.terse = terse
+        self.pairs = pairs
 
     def scene(self, index: int) -> Scene:
         """The scene of sample `index`, which is not rendered."""
@@ -156,12 +155,13 @@ class World:
         """Sample `index`: a pure function of (world seed, index)."""
         rng = np.random.default_rng([self.seed, index])
         scene = _draw_scene(rng, self.pairs)
-        told = scene
+        described = scene
         if rng.random() < self.terse:
-            told = replace(told, background="", pattern="")
+            described = replace(described, background="", pattern="")
         if rng.random() < self.terse:
-            told = replace(told, things=tuple(replace(one, size="") for one in told.things))
-        return Sample(scene, told.caption, render(scene))
+            things = tuple(replace(thing, size="") for thing in described.things)
+            described = replace(described, things=things)
+        return Sample(scene, described.caption, render(scene))
 
     def batch(self, first: int, count: int) -> list[Sample]:
         """Samples `first` … `first + count − 1`."""
@@ -176,13 +176,15 @@ def one_of(
 
 
 def _draw_scene(rng: np.random.Generator, pairs: float) -> Scene:
+    """A scene; of two shapes with probability `pairs`."""
     relation = one_of(RELATIONS, rng) if rng.random() < pairs else ""
     if relation:
         things = _place_pair([_draw_kind(rng), _draw_kind(rng)], relation, rng)
     else:
         kind = _draw_kind(rng)
         reach = _reach(kind)
-        x, y = (_between(reach, IMAGE_SIZE - reach, rng) for _ in "xy")
+        x = _between(reach, IMAGE_SIZE - reach, rng)
+        y = _between(reach, IMAGE_SIZE - reach, rng)
         things = (replace(kind, x=x, y=y),)
     return Scene(
         things,
@@ -194,8 +196,11 @@ def _draw_scene(rng: np.random.Generator, pairs: float) -> Scene:
 
 
 def _draw_kind(rng: np.random.Generator) -> Thing:
-    shape, colour = one_of(SHAPES, rng), one_of(list(COLOURS), rng)
-    return Thing(shape, colour, one_of(list(SIZES), rng, p=(0.35, 0.65)))
+    """A shape without a place."""
+    shape = one_of(SHAPES, rng)
+    colour = one_of(list(COLOURS), rng)
+    size = one_of(list(SIZES), rng, p=(0.35, 0.65))
+    return Thing(shape, colour, size)
 
 
 def _reach(kind: Thing) -> int:
@@ -210,15 +215,17 @@ def _between(low: int, high: int, rng: np.random.Generator) -> int:
 
 def _place_pair(kinds: list[Thing], relation: str, rng: np.random.Generator) -> tuple[Thing, ...]:
     """Two shapes in order along the relation's axis, without overlap, near the middle across it."""
-    a, b = (_reach(kind) for kind in kinds)
-    lead = _between(a, IMAGE_SIZE - a - 2 * b, rng)
-    follow = _between(lead + a + b, IMAGE_SIZE - b, rng)
-    along, across = [lead, follow], [_between(16, 32, rng) for _ in kinds]
+    first, second = (_reach(kind) for kind in kinds)
+    lead = _between(first, IMAGE_SIZE - first - 2 * second, rng)
+    follow = _between(lead + first + second, IMAGE_SIZE - second, rng)
+    along = [lead, follow]
+    across = [_between(16, 32, rng) for _ in kinds]
     xs, ys = (across, along) if relation == "above" else (along, across)
     return tuple(replace(kind, x=x, y=y) for kind, x, y in zip(kinds, xs, ys, strict=True))
 
 
-_Y, _X = (axis.astype(np.float32) + 0.5 for axis in np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE])
+_Y, _X = np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE].astype(np.float32) + np.float32(0.5)
+"""The rows and columns of the pixels' centres, [48, 48] each."""
 
 
 def render(scene: Scene) -> Image:
@@ -229,21 +236,23 @@ def render(scene: Scene) -> Image:
         coverage = np.clip(0.5 - distance(thing), 0, 1)[..., None]
         image = image * (1 - coverage) + np.array(COLOURS[thing.colour], np.float32) * coverage
     angle = rng.uniform(0, 2 * np.pi)
-    ramp = (
-        np.cos(angle) * (_X / IMAGE_SIZE - 0.5) + np.sin(angle) * (_Y / IMAGE_SIZE - 0.5)
-    ) * rng.uniform(0.1, 0.3)
+    right = np.cos(angle) * (_X / IMAGE_SIZE - 0.5)
+    down = np.sin(angle) * (_Y / IMAGE_SIZE - 0.5)
+    ramp = (right + down) * rng.uniform(0.1, 0.3)
     image = image * (1 + ramp)[..., None] + _texture(rng)[..., None]
     return np.asarray(np.clip(image, 0, 1), np.float32)
 
 
 def _background(colour: str, pattern: str, rng: np.random.Generator) -> Image:
+    """A background, its pattern's marks a third darker, float32 [48, 48, 3]."""
     base = np.array(BACKGROUNDS[colour], np.float32)
     shift_x, shift_y = 4 * rng.integers(0, 4, 2)
     stripes = ((_X + shift_x) // 8) % 2
+    rows = ((_Y + shift_y) // 8) % 2
     marks = {
         "plain": np.zeros_like(_X),
         "striped": stripes,
-        "checkered": (stripes + ((_Y + shift_y) // 8) % 2) % 2,
+        "checkered": (stripes + rows) % 2,
     }[pattern]
     return np.asarray(base * (1 - 0.32 * marks[..., None]), np.float32)
 
@@ -274,7 +283,9 @@ def _texture(rng: np.random.Generator) -> Image:
 
 def distance(thing: Thing) -> Image:
     """Signed distance in pixels to the thing's outline, negative inside."""
-    x, y, radius = _X - thing.x, _Y - thing.y, thing.radius
+    x = _X - thing.x
+    y = _Y - thing.y
+    radius = thing.radius
     if thing.shape == "circle":
         return np.asarray(np.hypot(x, y) - 0.95 * radius)
     if thing.shape == "square":

@@ -38,21 +38,24 @@ class KeptConditions:
     def __init__(self, files: Mapping[Path, Sequence[str]], made_by: str) -> None:
         self.rows: dict[str, tuple[Tensor, Tensor]] = {}
         for path, captions in files.items():
-            part = read_tensors(path)
+            tensors = read_tensors(path)
             if _made_by(path) != made_by:
                 raise TemperaError(
                     f"{path} was written by another text encoder: delete the file and run again."
                 )
-            features = part["features"].split(part["keep"].sum(1).tolist())
-            self.rows |= zip(captions, zip(features, part["keep"], strict=True), strict=True)
+            keep = tensors["keep"]
+            features = tensors["features"].split(keep.sum(1).tolist())
+            rows = zip(features, keep, strict=True)
+            self.rows |= zip(captions, rows, strict=True)
 
     def __call__(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Features [B, T, D], zero on padding, and keep, bool [B, T]; on the CPU."""
-        known, keep = zip(*(self.rows[prompt] for prompt in prompts), strict=True)
-        kept = torch.stack(keep)
-        features = known[0].new_zeros(*kept.shape, known[0].shape[-1])
-        features[kept] = torch.cat(known)
-        return features, kept
+        rows = [self.rows[prompt] for prompt in prompts]
+        real = torch.cat([features for features, _ in rows])  # of the real tokens of all prompts
+        keep = torch.stack([kept for _, kept in rows])
+        features = real.new_zeros(*keep.shape, real.shape[-1])
+        features[keep] = real
+        return features, keep
 
 
 def keep_conditions(
@@ -73,29 +76,40 @@ def keep_conditions(
         processes: of n, each makes every n-th file.
         batch_size: captions encoded at a time.
     """
-    every = sorted(set(captions))
-    if not target.conditioner(every[:1])[0].is_floating_point():
+    distinct = sorted(set(captions))
+    if not target.conditioner(distinct[:1])[0].is_floating_point():
         return
-    parts = [every[start : start + PART] for start in range(0, len(every), PART)]
+    parts = [distinct[start : start + PART] for start in range(0, len(distinct), PART)]
     files = {directory / f"{_name(part)}.safetensors": part for part in parts}
-    mine = [path for path in list(files)[processes.rank :: processes.count] if not path.is_file()]
-    for path in tqdm(mine, desc="encode captions", disable=not processes.is_main):
-        part = files[path]
-        batches = [part[start : start + batch_size] for start in range(0, len(part), batch_size)]
-        encoded = [target.conditioner(batch) for batch in batches]
-        features = torch.cat([features[keep].cpu() for features, keep in encoded])
-        keeps = torch.cat([keep.cpu() for _, keep in encoded])
+    share = list(files)[processes.rank :: processes.count]
+    missing = [path for path in share if not path.is_file()]
+    for path in tqdm(missing, desc="encode captions", disable=not processes.is_main):
+        tensors = _encoded(target, files[path], batch_size)
         with replacing(path) as temporary:
-            made_by = {"made_by": target.identity}
-            save_file({"features": features, "keep": keeps}, temporary, made_by)
+            save_file(tensors, temporary, {"made_by": target.identity})
     processes.wait()
     target.conditioner = PromptConditioner(KeptConditions(files, target.identity))
 
 
+def _encoded(
+    target: TransformerTarget, captions: Sequence[str], batch_size: int
+) -> dict[str, Tensor]:
+    """The tensors of a file of `KeptConditions`."""
+    features = []
+    keeps = []
+    for start in range(0, len(captions), batch_size):
+        condition, keep = target.conditioner(list(captions[start : start + batch_size]))
+        features.append(condition[keep].cpu())
+        keeps.append(keep.cpu())
+    return {"features": torch.cat(features), "keep": torch.cat(keeps)}
+
+
 def _made_by(path: Path) -> str | None:
+    """The identity that a file carries."""
     with safe_open(path, "pt") as file:
         return (file.metadata() or {}).get("made_by")
 
 
 def _name(captions: Sequence[str]) -> str:
+    """The name of the file of these captions."""
     return hashlib.sha256("\n".join(captions).encode()).hexdigest()[:16]

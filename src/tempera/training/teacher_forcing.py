@@ -72,17 +72,15 @@ class Lesson:
         """
         copies = copies or len(states)
         length = self.mask.shape[-1]
-        whole = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
-        seen = torch.zeros(
-            copies, length, copies, length, dtype=torch.bool, device=self.mask.device
-        )
+        everything = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
+        read = everything.new_zeros(copies, length, copies, length)  # by reader and read token
         for copy in range(copies):
-            seen[copy, :, 0] = whole.tril(-copy)
+            read[copy, :, 0] = everything.tril(-copy)
             for drafted in range(1, copy + 1):
-                seen[copy, :, drafted] = whole.tril(drafted - copy).triu(drafted - copy)
-        mask = self.mask.repeat(1, 1, copies, copies).masked_fill(
-            ~seen.flatten(2).flatten(0, 1), torch.finfo(self.mask.dtype).min
-        )
+                read[copy, :, drafted] = everything.tril(drafted - copy).triu(drafted - copy)
+        closed = ~read.flatten(2).flatten(0, 1)
+        mask = self.mask.repeat(1, 1, copies, copies)
+        mask = mask.masked_fill(closed, torch.finfo(mask.dtype).min)
         return (
             self.embeds.repeat(1, copies, 1),
             torch.cat(list(states), 1),
@@ -110,8 +108,10 @@ def teach(
     """
     codes = codes.to(target.device)
     drop = drop.to(target.device)
-    condition, keep = (part.to(target.device) for part in target.conditioner(captions))
-    prefix, keep = target.network.embed_prefix(condition, keep, drop)
+    condition, keep = target.conditioner(captions)
+    prefix, keep = target.network.embed_prefix(
+        condition.to(target.device), keep.to(target.device), drop
+    )
     embeds = torch.cat([prefix, target.head.embed(codes[:, :-1])[: len(codes)]], 1)
     mask = causal_mask(keep, embeds.shape[1], target.dtype)
     decoder = target.network.model

@@ -59,14 +59,15 @@ def imitation(
 def _compared(target: TransformerTarget, predicted: Tensor, hidden: Tensor) -> Tensor:
     """The sums of `imitation` over hidden states of draft and target, [R, S, H]."""
     ranking = replace(target.sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-    mine, true = (target.head.lm_logits(states.to(target.dtype)) for states in (predicted, hidden))
-    best = ranking.distribution(true).argmax(-1, keepdim=True)
-    found = ranking.distribution(mine).topk(3, -1).indices == best
-    p, q = (target.sampling.distribution(logits) for logits in (true, mine))
+    draft_logits = target.head.lm_logits(predicted.to(target.dtype))
+    target_logits = target.head.lm_logits(hidden.to(target.dtype))
+    best = ranking.distribution(target_logits).argmax(-1, keepdim=True)
+    is_best = ranking.distribution(draft_logits).topk(3, dim=-1).indices == best
+    p = target.sampling.distribution(target_logits)
+    q = target.sampling.distribution(draft_logits)
     count = torch.tensor(best.numel(), device=best.device)
-    return torch.stack(
-        [count, found[..., 0].sum(), found.sum(), total_variation(p, q).sum()]
-    ).double()
+    sums = [count, is_best[..., 0].sum(), is_best.sum(), total_variation(p, q).sum()]
+    return torch.stack(sums).double()
 
 
 def metrics_of(sums: Tensor) -> dict[str, float]:
@@ -97,7 +98,6 @@ def decoded(
     else:
         model = EagleDraft(draft, target)
     drafter = StaticTreeDrafter(model, Tree.chain(depth))
-    streams = RandomStreams(
-        seed, [f"validation-{index}" for index in range(len(captions))], target.device
-    )
+    names = [f"validation-{index}" for index in range(len(captions))]
+    streams = RandomStreams(seed, names, target.device)
     return decode(target, drafter, Exact(), streams, captions)
