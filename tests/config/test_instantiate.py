@@ -29,6 +29,11 @@ def example(
     return locals()
 
 
+def refusing(number: float) -> None:
+    """A target that finds by itself what is wrong with a number."""
+    raise TemperaError("too loud", option="number")
+
+
 def node(**values: Any) -> DictConfig:
     return OmegaConf.create({"_target_": f"{__name__}.example", **values})
 
@@ -75,8 +80,10 @@ def test_what_does_not_fit_is_named(values: dict[str, Any], option: str) -> None
     assert "\n" not in str(problem.value) and "pydantic" not in str(problem.value)
 
 
-def test_an_interpolated_value_is_named_as_the_user_typed_it() -> None:
-    cfg = OmegaConf.create({"delta": "abc", "rule": node(number="${delta}")})
+@pytest.mark.parametrize(("value", "target"), [("abc", "example"), (3, "refusing")])
+def test_an_interpolated_value_is_named_as_the_user_typed_it(value: object, target: str) -> None:
+    rule = {"_target_": f"{__name__}.{target}", "number": "${delta}"}
+    cfg = OmegaConf.create({"delta": value, "rule": rule})
     with pytest.raises(TemperaError) as problem:
         instantiate(cfg.rule)
     assert problem.value.option == "delta"

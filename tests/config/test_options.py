@@ -27,7 +27,7 @@ REFUSED = [
     ("eval", "method=eagle delta=2", "rule=relaxed"),
     ("eval", "foo=1", "`foo`"),
     # unknown choices
-    ("eval", "method=coolds", "coolsd"),
+    ("eval", "method=coolds", "did you mean coolsd?"),
     ("train_draft", "recipe=foo", "chameleon"),
     ("eval", "model=null", "choices"),
     ("eval", "model=/dev/null", "no model=/dev/null"),
@@ -137,6 +137,11 @@ def test_options_have_the_roles_that_other_parts_rely_on() -> None:
 )
 def test_what_is_possible_is_not_refused(options: str) -> None:
     parts("eval", options)
+
+
+def test_a_number_that_is_quoted_is_one() -> None:
+    """So that a run records the same, and goes on."""
+    assert composed("eval", ["method=coolsd", "delta='7'"]).delta == 7
 
 
 def test_a_text_model_is_not_given_numbers_of_classes(tmp_path: Path) -> None:
