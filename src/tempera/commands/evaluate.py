@@ -62,7 +62,7 @@ class Facts:
     overrides: list[str]
     choices: dict[str, str | None]
     data: dict[str, Any]
-    paper: Any
+    paper: object
 
     @classmethod
     def of(cls, cfg: DictConfig) -> "Facts":

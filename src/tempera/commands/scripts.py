@@ -7,58 +7,58 @@ reported before torch is imported, and Ctrl-C is answered from the first moment.
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def evaluate(cfg: "DictConfig | None" = None) -> Any:
+def evaluate(cfg: "DictConfig | None" = None) -> object:
     """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
     return _script("eval", "evaluate", cfg)
 
 
-def report(cfg: "DictConfig | None" = None) -> Any:
+def report(cfg: "DictConfig | None" = None) -> object:
     """`tempera-report`: compare runs."""
     return _script("report", "report", cfg, positional="runs")
 
 
-def bench(cfg: "DictConfig | None" = None) -> Any:
+def bench(cfg: "DictConfig | None" = None) -> object:
     """`tempera-bench`: time a round and its parts."""
     return _script("bench", "bench", cfg)
 
 
-def calibrate(cfg: "DictConfig | None" = None) -> Any:
+def calibrate(cfg: "DictConfig | None" = None) -> object:
     """`tempera-calibrate`: measure a draft for `schedule=calibrated`."""
     return _script("calibrate", "calibrate", cfg)
 
 
-def gpu_check(cfg: "DictConfig | None" = None) -> Any:
+def gpu_check(cfg: "DictConfig | None" = None) -> object:
     """`tempera-gpu-check`: check that a GPU decodes right, and time it."""
     return _script("gpu_check", "gpu_check", cfg)
 
 
-def tune(cfg: "DictConfig | None" = None) -> Any:
+def tune(cfg: "DictConfig | None" = None) -> object:
     """`tempera-tune`: find the fastest setting within a budget."""
     return _script("tune", "tune", cfg)
 
 
-def train(cfg: "DictConfig | None" = None) -> Any:
+def train(cfg: "DictConfig | None" = None) -> object:
     """`tempera-train`: train the EAGLE draft of a model."""
     return _script("train_draft", "train", cfg)
 
 
-def prepare(cfg: "DictConfig | None" = None) -> Any:
+def prepare(cfg: "DictConfig | None" = None) -> object:
     """`tempera-prepare`: encode captions and images to shards of codes."""
     return _script("prepare", "prepare", cfg)
 
 
 def _script(
     config_name: str, module: str, cfg: "DictConfig | None", positional: str | None = None
-) -> Any:
+) -> object:
     """Call the module's `main(cfg)`; without `cfg`, run the command line and return None."""
 
-    def main(cfg: "DictConfig") -> Any:
+    def main(cfg: "DictConfig") -> object:
         return import_module(f"tempera.commands.{module}").main(cfg)
 
     if cfg is not None:
@@ -68,7 +68,8 @@ def _script(
     try:
         from tempera.config.cli import run
 
-        return run(config_name, main, positional)
+        run(config_name, main, positional)
     except KeyboardInterrupt:
         print("interrupted; run the command again", file=sys.stderr)
         sys.exit(130)
+    return None

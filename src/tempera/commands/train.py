@@ -13,6 +13,7 @@ from tempera.commands.costs import dry_training, read_with_files
 from tempera.config import build
 from tempera.config.compose import pasted
 from tempera.config.instantiate import Part, from_options, instantiate, part
+from tempera.config.nodes import plain
 from tempera.config.options import Role, role_of
 from tempera.config.tracking import Tracking
 from tempera.data.entries import Source
@@ -134,12 +135,12 @@ def _record(cfg: DictConfig, recipe: Recipe, codes: Codes, taken: Taken) -> dict
         for key in cfg
         if Role.IDENTITY in role_of(str(key), "train_draft") and key not in asdict(recipe)
     ]
-    record: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, recorded))
+    record = plain(OmegaConf.masked_copy(cfg, recorded))
     if taken:
         record["taken"] = taken
     if isinstance(codes, ShardCodes):
         record["data"] = codes.described
-    return dict(record)
+    return record
 
 
 def build_recipe(cfg: DictConfig) -> Recipe:

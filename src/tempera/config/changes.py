@@ -6,6 +6,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config.compose import composed_run
+from tempera.config.nodes import plain
 from tempera.config.options import Role, role_of
 
 GROUPS = ("drafter", "tree", "rule", "schedule")
@@ -46,8 +47,7 @@ def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
     """The options that runs are named by, and the values in the nodes of which this is true,
     interpolations unresolved.
     """
-    plain: Any = OmegaConf.to_container(cfg, resolve=False)
-    for name, value in plain.items():
+    for name, value in plain(cfg).items():
         if Role.NAME in role_of(name):
             if isinstance(value, dict):
                 yield from _inside(name, value)

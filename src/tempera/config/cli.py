@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
@@ -61,7 +62,9 @@ class Failed:
     sentence: str
 
 
-def run(config_name: str, main: Callable[[DictConfig], Any], positional: str | None = None) -> None:
+def run(
+    config_name: str, main: Callable[[DictConfig], object], positional: str | None = None
+) -> None:
     """Run the command line in `sys.argv` with `conf/<config_name>.yaml`.
 
     A mistake of the user prints `error: <sentence>` and exits with status 1, a bug says where to
@@ -114,11 +117,11 @@ class Job:
     """
 
     config_name: str
-    main: Callable[[DictConfig], Any]
+    main: Callable[[DictConfig], object]
     directories: Directories
     full: str | None
 
-    def __call__(self, cfg: DictConfig) -> Any:
+    def __call__(self, cfg: DictConfig) -> object:
         """Check the options, and call `main`."""
         DIRECTORIES.set(self.directories)
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
@@ -195,7 +198,7 @@ def _prepare_streams() -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # of joblib after Ctrl-C
 
 
-def _check_sweep(hydra_cfg: Any) -> None:
+def _check_sweep(hydra_cfg: HydraConf) -> None:
     """Raise TemperaError for a preset of several cases without -m, unless it is for one of them,
     which has a method.
     """

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
+from tempera.config.nodes import plain
 from tempera.config.options import METHODS, check_options
 from tempera.config.search import DIRECTORIES
 from tempera.errors import TemperaError, shown
@@ -48,7 +49,7 @@ def composed_with_choices(
     """`composed`, and the choice in each group."""
     with in_one_sentence(config_name, arguments):
         cfg = DIRECTORIES.get().load(config_name, arguments)
-        choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
+        choices = plain(cfg.hydra.runtime.choices)
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
         check_options(cfg, config_name)
@@ -104,17 +105,17 @@ def in_one_sentence(config_name: str, arguments: Sequence[str]) -> Iterator[None
         raise
 
 
-def written(name: str, value: Any) -> str:
+def written(name: str, value: object) -> str:
     """The option `name=value` in Hydra's grammar; strings are taken literally."""
     return f"{name}={_written(value)}"
 
 
-def pasted(name: str, value: Any) -> str:
+def pasted(name: str, value: object) -> str:
     """The option `name=value`, quoted for a shell."""
     return shlex.quote(written(name, value))
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     match value:
         case None:
             return "null"

@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from hydra.core.default_element import ResultDefault
@@ -128,7 +127,7 @@ def _comment(key: yaml.Node, value: yaml.Node, lines: Sequence[str]) -> str:
 def _is_option(cfg: DictConfig, name: str) -> bool:
     """Whether a user sets a value by this name: it is there, and not made of another option."""
     group, _, key = name.rpartition(".")
-    node: Any = OmegaConf.select(cfg, group, throw_on_missing=False) if group else cfg
+    node: object = OmegaConf.select(cfg, group, throw_on_missing=False) if group else cfg
     if not isinstance(node, DictConfig) or key not in node:
         return False
     raw = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index, call-overload]

@@ -9,14 +9,16 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import hydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic_core import ErrorDetails
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
+from tempera.config.nodes import plain
 from tempera.errors import TemperaError, shortened
 
 T = TypeVar("T")
@@ -50,7 +52,7 @@ class Part(Generic[T]):
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         return parameter.default is parameter.empty and not is_open
 
-    def make(self, /, **objects: Any) -> T:
+    def make(self, /, **objects: object) -> T:
         """The object, with the others that it takes; with `_partial_` in its node, a function that
         takes them.
 
@@ -60,9 +62,9 @@ class Part(Generic[T]):
         """
         for name in objects:
             _check_name(self.node, self.call, name)
-        make: Any = functools.partial(self.partial(), **objects)
+        make = functools.partial(self.partial(), **objects)
         if self.node.get("_partial_"):
-            return make  # type: ignore[no-any-return]
+            return cast(T, make)
         for name in inspect.signature(self.call).parameters:
             if self.needs(name) and name not in objects:
                 option = option_of(self.node, name)
@@ -70,7 +72,7 @@ class Part(Generic[T]):
                     f"{_name_of(self.call)} needs `{option}`: give it a value", option=option
                 )
         try:
-            return make()  # type: ignore[no-any-return]
+            return make()
         except TemperaError as problem:  # by the option in place of the argument
             if problem.option is not None and problem.option in self.node:
                 problem.option = option_of(self.node, problem.option)
@@ -82,39 +84,40 @@ class Part(Generic[T]):
             self.call, **{name: _made(value) for name, value in self.options.items()}
         )
 
-    def make_with(self, offered: Mapping[str, Any], /, **objects: Any) -> T:
+    def make_with(self, offered: Mapping[str, object], /, **objects: object) -> T:
         """The object, with the others, and with those of the offered ones that it takes."""
         taken = {name: value for name, value in offered.items() if self.takes(name)}
         return self.make(**taken, **objects)
 
 
-def part(node: Any) -> Part[Any]:
+def part(node: object) -> Part[Any]:
     """Check the options of a `_target_` node; nothing is made.
 
     Raises:
         TemperaError: a value does not fit its annotation, or an argument is unknown; it names the
             option.
     """
-    call = _located(node)
-    names = [str(name) for name in node if not str(name).startswith("_")]
-    return Part(call, _checked(node, call, names), node)
+    group = _group(node)
+    call = _located(group)
+    names = [str(name) for name in group if not str(name).startswith("_")]
+    return Part(call, _checked(group, call, names), group)
 
 
-def product(node: Any) -> type | None:
+def product(node: object) -> type | None:
     """The class of what the target of a node makes, as it is annotated; None if it is not. The
     node's options are not read.
     """
-    call = _located(node)
+    call = _located(_group(node))
     made = call if isinstance(call, type) else _hints(call).get("return")
     return made if isinstance(made, type) else None
 
 
-def instantiate(node: Any, /, **objects: Any) -> Any:
+def instantiate(node: object, /, **objects: object) -> Any:
     """Make the object of a `_target_` node at once; see `part` and `Part.make`."""
     return part(node).make(**objects)
 
 
-def from_options(cfg: DictConfig, call: Callable[..., T], /, **objects: Any) -> T:
+def from_options(cfg: DictConfig, call: Callable[..., T], /, **objects: object) -> T:
     """Make an object of the top-level options at once, but for those that `objects` replace."""
     names = [
         name for name in inspect.signature(call).parameters if name in cfg and name not in objects
@@ -153,14 +156,14 @@ def _name_of(call: Callable[..., Any]) -> str:
     return f"{call.__module__}.{call.__qualname__}"
 
 
-def _parts(value: Any) -> Any:
+def _parts(value: object) -> object:
     """A value in plain Python, with a part in place of each node that has a `_target_`."""
     if isinstance(value, DictConfig):
         return part(value) if "_target_" in value else {key: _parts(value[key]) for key in value}
     return list(map(_parts, value)) if isinstance(value, ListConfig) else value
 
 
-def _made(value: Any) -> Any:
+def _made(value: object) -> object:
     """A value with the objects of the parts in it."""
     match value:
         case Part():
@@ -172,14 +175,14 @@ def _made(value: Any) -> Any:
     return value
 
 
-def _has_target(value: Any) -> bool:
+def _has_target(value: object) -> bool:
     """Whether there is a `_target_` node in a value."""
     if isinstance(value, DictConfig):
         return "_target_" in value or any(_has_target(value[key]) for key in value)
     return isinstance(value, ListConfig) and any(map(_has_target, value))
 
 
-def fitting(value: Any, hint: Any, option: str) -> Any:
+def fitting(value: object, hint: object, option: str) -> Any:
     """A value of conf/ as an annotation wants it: `"2"` as a number, a list as a tuple. A value is
     as it is where pydantic cannot check the annotation, such as a Protocol.
 
@@ -204,7 +207,7 @@ def fitting(value: Any, hint: Any, option: str) -> Any:
     raise TemperaError(f"`{option}={shortened(shown)}` is not possible: {reason}", option=option)
 
 
-def _is_number_made_of_truth(value: Any, fit: Any) -> bool:
+def _is_number_made_of_truth(value: object, fit: object) -> bool:
     """Whether true or false became a number, or a number true or false, here or in a list."""
     if isinstance(value, list) and isinstance(fit, list | tuple) and len(value) == len(fit):
         pairs = zip(value, fit, strict=True)
@@ -213,7 +216,7 @@ def _is_number_made_of_truth(value: Any, fit: Any) -> bool:
     return numbers and isinstance(value, bool) != isinstance(fit, bool)
 
 
-def _reason(error: Any) -> str:
+def _reason(error: ErrorDetails) -> str:
     """Pydantic's words for a wrong value, and the place in a list."""
     place = "".join(f"[{part}] " for part in error["loc"] if isinstance(part, int))
     said = str(error["msg"]).partition(", unable to parse")[0]
@@ -234,25 +237,29 @@ def _adapter(hint: Any) -> TypeAdapter[Any] | None:
         return None
 
 
-def option_of(node: Any, key: str) -> str:
+def option_of(node: DictConfig, key: str) -> str:
     """The user's name for a value: its own at the top of the configuration; elsewhere the option
     that it interpolates, or its path.
     """
     if node._get_parent() is None:
         return key
-    raw: Any = OmegaConf.to_container(node, resolve=False)
-    raw = raw.get(key) if isinstance(raw, dict) else None
+    raw = plain(node).get(key)
     match = re.fullmatch(r"\$\{([\w.]+)\}", raw) if isinstance(raw, str) else None
     return match[1] if match else str(node._get_full_key(key))
 
 
-def _located(node: Any) -> Callable[..., Any]:
-    """What the `_target_` of a node names."""
-    if not OmegaConf.is_dict(node):
+def _group(value: object) -> DictConfig:
+    """A value that is a group of options."""
+    if not isinstance(value, DictConfig):
         raise TemperaError(
-            f"'{shortened(str(node))}' stands where several options belong: give them one by one, "
+            f"'{shortened(str(value))}' stands where several options belong: give them one by one, "
             "as in speed.prompts=4"
         )
+    return value
+
+
+def _located(node: DictConfig) -> Callable[..., Any]:
+    """What the `_target_` of a node names."""
     target = node.get("_target_")
     option = str(node._get_full_key("_target_"))
     shown = f"`{option}={shortened(str(target))}`"

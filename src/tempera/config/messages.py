@@ -5,16 +5,15 @@ import errno
 import re
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 from hydra.errors import (
     HydraException,
     MissingConfigException,
     OverrideParseException,
 )
-from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, MissingMandatoryValue, OmegaConfBaseException
 
+from tempera.config.nodes import plain
 from tempera.config.search import DIRECTORIES, Catalogue, option_names
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import FULL
@@ -218,6 +217,6 @@ def _names_of(config_name: str, choices: Sequence[str]) -> list[str]:
     except HydraException:
         return []
     groups = [str(group) for group in cfg.hydra.runtime.choices if "/" not in str(group)]
-    options: Any = OmegaConf.to_container(cfg, resolve=False)
+    options = plain(cfg)
     del options["hydra"]
     return sorted({*groups, *option_names(options)})

@@ -51,7 +51,7 @@ has.
 class Option:
     """The type of an option's value, None for a node of the configuration; and what it is for."""
 
-    kind: Any
+    kind: object
     role: Role = FREE
 
 

@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
+from tempera.config.nodes import plain
 from tempera.errors import TemperaError
 from tempera.runtime.installation import conf_directory
 
@@ -140,10 +141,9 @@ class Catalogue:
         for path in self._reached(f"{group}/{choice}", included=True):
             file = self.files[path]
             package = "" if file.header.get("package") == "_global_" else f"{group}."
-            if option.startswith(package):
-                options: Any = OmegaConf.to_container(file.config, resolve=False)
-                if option.removeprefix(package) in option_names(options):
-                    return True
+            is_inside = option.startswith(package)
+            if is_inside and option.removeprefix(package) in option_names(plain(file.config)):
+                return True
         return False
 
     def is_in(self, path: str, part: str) -> bool:
@@ -206,8 +206,7 @@ def _family_options(name: str) -> Mapping[str, Any]:
         loaders.append(GlobalHydra.instance().config_loader())
     for loader in loaders:
         if found := loader.repository.load_config(f"family/{name}"):
-            options: Any = OmegaConf.to_container(found.config, resolve=False)
-            return dict(options)
+            return plain(found.config)
     return {}
 
 
