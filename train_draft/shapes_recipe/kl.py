@@ -98,11 +98,14 @@ def _minimise(
     run: Path,
     object_weight: float = 1.0,
 ) -> None:
-    world, size = World(settings.seed), settings.batch_size
+    """Train some parameters on draws of the latents of scenes, from where `run` left off."""
+    world = World(settings.seed)
+    size = settings.batch_size
 
     def losses(step: int) -> Iterator[dict[str, Tensor]]:
         samples = single_shapes(world, step * size, size)
-        images, weights = pictures(samples), pixel_weights(samples, object_weight)
+        images = pictures(samples)
+        weights = pixel_weights(samples, object_weight)
         with arithmetic(settings.bf16):
             mean, log_variance = model.moments(images)
             latents = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
@@ -123,6 +126,7 @@ def measure_kl(model: KLModel, settings: KLTraining) -> dict[str, float]:
 
 
 def _unseen(settings: KLTraining) -> Tensor:
+    """Pictures of scenes of another world."""
     return pictures(single_shapes(World(settings.seed + 1), 0, 64))
 
 
@@ -130,7 +134,9 @@ def _take_over(model: KLModel, trained: VQModel) -> None:
     """Give a KL tokenizer the weights of a VQ tokenizer's networks, all but those of the layers
     next to the latents.
     """
-    for mine, theirs in ((model.encoder, trained.encoder), (model.decoder, trained.decoder)):
-        own, given = mine.state_dict(), theirs.state_dict()
-        fitting = {name: value for name, value in given.items() if value.shape == own[name].shape}
-        mine.load_state_dict(own | fitting)
+    for network, source in ((model.encoder, trained.encoder), (model.decoder, trained.decoder)):
+        state = network.state_dict()
+        for name, value in source.state_dict().items():
+            if value.shape == state[name].shape:
+                state[name] = value
+        network.load_state_dict(state)

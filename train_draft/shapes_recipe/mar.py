@@ -154,7 +154,9 @@ def encode_scenes(world: World, count: int, tokenizer: KLModel, size: str | None
     With shapes anywhere on the world's finer lattice, a shape has several patterns of tokens, and a
     network of this size did not learn to tell circles from squares.
     """
-    moments, classes, touched = [], [], []
+    moments = []
+    classes = []
+    touched = []
     side = tokenizer.config.networks.factor * tokenizer.config.patch
     for first in range(0, count, 64):
         samples = single_shapes(world, first, min(64, count - first), side, size)
@@ -185,8 +187,9 @@ class MaskedBatch(NamedTuple):
         """A random order and a random share of the tokens, at least one of them hidden; see
         `MARSettings.mask_std`.
         """
-        length, share = tokens.shape[1], torch.empty(1)
-        nn.init.trunc_normal_(share, 0.0, spread, 0.0, 1.0)
+        length = tokens.shape[1]
+        share = torch.empty(1)
+        nn.init.trunc_normal_(share, mean=0.0, std=spread, a=0.0, b=1.0)
         known = min(int(length * share), length - 1)
         order = torch.rand(len(tokens), length).argsort()
         drop = torch.rand(len(tokens)) < cfg_dropout
@@ -206,18 +209,16 @@ class MaskedBatch(NamedTuple):
         """The network's vectors for the hidden tokens, [B, T − known, C]."""
         count = len(self.tokens)
         places = torch.arange(self.known, self.order.shape[1]).expand(count, -1)
-        condition, counts = (
-            network.class_embedding(self.labels, drop),
-            torch.full((count,), self.known),
-        )
+        condition = network.class_embedding(self.labels, drop)
+        counts = torch.full((count,), self.known)
         shown = self.ordered[:, : self.known]
         out: Tensor = network(shown, self.order, counts, condition, places)
         return out
 
 
-def divergence_of(true: Kernel, mine: Kernel) -> Tensor:
-    """KL(true‖mine) in nats of every number."""
-    return kl_divergence(Normal(true.mean, true.std), Normal(mine.mean, mine.std))
+def divergence_of(p: Kernel, q: Kernel) -> Tensor:
+    """KL(p‖q) in nats of every number."""
+    return kl_divergence(Normal(p.mean, p.std), Normal(q.mean, q.std))
 
 
 def token_losses(
@@ -265,9 +266,9 @@ def token_losses(
         output = torch.cat([mean, variance], -1)
         return sampling.kernel(output[on_way], noisy[on_way], stage[on_way])
 
-    mine = kernel(predicted.detach(), place)
+    learned = kernel(predicted.detach(), place)
     true = kernel(noise, -torch.ones_like(noise))
-    return error.mean(), divergence_of(true, mine).mean()
+    return error.mean(), divergence_of(true, learned).mean()
 
 
 def train_mar(settings: MARTraining, tokenizer: KLModel, run: Path, network: MAR) -> MAR:
@@ -280,7 +281,8 @@ def train_mar(settings: MARTraining, tokenizer: KLModel, run: Path, network: MAR
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
         plain = step >= (1 - settings.plain_share) * settings.steps
         weights = 1 + (settings.object_weight - 1) * latents.touched[chosen].float()
-        tokens, classes = latents.draw(chosen, tokenizer), latents.classes[chosen]
+        tokens = latents.draw(chosen, tokenizer)
+        classes = latents.classes[chosen]
         batch = MaskedBatch.drawn(tokens, classes, settings.mask_std, settings.cfg_dropout)
         error, divergence = token_losses(network, batch, settings, None if plain else weights)
         loss = error + settings.variance * divergence
@@ -294,16 +296,16 @@ def averaged(
 ) -> MAR:
     """Train a network and return the moving average of it."""
     network.requires_grad_().class_emb.weight.register_hook(taught_together)
-    named = dict(network.named_parameters())
-    matrices = [name for name, p in named.items() if "blocks." in name and p.ndim == 2]
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in network.named_parameters():
+        if "blocks." in name and parameter.ndim == 2:
+            matrices.append(parameter)
+        else:
+            others.append(parameter)
     optimisers = [
-        muon([named[name] for name in matrices], settings.matrix_lr, settings.weight_decay),
-        torch.optim.AdamW(
-            [named[name] for name in named if name not in matrices],
-            lr=settings.lr,
-            betas=(0.9, 0.95),
-            weight_decay=0.0,
-        ),
+        muon(matrices, settings.matrix_lr, settings.weight_decay),
+        torch.optim.AdamW(others, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
     def of_step(step: int) -> Iterator[dict[str, Tensor]]:
@@ -324,18 +326,18 @@ def new_mar(config: MARConfig, seed: int) -> MAR:
     torch.manual_seed(seed)
     network = MAR(config)
     initialise(network)
-    rows, columns = (
-        part.flatten().float()
-        for part in torch.meshgrid(*map(torch.arange, config.grid), indexing="ij")
-    )
+    height, width = config.grid
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     rates = torch.logspace(math.log10(2), -1, config.width // 4)
-    angles = torch.cat([rows[:, None] * rates, columns[:, None] * rates], 1)
+    row_angles = rows.flatten().float()[:, None] * rates
+    column_angles = columns.flatten().float()[:, None] * rates
+    angles = torch.cat([row_angles, column_angles], dim=1)
     for embedding in (
         network.encoder_pos_embed_learned,
         network.decoder_pos_embed_learned,
         network.diffusion_pos_embed_learned,
     ):
-        embedding.data[0, -config.length :] = torch.cat([angles.sin(), angles.cos()], 1)
+        embedding.data[0, -config.length :] = torch.cat([angles.sin(), angles.cos()], dim=1)
     return network
 
 
@@ -361,16 +363,20 @@ def taught_together(gradient: Tensor) -> Tensor:
     and its colour as well, as if it were a sum of three: one of 48 classes is seldom seen, and a
     network that has no use for the shape yet would hardly find it.
     """
-    own = gradient.unflatten(0, (len(SHAPES), len(COLOURS)))
-    shared: Tensor = own + own.sum(1, keepdim=True) + own.sum(0, keepdim=True)
+    by_class = gradient.unflatten(0, (len(SHAPES), len(COLOURS)))
+    of_shape = by_class.sum(1, keepdim=True)
+    of_colour = by_class.sum(0, keepdim=True)
+    shared: Tensor = by_class + of_shape + of_colour
     return shared.flatten(0, 1)
 
 
 @torch.no_grad()
 def measure_mar(network: MAR, tokenizer: KLModel, settings: MARTraining) -> dict[str, float]:
     """The losses with a class on unseen scenes, the error without weights."""
-    plain, batches = replace(settings, snr_clip=1.0), unseen_batches(tokenizer, settings)
-    losses = [torch.stack(token_losses(network, batch, plain)) for batch in batches]
+    plain = replace(settings, snr_clip=1.0)
+    losses = []
+    for batch in unseen_batches(tokenizer, settings):
+        losses.append(torch.stack(token_losses(network, batch, plain)))
     error, divergence = torch.stack(losses).mean(0).tolist()
     return {"validation_noise_error": error, "validation_divergence": divergence}
 

@@ -17,7 +17,7 @@ from shapes_recipe.mar import (
     encode_scenes,
     unseen_batches,
 )
-from tempera.continuous.diffusion import TRAINING_STEPS, NoiseSchedule
+from tempera.continuous.diffusion import TRAINING_STEPS, Kernel, NoiseSchedule
 from tempera.continuous.mar import MAR, MARConfig
 from tempera.image_tokenizers.kl import KLModel
 from tempera.shapes.world import World
@@ -49,7 +49,8 @@ def pruned(target: MAR, config: MARConfig) -> MAR:
         target: of the same widths.
         config: sizes of the new network.
     """
-    network, weights = MAR(config), target.state_dict()
+    network = MAR(config)
+    weights = target.state_dict()
     depths = {
         "encoder_blocks": (config.depth, target.config.depth),
         "decoder_blocks": (config.depth, target.config.depth),
@@ -57,11 +58,12 @@ def pruned(target: MAR, config: MARConfig) -> MAR:
     }
 
     def source(name: str) -> str:
+        """The target's weight that the weight of this name starts from."""
         parts = name.split(".")
         for place, part in enumerate(parts):
             if part in depths:
-                mine, theirs = depths[part]
-                block = int(parts[place + 1]) * (theirs - 1) / max(mine - 1, 1)
+                depth, target_depth = depths[part]
+                block = int(parts[place + 1]) * (target_depth - 1) / max(depth - 1, 1)
                 parts[place + 1] = str(round(block))
         return ".".join(parts)
 
@@ -99,23 +101,27 @@ def kernel_divergence(
     one s for every image between 1 and the largest one. The classes that `batch.drop` leaves out
     are not left out here.
     """
-    repeats, sampling = settings.repeats, settings.sampling
+    repeats = settings.repeats
+    sampling = settings.sampling
     scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
     start = batch.hidden.flatten(0, 1).repeat(repeats, 1)
     stage = torch.randint(len(sampling.times), (len(start),))
     signal = NoiseSchedule(TRAINING_STEPS).kept[sampling.times[stage]].unsqueeze(-1)
     x = (signal.sqrt() * start + (1 - signal).sqrt() * torch.randn_like(start)).float()
     by_token = scale.repeat_interleave(batch.hidden.shape[1]).repeat(repeats).unsqueeze(-1)
-    kernels = []
-    for network in (target, draft):
-        outputs = []
-        for dropped in (False, True):
-            vectors = batch.vectors(network, torch.full_like(batch.drop, dropped)).flatten(0, 1)
-            outputs.append(network.head(x, sampling.times[stage], vectors.repeat(repeats, 1)))
-        (c, place), (u, _) = (output.float().chunk(2, -1) for output in outputs)
-        guided = torch.cat([u + by_token * (c - u), place], -1)
-        kernels.append(sampling.kernel(guided, x, stage))
-    return divergence_of(*kernels).mean()
+
+    def output(network: MAR, dropped: bool) -> Tensor:
+        vectors = batch.vectors(network, torch.full_like(batch.drop, dropped)).flatten(0, 1)
+        predicted: Tensor = network.head(x, sampling.times[stage], vectors.repeat(repeats, 1))
+        return predicted.float()
+
+    def kernel(network: MAR) -> Kernel:
+        conditional, place = output(network, dropped=False).chunk(2, dim=-1)
+        null, _ = output(network, dropped=True).chunk(2, dim=-1)
+        guided = null + by_token * (conditional - null)
+        return sampling.kernel(torch.cat([guided, place], dim=-1), x, stage)
+
+    return divergence_of(kernel(target), kernel(draft)).mean()
 
 
 @torch.no_grad()
@@ -123,7 +129,8 @@ def measure_draft(
     draft: MAR, target: MAR, tokenizer: KLModel, settings: MARDistillation
 ) -> dict[str, float]:
     """The divergence of a token's path, in nats, on unseen scenes."""
-    batches = unseen_batches(tokenizer, settings)
-    found = [kernel_divergence(draft, target, batch, settings) for batch in batches]
+    divergences = []
+    for batch in unseen_batches(tokenizer, settings):
+        divergences.append(kernel_divergence(draft, target, batch, settings))
     numbers = settings.denoising_steps * draft.config.token_channels
-    return {"validation_path_divergence": numbers * torch.stack(found).mean().item()}
+    return {"validation_path_divergence": numbers * torch.stack(divergences).mean().item()}

@@ -25,21 +25,26 @@ class MixedCodes:
     """
 
     def __init__(self, world: WorldCodes, generated: ShardCodes, share: float) -> None:
-        self.world, self.generated, self.share = world, generated, share
+        self.world = world
+        self.generated = generated
+        self.share = share
 
     def train(self, positions: list[int]) -> CodedImages:
         """The target's own images stand at even distances among the scenes."""
-        parts = []
+        keys = []
+        captions = []
+        codes = []
         for position in positions:
             before = int(position * self.share)
-            own = int((position + 1) * self.share) > before
-            part = self.generated.train([before]) if own else self.world.train([position - before])
-            parts.append(part)
-        return CodedImages(
-            [key for part in parts for key in part.keys],
-            [caption for part in parts for caption in part.captions],
-            np.concatenate([part.codes for part in parts]),
-        )
+            is_generated = int((position + 1) * self.share) > before
+            if is_generated:
+                image = self.generated.train([before])
+            else:
+                image = self.world.train([position - before])
+            keys += image.keys
+            captions += image.captions
+            codes.append(image.codes)
+        return CodedImages(keys, captions, np.concatenate(codes))
 
     def holdout(self, positions: list[int]) -> CodedImages:
         """Held-out images of the target's own."""
@@ -61,5 +66,5 @@ def mixed_codes(
     """
     source = WorldScenes(limit, seed, first=10**6)
     options: Any = {"limit": limit, "batch_size": batch_size, "seed": seed, "processes": processes}
-    own = encoded_codes(target, tokenizer, directory, source, draws=True, **options)
-    return MixedCodes(world_codes(target, tokenizer, directory, seed), own, share)
+    generated = encoded_codes(target, tokenizer, directory, source, draws=True, **options)
+    return MixedCodes(world_codes(target, tokenizer, directory, seed), generated, share)

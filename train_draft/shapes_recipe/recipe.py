@@ -55,10 +55,12 @@ class DraftTraining:
 
 
 def _parallel() -> DraftTraining:
+    """How the parallel draft is trained."""
     return DraftTraining(2400, ["draft=parallel", *DraftTraining().options])
 
 
 def _medusa() -> DraftTraining:
+    """How the Medusa draft is trained."""
     data = DraftTraining().options[0]
     return DraftTraining(1500, ["draft=medusa", "loss=acceptance", data, "+train_data.limit=1024"])
 
@@ -107,7 +109,8 @@ def build(recipe: Recipe) -> None:
         torch.set_num_threads(recipe.threads)
     output = Path(recipe.output)
     for stage in recipe.stages:
-        settings, run = getattr(recipe, stage), output / f"{stage}_run"
+        settings = getattr(recipe, stage)
+        run = output / f"{stage}_run"
         if is_built(output / stage, settings):
             log.info("%s is built", stage)
             continue
@@ -153,6 +156,7 @@ def build_independent(output: Path, settings: TargetTraining, run: Path) -> Metr
 def _train_target(
     output: Path, settings: TargetTraining, run: Path, config: LlamaGenConfig, name: str, text: str
 ) -> Metrics:
+    """A target in `output`/`name`, and its text encoder in `output`/`text`."""
     vq = load_tokenizer(output / "tokenizer")
     model, metrics = target.train_target(settings, vq, run, config)
     write_half(output / name, model.network, asdict(model.network.config))
@@ -184,7 +188,8 @@ def build_mar(output: Path, settings: MARTraining, run: Path) -> Metrics:
     """The small MAR, cycle after cycle, each from the weights of the one before as they are kept,
     rounded.
     """
-    network, vq = mar.new_mar(mar.TINY_MAR, settings.seed), read_kl(output / "kl_decoder")
+    network = mar.new_mar(mar.TINY_MAR, settings.seed)
+    vq = read_kl(output / "kl_decoder")
     for number, cycle in enumerate(settings.cycles, 1):
         network = mar.train_mar(cycle, vq, run / f"cycle_{number}", network)
         write_half(output / "mar", network, network.config)
@@ -194,7 +199,8 @@ def build_mar(output: Path, settings: MARTraining, run: Path) -> Metrics:
 
 def build_mar_draft(output: Path, settings: MARDistillation, run: Path) -> Metrics:
     """The draft for the MAR."""
-    teacher, vq = read_mar(output / "mar"), read_kl(output / "kl_decoder")
+    teacher = read_mar(output / "mar")
+    vq = read_kl(output / "kl_decoder")
     network = mar_draft.distil_mar(settings, vq, run, teacher, mar_draft.TINY_DRAFT)
     write_half(output / "mar_draft", network, network.config)
     return mar_draft.measure_draft(network, teacher, vq, settings)

@@ -39,7 +39,8 @@ def shape_tokens(sample: Sample, factor: int) -> tuple[Tensor, Tensor]:
     shapes = F.max_pool2d(torch.from_numpy(object_masks(sample.scene)).float(), factor) > 0
     rows = torch.arange(shapes.shape[1])[:, None]
     top = shapes.any(-1).int().argmax(-1)[:, None, None]
-    return shapes.any(0).flatten(), (shapes & (rows <= top + 1)).any(0).flatten()
+    beginnings = shapes & (rows <= top + 1)
+    return shapes.any(0).flatten(), beginnings.any(0).flatten()
 
 
 def single_shapes(
@@ -58,5 +59,7 @@ def single_shapes(
 
 
 def _fits(scene: Scene, lattice: int, size: str | None) -> bool:
+    """Whether a scene is one for `single_shapes`."""
     first, *others = scene.things
-    return not others and first.x % lattice == first.y % lattice == 0 and size in (None, first.size)
+    on_lattice = first.x % lattice == 0 and first.y % lattice == 0
+    return not others and on_lattice and size in (None, first.size)

@@ -66,20 +66,24 @@ def minimise(
         the moving average, or without one the network, in evaluation mode.
     """
     average = moving_average(network, ema) if ema else None
-    beside = {**(buffers or {}), **(average.state_dict() if average is not None else {})}
+    beside = dict(buffers or {})
+    if average is not None:
+        beside |= average.state_dict()
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(network, *optimisers)
     checkpoints = Checkpoints(run, accelerator, network, beside)
     made_by = fingerprint({"network": run.name, "seed": settings.seed})
     progress = checkpoints.load(settings.steps, made_by) or TrainingProgress()
-    while (step := progress.step) < settings.steps:
+    while progress.step < settings.steps:
+        step = progress.step
         set_rate(optimisers, schedule(step))
         torch.manual_seed(settings.seed * 1_000_003 + step)
         network.zero_grad()
-        values = dict[str, float]()
+        values: dict[str, float] = {}
         for part in losses(step):
             part["loss"].backward()
-            values |= {name: values.get(name, 0.0) + part[name].item() for name in part}
+            for name, value in part.items():
+                values[name] = values.get(name, 0.0) + value.item()
         torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
         for optimiser in optimisers:
             optimiser.step()
@@ -90,7 +94,8 @@ def minimise(
             log.info("%s, step %d: %s", run.name, step, values)
         if progress.step % settings.save_every == 0:
             checkpoints.save(progress, made_by)
-    return (average.module if average is not None else network).eval().requires_grad_(False)
+    trained = network if average is None else average.module
+    return trained.eval().requires_grad_(False)
 
 
 @contextmanager
@@ -123,11 +128,11 @@ def write_half(
 ) -> None:
     """Write a network, with its floats as float16."""
     state = network.state_dict() if isinstance(network, nn.Module) else network
-    half = {
-        name: (value.half() if value.is_floating_point() else value).clone()
-        for name, value in state.items()
-    }
-    write_network(directory, half, config if isinstance(config, dict) else asdict(config), prefix)
+    half = {}
+    for name, value in state.items():
+        half[name] = (value.half() if value.is_floating_point() else value).clone()
+    sizes = config if isinstance(config, dict) else asdict(config)
+    write_network(directory, half, sizes, prefix)
 
 
 def record(directory: Path, settings: Any, metrics: Mapping[str, float], began: float) -> None:

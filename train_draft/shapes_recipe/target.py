@@ -100,13 +100,13 @@ class Scenes(NamedTuple):
         words: word ids, uint8 [N, T].
         codes: int16 [N, h·w].
         parts: 0 where no shape is touched, 1 where one is, 2 in its first two rows, uint8 [N, h·w].
-        told: what captions tell, the classes of `ATTRIBUTES` or UNTOLD, int8 [N, A].
+        attributes: what captions tell, the classes of `ATTRIBUTES` or UNTOLD, int8 [N, A].
     """
 
     words: Tensor
     codes: Tensor
     parts: Tensor
-    told: Tensor
+    attributes: Tensor
 
     def batch(self, chosen: Tensor) -> Self:
         """The scenes int64 [B], as int64 tensors."""
@@ -131,32 +131,34 @@ class TargetModel(nn.Module):
         """
         features, keep = self.text(words)
         prefix, _ = self.network.embed_prefix(features, keep, drop)
-        inputs = torch.cat([prefix, self.network.embed_tokens(codes[:, :-1])], 1)
+        inputs = torch.cat([prefix, self.network.embed_tokens(codes[:, :-1])], dim=1)
         first = self.network.config.prefix_length - 1
         decoder = self.network.model
         rotation = decoder.rotary.table(inputs.shape[1], first + 1, inputs.device)[:, None]
         mask = causal_mask(keep, inputs.shape[1], inputs.dtype)
         states = decoder(inputs, mask, rotation.to(inputs), features=(READOUT_LAYER,))
-        last, early = states[:, first:].chunk(2, -1)
+        last, early = states[:, first:].chunk(2, dim=-1)
         logits = self.network.lm_head(last).float()
         losses = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
         early = early.float()
         return losses.view(codes.shape), self.readout(F.layer_norm(early, early.shape[-1:]))
 
-    def readout_loss(self, logits: Tensor, told: Tensor) -> Tensor:
-        """Cross-entropy of reading the caption's attributes: logits [B, length, classes], told
-        int64 [B, attributes] with UNTOLD → scalar.
+    def readout_loss(self, logits: Tensor, attributes: Tensor) -> Tensor:
+        """Cross-entropy of reading the caption's attributes: logits [B, length, classes],
+        attributes int64 [B, attributes] with UNTOLD → scalar.
         """
-        losses = [
-            F.cross_entropy(
-                part.flatten(0, 1).float(),
-                truth[:, None].expand(part.shape[:2]).flatten(),
+        losses = []
+        by_attribute = logits.split(self.classes, dim=-1)
+        for scores, classes in zip(by_attribute, attributes.T, strict=True):
+            truth = classes[:, None].expand(scores.shape[:2])
+            loss = F.cross_entropy(
+                scores.flatten(0, 1).float(),
+                truth.flatten(),
                 ignore_index=UNTOLD,
                 reduction="none",
             )
-            for part, truth in zip(logits.split(self.classes, -1), told.T, strict=True)
-        ]
-        return torch.stack([loss.mean() for loss in losses]).mean()
+            losses.append(loss.mean())
+        return torch.stack(losses).mean()
 
 
 def _initialise(network: LlamaGen, codebook: Tensor) -> None:
@@ -164,10 +166,8 @@ def _initialise(network: LlamaGen, codebook: Tensor) -> None:
     start out similar.
     """
     width = network.config.hidden_size
-    for weight, scale in (
-        (network.model.embed_tokens.weight, 0.3),
-        (network.lm_head.weight, width**-0.5),
-    ):
+    scales = [(network.model.embed_tokens.weight, 0.3), (network.lm_head.weight, width**-0.5)]
+    for weight, scale in scales:
         projected = codebook @ torch.randn(codebook.shape[1], width)
         weight.data.copy_(scale * (projected + 0.3 * torch.randn_like(projected)))
     for name, weight in network.model.named_parameters():
@@ -182,18 +182,33 @@ def encode_scenes(
     """The first scenes of a world as the target's training reads them, captions of at most `length`
     words.
     """
-    made = []
+    batches = []
     for start in range(0, count, 64):
         samples = world.batch(start, min(64, count - start))
         with arithmetic(bf16):
             codes = tokenizer.encode(pictures(samples)).flatten(1)
-        tokens = [shape_tokens(sample, tokenizer.config.factor) for sample in samples]
-        parts = torch.stack([touched.byte() + onset.byte() for touched, onset in tokens])
-        told = [labels(scene) for s in samples if (scene := parse_caption(s.caption))]
-        truth = torch.tensor([list(classes.values()) for classes in told])
+        parts = []
+        attributes = []
+        for sample in samples:
+            touched, onset = shape_tokens(sample, tokenizer.config.factor)
+            parts.append(touched.byte() + onset.byte())
+            attributes.append(_attributes(sample.caption))
         words = tokenize([sample.caption for sample in samples], length)
-        made.append(Scenes(words.byte(), codes.short(), parts, truth.to(torch.int8)))
-    return Scenes(*map(torch.cat, zip(*made, strict=True)))
+        batch = Scenes(words.byte(), codes.short(), torch.stack(parts), torch.stack(attributes))
+        batches.append(batch)
+    return Scenes(
+        torch.cat([batch.words for batch in batches]),
+        torch.cat([batch.codes for batch in batches]),
+        torch.cat([batch.parts for batch in batches]),
+        torch.cat([batch.attributes for batch in batches]),
+    )
+
+
+def _attributes(caption: str) -> Tensor:
+    """What a caption tells, as in `Scenes`: int8 [A]."""
+    scene = parse_caption(caption)
+    assert scene is not None
+    return torch.tensor(list(labels(scene).values()), dtype=torch.int8)
 
 
 def train_target(
@@ -202,8 +217,8 @@ def train_target(
     """Train, from where `run` left off; returns the averaged model and its metrics on unseen
     scenes.
     """
-    world, length = World(settings.seed, pairs=settings.pairs), config.prefix_length
-    scenes = encode_scenes(world, settings.scenes, tokenizer, length, settings.bf16)
+    world = World(settings.seed, pairs=settings.pairs)
+    scenes = encode_scenes(world, settings.scenes, tokenizer, config.prefix_length, settings.bf16)
     torch.manual_seed(settings.seed)
     model = TargetModel(config, tokenizer.quantize.codebook)
 
@@ -213,12 +228,13 @@ def train_target(
         calm = step >= (1 - settings.calm) * settings.steps
         return losses_in_parts(model, batch, drop, settings, calm)
 
-    matrices = [p for p in model.network.model.layers.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
+    layers = model.network.model.layers.parameters()
+    matrices = [parameter for parameter in layers if parameter.ndim == 2]
+    chosen = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     optimisers = [
         muon(matrices, settings.matrix_lr, settings.weight_decay),
-        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     schedule = trapezoid(settings.warmup_steps, settings.steps, settings.decay)
     average = minimise(model, optimisers, schedule, losses, settings, run, 1.0, settings.ema)
@@ -233,15 +249,18 @@ def losses_in_parts(
     """Part by part, what adds up to the loss of a batch, and to its mean over all tokens and over
     those where a shape begins, in nats.
     """
-    told = batch.told.masked_fill(drop[:, None], UNTOLD)
+    attributes = batch.attributes.masked_fill(drop[:, None], UNTOLD)
     by_part = [1.0, 1.0, 1.0] if calm else [1.0, settings.object_weight, settings.onset_weight]
+    readout_weight = 0.0 if calm else settings.readout
     weights = torch.tensor(by_part)[batch.parts]
-    weights, onset = weights / weights.sum(), (batch.parts == 2) / (batch.parts == 2).sum()
+    weights = weights / weights.sum()
+    begins = batch.parts == 2
+    onset = begins / begins.sum()
     for part in torch.arange(len(drop)).split(settings.part):
         with arithmetic(settings.bf16):
             tokens, read = model(batch.words[part], drop[part], batch.codes[part])
-        readout = model.readout_loss(read, told[part]) * len(part) / len(drop)
-        loss = (tokens * weights[part]).sum() + (0.0 if calm else settings.readout) * readout
+        readout = model.readout_loss(read, attributes[part]) * len(part) / len(drop)
+        loss = (tokens * weights[part]).sum() + readout_weight * readout
         yield {
             "loss": loss,
             "nats": tokens.sum() / batch.codes.numel(),
@@ -257,13 +276,22 @@ def measure_target(
     captions are worth.
     """
     scenes = encode_scenes(world, count, tokenizer, model.network.config.prefix_length)
-    chunks = [scenes.batch(part) for part in torch.arange(count).split(16)]
-    told, untold = (
-        torch.cat([model(c.words, torch.full((len(c.words),), drop), c.codes)[0] for c in chunks])
-        for drop in (False, True)
-    )
+    batches = [scenes.batch(part) for part in torch.arange(count).split(16)]
+
+    def losses(dropped: bool) -> Tensor:
+        """Of every token, [count, length], with or without captions."""
+        by_batch = []
+        for batch in batches:
+            drop = torch.full((len(batch.words),), dropped)
+            of_batch, _ = model(batch.words, drop, batch.codes)
+            by_batch.append(of_batch)
+        return torch.cat(by_batch)
+
+    with_captions = losses(dropped=False)
+    without_captions = losses(dropped=True)
+    worth = (without_captions - with_captions).sum(-1).mean()
     return {
-        "validation_loss": told.mean().item(),
-        "validation_onset_loss": told[scenes.parts == 2].mean().item(),
-        "nats_per_image_told_by_captions": (untold - told).sum(-1).mean().item(),
+        "validation_loss": with_captions.mean().item(),
+        "validation_onset_loss": with_captions[scenes.parts == 2].mean().item(),
+        "nats_per_image_told_by_captions": worth.item(),
     }

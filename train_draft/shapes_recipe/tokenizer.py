@@ -74,7 +74,8 @@ class EmaCodebook:
 
     def __init__(self, model: VQModel, decay: float, dead_below: float) -> None:
         self.table = model.quantize.embedding.weight.data
-        self.decay, self.dead_below = decay, dead_below
+        self.decay = decay
+        self.dead_below = dead_below
         self.state = {"counts": torch.ones(len(self.table)), "sums": self.table.clone()}
 
     def fit(self, vectors: Tensor, rounds: int = 10) -> None:
@@ -87,10 +88,12 @@ class EmaCodebook:
     def update(self, vectors: Tensor, codes: Tensor, decay: float | None = None) -> None:
         """Move every code towards the encodings [M, D] that chose it."""
         kept = self.decay if decay is None else decay
-        counts, sums = self.state["counts"], self.state["sums"]
-        used = torch.bincount(codes, minlength=len(self.table)).float()
-        counts.mul_(kept).add_(used, alpha=1 - kept)
-        sums.mul_(kept).add_(torch.zeros_like(sums).index_add_(0, codes, vectors), alpha=1 - kept)
+        counts = self.state["counts"]
+        sums = self.state["sums"]
+        new_counts = torch.bincount(codes, minlength=len(self.table)).float()
+        new_sums = torch.zeros_like(sums).index_add_(0, codes, vectors)
+        counts.mul_(kept).add_(new_counts, alpha=1 - kept)
+        sums.mul_(kept).add_(new_sums, alpha=1 - kept)
         dead = counts < self.dead_below
         sums[dead] = vectors[torch.randint(len(vectors), (int(dead.sum()),))]
         counts[dead] = 1.0
@@ -104,19 +107,23 @@ def train_tokenizer(
     unseen images (PSNR in dB, codes in use).
     """
     torch.manual_seed(settings.seed)
-    world, model = World(settings.seed), VQModel(config)
+    world = World(settings.seed)
+    model = VQModel(config)
     start_residuals(model)
     codebook = EmaCodebook(model, settings.ema, settings.dead_below)
 
     def losses(step: int) -> Iterator[dict[str, Tensor]]:
         if step == settings.free_steps:
             with torch.no_grad():
-                codebook.fit(model.latents(pictures(world.batch(10**7, 128))).flatten(0, 2))
+                encodings = model.latents(pictures(world.batch(10**7, 128)))
+                codebook.fit(encodings.flatten(0, 2))
         samples = world.batch(step * settings.batch_size, settings.batch_size)
-        images, weights = pictures(samples), pixel_weights(samples, settings.object_weight)
+        images = pictures(samples)
+        weights = pixel_weights(samples, settings.object_weight)
         with arithmetic(settings.bf16):
             latents = model.latents(images)
-        vectors = latents = latents.float()
+        latents = latents.float()
+        vectors = latents
         commit = latents.new_zeros(())
         if step >= settings.free_steps:
             codes = model.quantize.nearest(latents.detach())
@@ -131,7 +138,9 @@ def train_tokenizer(
             "psnr": psnr(output, images),
         }
 
-    trained = [p for name, p in model.named_parameters() if not name.startswith("quantize")]
+    trained = [
+        parameter for name, parameter in model.named_parameters() if not name.startswith("quantize")
+    ]
     optimisers = convolution_optimisers(trained, settings.lr, settings.matrix_lr)
     schedule = trapezoid(settings.warmup_steps, settings.steps, settings.decay)
     minimise(model, optimisers, schedule, losses, settings, run, 1.0, buffers=codebook.state)
@@ -165,10 +174,14 @@ def convolution_optimisers(
     parameters: list[nn.Parameter], lr: float, matrix_lr: float
 ) -> list[torch.optim.Optimizer]:
     """Muon for convolutions between hidden channels, Adam for everything else."""
-    hidden = [p for p in parameters if p.ndim == 4 and min(p.shape[:2]) > 3]
-    chosen = {id(p) for p in hidden}
-    rest = [p for p in parameters if id(p) not in chosen]
-    return [muon(hidden, matrix_lr, 0.0), torch.optim.Adam(rest, lr=lr, betas=(0.9, 0.95))]
+    hidden: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in parameters:
+        if parameter.ndim == 4 and min(parameter.shape[:2]) > 3:
+            hidden.append(parameter)
+        else:
+            others.append(parameter)
+    return [muon(hidden, matrix_lr, 0.0), torch.optim.Adam(others, lr=lr, betas=(0.9, 0.95))]
 
 
 @torch.no_grad()
