@@ -3,6 +3,7 @@ declared is pinned, for any machine.
 """
 
 import ast
+import importlib.metadata
 import re
 import sys
 import tomllib
@@ -55,6 +56,23 @@ def test_what_is_imported_is_declared() -> None:
         for name in imported - set(sys.stdlib_module_names) - {"tempera", "shapes_recipe"}
     }
     assert {MODULES.get(name, name) for name in foreign - LAZY} - declared("diffusers") == set()
+
+
+def test_torchvision_is_in_no_plain_installation() -> None:
+    """The only torchvision of many indices is CUDA's, which fails next to a CPU's torch, and
+    `from transformers import ...` with it.
+    """
+    installed, found = set[str](), list(declared())
+    while found:
+        name = found.pop()
+        installed.add(name)
+        for line in importlib.metadata.requires(name) or ():
+            requirement = Requirement(line)
+            needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if needed and canonicalize_name(requirement.name) not in installed:
+                found.append(canonicalize_name(requirement.name))
+    assert "transformers" in installed
+    assert installed & {"torchvision", "open-clip-torch", "torch-fidelity", "timm"} == set()
 
 
 def test_what_is_declared_is_pinned_for_any_machine() -> None:

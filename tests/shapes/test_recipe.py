@@ -16,7 +16,7 @@ from paths import ROOT
 from random_drafts import new_images
 from safetensors.torch import load_file
 from shapes_recipe import kl, mar, mar_draft, recipe, target, tokenizer
-from shapes_recipe.evaluators import TINY_CLIP, EvaluatorTraining
+from shapes_recipe.evaluators import EvaluatorTraining
 from shapes_recipe.recipe import STAGES, DraftTraining, Recipe, build
 from shapes_recipe.stage import is_built, minimise, muon
 from shapes_recipe.target import TargetTraining
@@ -35,10 +35,7 @@ from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import records
 from tempera.image_tokenizers.vq import VQConfig
 from tempera.runtime.files import read_json
-from tempera.runtime.torchvision import import_open_clip
-from tempera.shapes.clip import world_tokenizer
 from tempera.shapes.networks import SHIPPED, TextEncoder, tokenize
-from tempera.shapes.world import World
 from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training.averaging import moving_average
 from tempera.training.checkpoint import Checkpoints
@@ -196,19 +193,6 @@ def test_words_stand_at_the_end_and_padding_does_not_change_features() -> None:
     alone, _ = encoder.encode(["a red star"])
     assert torch.allclose(features[0], alone[0], atol=1e-6)
     assert keep.sum(-1).tolist() == [3, 8] and features[0, :5].abs().max() == 0
-
-
-def test_clip_has_a_row_for_every_word_and_the_end_is_the_largest() -> None:
-    words = [sample.caption for sample in World(0).batch(0, 50)]
-    tokens, ids = (
-        make(["astronaut", "A red ring.", *words])
-        for make in (import_open_clip().SimpleTokenizer(context_length=32), world_tokenizer())
-    )
-    assert ids.max() == TINY_CLIP["model_cfg"]["text_cfg"]["vocab_size"] - 1
-    assert torch.equal(tokens.argmax(-1), ids.argmax(-1))
-    assert ids[0, 1] == 0  # a word of other worlds
-    known = tokens[1:].unique()
-    assert len(known) == len(ids[1:].unique()) and torch.equal(ids[1:] == 0, tokens[1:] == 0)
 
 
 def test_the_script_reads_options_and_tells_a_wrong_stage_in_one_sentence(

@@ -14,7 +14,7 @@ from shapes_recipe.stage import arithmetic, minimise
 from tempera.image_tokenizers.vq import VQModel
 from tempera.runtime.torchvision import import_open_clip
 from tempera.shapes.classifier import UNTOLD, Classifier, correct, labels
-from tempera.shapes.clip import CONTEXT, world_tokenizer
+from tempera.shapes.clip import CONTEXT, END, tokenize
 from tempera.shapes.world import Sample, World
 from tempera.training.lr_schedules import cosine
 
@@ -30,7 +30,7 @@ TINY_CLIP: dict[str, Any] = {
         },
         "text_cfg": {
             "context_length": CONTEXT,
-            "vocab_size": 545,
+            "vocab_size": END + 1,
             "width": 48,
             "heads": 3,
             "layers": 3,
@@ -137,13 +137,13 @@ def train_clip(
     with its text→image retrieval accuracy among 64 unseen images.
     """
     torch.manual_seed(settings.seed)
-    model, words = import_open_clip().CLIP(**TINY_CLIP["model_cfg"]), world_tokenizer()
+    model = import_open_clip().CLIP(**TINY_CLIP["model_cfg"])
 
     def loss_of(samples: list[Sample], images: Tensor) -> Tensor:
-        return contrastive_loss(model, images, words([s.scene.caption for s in samples]))
+        return contrastive_loss(model, images, tokenize([s.scene.caption for s in samples]))
 
     _train(model, loss_of, settings, tokenizer, run)
-    return model, measure_clip(model, words, World(settings.seed + 1), settings.measured)
+    return model, measure_clip(model, World(settings.seed + 1), settings.measured)
 
 
 def contrastive_loss(model: nn.Module, images: Tensor, texts: Tensor) -> Tensor:
@@ -156,16 +156,14 @@ def contrastive_loss(model: nn.Module, images: Tensor, texts: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure_clip(
-    model: nn.Module, words: Callable[[list[str]], Tensor], world: World, count: int
-) -> dict[str, float]:
+def measure_clip(model: nn.Module, world: World, count: int) -> dict[str, float]:
     """Share of captions whose own image scores highest among 64 real images, and the mean cosine of
     matching pairs.
     """
     hits, cosines = [], []
     for first in range(0, count, 64):
         samples = world.batch(first, min(64, count - first))
-        seen, read, _ = model(pictures(samples), words([s.scene.caption for s in samples]))
+        seen, read, _ = model(pictures(samples), tokenize([s.scene.caption for s in samples]))
         similarity = read @ seen.T
         hits.append((similarity.argmax(-1) == torch.arange(len(samples))).float())
         cosines.append(similarity.diag())

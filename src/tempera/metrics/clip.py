@@ -57,6 +57,7 @@ class ClipScore(Adapter):
 
     metrics = ("clip_score",)
     name = "open_clip_model.safetensors"
+    library = "open_clip"
 
     @property
     @override
@@ -101,6 +102,7 @@ class HPS(Adapter):
 
     metrics = ("hpsv2",)
     name = "HPS_v2.1_compressed.pt"
+    library = "open_clip"
 
     @override
     def load(self, device: torch.device) -> Networks:

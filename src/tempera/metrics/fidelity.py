@@ -36,6 +36,7 @@ class Inception(Adapter):
     distances = tuple(DISTANCES)
     metrics = (*distances, "inception_score")
     name = INCEPTION
+    library = "torch_fidelity"
 
     @override
     def load(self, device: torch.device) -> Networks:
@@ -65,6 +66,7 @@ class VGG(Adapter):
 
     metrics = distances = ("precision_vgg", "recall_vgg")
     name = VGG16
+    library = "torch_fidelity"
 
     @override
     def load(self, device: torch.device) -> Networks:

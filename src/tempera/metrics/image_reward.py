@@ -70,6 +70,7 @@ class ImageReward(Adapter):
 
     metrics = ("image_reward",)
     name = "ImageReward.pt"
+    library = "open_clip"
 
     @property
     @override

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -27,12 +28,14 @@ class Adapter(Protocol):
         distances: the metrics among them that need reference pictures.
         weights: where its file of weights is: a `WeightsFile.place`.
         name: the name of that file.
+        library: the module that computes it, of the extra `metrics`; empty where none is needed.
     """
 
     metrics: tuple[str, ...]
     distances: tuple[str, ...] = ()
     weights: Any
     name: str
+    library: str = ""
 
     @property
     def files(self) -> Sequence[WeightsFile]:
@@ -75,6 +78,7 @@ class StandardEvaluator(Evaluator):
         self.networks = networks
         self.images = Reference(reference)
         self._resamples = resamples
+        self._problems: dict[str, TemperaError | None] = {}
 
     @property
     @override
@@ -152,14 +156,19 @@ class StandardEvaluator(Evaluator):
         """What keeps a network from measuring these metrics, if anything does."""
         compares = set(metrics) & set(self.networks[network].distances)
         problem = self._reference_problem if compares else None
-        if problem is not None:
-            return problem
-        try:
-            for file in self.networks[network].files:
-                file.size()
-        except TemperaError as unavailable:
-            return unavailable
-        return None
+        return problem or self._network_problem(network)
+
+    def _network_problem(self, network: str) -> TemperaError | None:
+        """What is wrong with a network's library or files, if anything is; checked once."""
+        if network not in self._problems:
+            self._problems[network] = None
+            try:
+                check_library(self.networks[network].library)
+                for file in self.networks[network].files:
+                    file.size()
+            except TemperaError as problem:
+                self._problems[network] = problem
+        return self._problems[network]
 
     @cached_property
     def _reference_problem(self) -> TemperaError | None:
@@ -190,4 +199,14 @@ class StandardEvaluator(Evaluator):
         names = ", ".join(dict.fromkeys([*self.networks, *owners]))
         raise TemperaError(
             f"there is no metric {name}: the names are {names}.", option="metrics.names"
+        )
+
+
+def check_library(module: str) -> None:
+    """Raise TemperaError if a library of the extra `metrics` is not installed."""
+    if module and find_spec(module) is None:
+        raise TemperaError(
+            "metrics=real measures with open_clip and torch-fidelity, which are not installed: "
+            "pip install 'tempera-decoding[metrics]', or take metrics=none",
+            option="metrics",
         )

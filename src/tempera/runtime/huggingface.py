@@ -1,8 +1,8 @@
 """Names from transformers, as in `huggingface.T5Config`: it takes seconds to import, so it waits
 for the first of them. Import them only from here.
 
-transformers' models import torchvision, which fails next to a CPU-only torch unless
-`tempera.runtime.torchvision` repairs it first.
+transformers' models import torchvision if it is installed, which fails next to a CPU-only torch
+unless `tempera.runtime.torchvision` repairs it first.
 """
 
 import importlib
