@@ -129,7 +129,8 @@ def _terms(
     """
     children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
     bound = torch.zeros_like(visited, dtype=torch.float32)
-    reach, weight = torch.ones_like(bound), torch.ones_like(bound)
+    reach = torch.ones_like(bound)
+    weight = torch.ones_like(bound)
     tv = _first_test(draft, visited, truth)
     target = ideal = truth
     emitted = torch.zeros_like(truth)

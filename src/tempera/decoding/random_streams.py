@@ -70,7 +70,8 @@ class RandomStreams:
             )
             self._block = torch.cat([self._block, uniforms(self._keys, counters)], dim=1)
             self._counter += more
-        draws, self._block = self._block[:, :count], self._block[:, count:]
+        draws = self._block[:, :count]
+        self._block = self._block[:, count:]
         return draws
 
 

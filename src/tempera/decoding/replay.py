@@ -54,8 +54,10 @@ def _fates(draft: Draft, verdict: Verdict) -> Tensor:
 
     Siblings are tested in the order of their numbers, and no more after one is kept.
     """
-    tree, shape = draft.tree, draft.tokens.shape
-    parents, nodes = tree.parents.expand(shape), tree.ids.expand(shape)
+    tree = draft.tree
+    shape = draft.tokens.shape
+    parents = tree.parents.expand(shape)
+    nodes = tree.ids.expand(shape)
     chosen = verdict.path.gather(1, tree.depths.expand(shape) - 1)
     kept = chosen == nodes
     reached = (parents < 0) | kept.gather(1, parents.clamp(min=0))

@@ -25,7 +25,8 @@ class Clock:
 
     def lap(self, part: str) -> None:
         """Add the time since the last call to `seconds[part]`; without a name it is forgotten."""
-        last, self._last = self._last, now(self.device)
+        last = self._last
+        self._last = now(self.device)
         if part:
             self._add(part, self._last - last)
 
@@ -81,7 +82,8 @@ class TimedTests(Rule):
     """
 
     def __init__(self, rule: Rule, clock: Clock) -> None:
-        self.rule, self.clock = rule, clock
+        self.rule = rule
+        self.clock = clock
 
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """See `Rule.accept_at`; for LANTERN it gathers the neighbours' probabilities, finds the

@@ -165,7 +165,8 @@ def recorded(
     """Columns of `Trace` for a round's tokens, [B, L + 1] each; those past the drawn token are
     undefined. `diagnosed` is the rule whose diagnostics are recorded, if any.
     """
-    p, visited = scores.p, verdict.visited
+    p = scores.p
+    visited = verdict.visited
     chosen = visited * p.shape[-1] + verdict.tokens
     columns = {
         "origin": origins(draft.tree, verdict),

@@ -27,7 +27,8 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
         uniforms: draws in [0, 1), [B, N + 1] or more: one per node, and the last one for the token
             after the path.
     """
-    p, tree = scores.p, draft.tree
+    p = scores.p
+    tree = draft.tree
     if not tree.nodes:  # plain autoregression: nothing to test
         stop = torch.zeros_like(scores.has_nan, dtype=torch.int64)
         probs = p[:, 0]

@@ -79,7 +79,8 @@ class DraftNetwork(nn.Module):
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
-        self.config, self.features = config, config.features
+        self.config = config
+        self.features = config.features
         self.embed_tokens: nn.Module | None = None
         width = config.hidden_size
         self.fc: nn.Module = nn.Linear((2 + len(config.features)) * width, width)
@@ -199,7 +200,8 @@ def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:
     differ in scale; zeros stay zeros.
     """
     width = embeds.shape[-1]
-    last, features = hidden[..., :width], hidden[..., width:]
+    last = hidden[..., :width]
+    features = hidden[..., width:]
     if features.shape[-1]:
         by_layer = features.unflatten(-1, (-1, width))
         features = nn.functional.rms_norm(by_layer, (width,)).flatten(-2)

@@ -76,7 +76,8 @@ class DynamicTreeDrafter(Drafter):
         """
         tokens, scores, parents, has_nan = self._expand(images)
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
-        chosen, above = take(tokens, best), take(parents, best)
+        chosen = take(tokens, best)
+        above = take(parents, best)
         places = torch.where(above < 0, -1, torch.searchsorted(best, above))
         tree = Tree(places, self.depth, min(self.branches, self.nodes))
         return Draft(chosen, None, tree, broken=has_nan)

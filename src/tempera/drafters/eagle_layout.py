@@ -70,7 +70,8 @@ def _stated(place: Path, target: TransformerTarget) -> dict[str, Any]:
     """What `config.json` states of which the tensors' sizes tell nothing; all but the epsilon of
     the norms must be as in the target.
     """
-    sizes, family = target.network.config, target.network.family
+    sizes = target.network.config
+    family = target.network.family
     wanted = {"num_attention_heads": sizes.num_attention_heads}
     if family == "llamagen":
         wanted["rope_theta"] = sizes.rope_base

@@ -85,7 +85,8 @@ class IndependentDraft(DraftModel):
     @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens, which overwrites rejected drafts in the cache."""
-        tokens, emitted = verdict.tokens, images.emitted
+        tokens = verdict.tokens
+        emitted = images.emitted
         session = self.draft.session
         self.draft.advance(verdict.next_token, emitted, self.target.session.prompt.longest)
         layout = session.layout_of(tokens.shape[1])

@@ -229,7 +229,8 @@ class Reuse(Redraft):
                 "guess) or more",
                 option="reuse",
             )
-        self.threshold, self.published = threshold, published
+        self.threshold = threshold
+        self.published = published
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """One per position."""
@@ -371,7 +372,8 @@ class Jacobi(Drafter):
         """Start a batch. All positions of the first window are new."""
         self.uniforms = self._further + self._first_draws
         self.window = self.window.to(images.device)
-        length, vocab_size = self.window.length, self.target.vocab_size
+        length = self.window.length
+        vocab_size = self.target.vocab_size
         stale = len(prompts), self.init.lookback + length + 2, vocab_size
         uniform = torch.full(stale, 1 / vocab_size, device=images.device)
         self._stale = kept(self._stale, uniform)
@@ -412,7 +414,8 @@ class Jacobi(Drafter):
         """Store the target's distributions."""
         self._is_first = False
         self.uniforms = self._further + self._later_draws
-        lookback, window = self.init.lookback, self.window
+        lookback = self.init.lookback
+        window = self.window
         if lookback:
             before = self._emitted + torch.arange(lookback, device=images.device)
             self._stale[:, :lookback] = take(self._stale, before)
@@ -443,9 +446,11 @@ class Jacobi(Drafter):
             start: position of place 0, [B, 1].
         """
         window = self.window
-        tokens, q = guesses.tokens, guesses.q
+        tokens = guesses.tokens
+        q = guesses.q
         if self._further:
-            first, probs = tokens[:, : window.levels], q[:, : window.levels]
+            first = tokens[:, : window.levels]
+            probs = q[:, : window.levels]
             rest = normalise(probs.scatter(-1, first.unsqueeze(-1), 0.0), otherwise=probs)
             draws = further.view(len(further), window.levels, -1)
             others, their_q = sample_without_replacement(rest, draws)

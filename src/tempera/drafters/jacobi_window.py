@@ -114,7 +114,8 @@ def _tree(nodes: int, branches: int, levels: int, shape: Shape) -> list[tuple[in
 
 
 def _column(path: tuple[int, ...], length: int, branches: int) -> int:
-    place, rank = len(path) - 1, path[-1]
+    place = len(path) - 1
+    rank = path[-1]
     return place if rank == 0 else length + place * (branches - 1) + rank - 1
 
 
@@ -165,8 +166,10 @@ class WindowInit:
     def __init__(
         self, kind: Initialisation, grid: tuple[int, int], length: int, refinement: bool = True
     ) -> None:
-        self.length, self.refinement = length, refinement
-        self.repeats, self.samples = kind.endswith("repeat"), kind.endswith("sample")
+        self.length = length
+        self.refinement = refinement
+        self.repeats = kind.endswith("repeat")
+        self.samples = kind.endswith("sample")
         self._columns = grid[1] if kind.startswith("vertical") else 1
         reach = length if refinement else 0
         self.lookback = max(0, self._columns - 1 - reach) if kind == "vertical_sample" else 0

@@ -168,7 +168,8 @@ class MedusaDraft(DraftModel):
     @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""
-        network, states = self.run.network, self._states.to(self.run.dtype)
+        network = self.run.network
+        states = self._states.to(self.run.dtype)
         above = states[:, None, : network.slots] if len(self._reach) > 1 else None
         heads: Tensor = network.heads(states[:, -1:], above)  # type: ignore[operator]
         logits = self.run.logits(heads[:, 0, : self.depth])

@@ -101,13 +101,12 @@ class ParallelDraft(DraftModel):
     @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them, and the masks."""
-        tokens, emitted = verdict.tokens, images.emitted
+        tokens = verdict.tokens
+        emitted = images.emitted
         real = self._ahead[: tokens.shape[1]] < emitted[:, None]
         real = self.run.prompt.by_row(real)[..., None]
-        embeds, hidden = (
-            self.run.head.embed(tokens),
-            self.run.before_emitted(draft, verdict, scores),
-        )
+        embeds = self.run.head.embed(tokens)
+        hidden = self.run.before_emitted(draft, verdict, scores)
         embeds = torch.where(real, embeds, self._mask_embed.to(embeds))
         hidden = torch.where(real, hidden, self._mask_hidden.to(hidden))
         behind = self._with_masks(embeds, hidden)
@@ -144,7 +143,8 @@ def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Ten
     """W1 [V, r] and the transpose of W2, [r, V]; None if the slots are independent."""
     if model.markov_out is None:
         return None
-    device, dtype = target.device, target.dtype
+    device = target.device
+    dtype = target.dtype
     tokens = torch.arange(target.vocab_size, device=device)
     embeds = target.head.embed(tokens)[: len(tokens)]
     first = model.markov(embeds.to(model.mask_embed)).to(device, dtype)

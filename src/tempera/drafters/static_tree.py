@@ -28,7 +28,8 @@ class StaticTreeDrafter(Drafter):
                 "a tree of depth 0 drafts nothing: give depth=1 or more, or method=ar",
                 option="depth",
             )
-        self.model, self.identity = model, model.identity
+        self.model = model
+        self.identity = model.identity
         self.tree = tree
         self.nodes = tree.nodes
         self.depth = tree.max_depth
@@ -57,7 +58,8 @@ class StaticTreeDrafter(Drafter):
             else:
                 draws = uniforms[:, level.slots]
                 siblings, their_q = sample_without_replacement(probs, draws)
-                drawn, q = siblings.flatten(1, 2), their_q.flatten(1, 2)
+                drawn = siblings.flatten(1, 2)
+                q = their_q.flatten(1, 2)
                 drawn_from.append(q if level.in_order else take(q, level.picks))
             drawn = drawn if level.in_order else take(drawn, level.picks)
             tokens.append(drawn)

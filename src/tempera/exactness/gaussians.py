@@ -61,7 +61,9 @@ class Linear(Denoiser):
         self, stages: int = 3, channels: int = 1, last_noise: bool = True, seed: int = 0
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.stages, self.channels, self.last_noise = stages, channels, last_noise
+        self.stages = stages
+        self.channels = channels
+        self.last_noise = last_noise
         turn = 0.7 * torch.eye(channels) + 0.15 * torch.randn(
             stages, channels, channels, generator=generator
         )

@@ -137,7 +137,9 @@ class TableDraft(DraftModel):
     def __init__(self, target: TableTarget, noise: float = 1.5, seed: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
         logits = target.logits + noise * torch.randn(target.logits.shape, generator=generator)
-        self.vocab_size, self.length, self.grid = target.vocab_size, target.length, target.grid
+        self.vocab_size = target.vocab_size
+        self.length = target.length
+        self.grid = target.grid
         self.greedy = target.sampling.greedy
         self.table = target.sampling.drafting.distribution(logits)[0]
         self._roots = torch.zeros(0, dtype=torch.int64)

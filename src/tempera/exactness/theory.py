@@ -108,7 +108,9 @@ def perturbed(p: Tables, q: Tables, rule: Rule, changes: Sequence[float]) -> tup
     As in the paper's algebra f_i + c_i is not kept within [0, 1]: where f_i is near 1 and c_i > 0,
     this is no rule, and the numbers are those of the formulas.
     """
-    reach, tokens, bound = torch.ones(1, dtype=p[0].dtype), 1.0, 0.0
+    reach = torch.ones(1, dtype=p[0].dtype)
+    tokens = 1.0
+    bound = 0.0
     for depth, change in enumerate(changes, start=1):
         here_p, here_q = p[depth - 1], q[depth - 1]
         f = rule.accept(here_p, here_q, torch.full(here_p.shape[:1], depth))

@@ -196,7 +196,8 @@ def _children(tree: Tree) -> list[list[int]]:
 
 def _interpolated(measured: Tensor, prices: list[float]) -> Tensor:
     """Interpolate [C, N, G] at one price per node: [N, C]."""
-    grid, wanted = torch.tensor(GRID), torch.tensor(prices)
+    grid = torch.tensor(GRID)
+    wanted = torch.tensor(prices)
     after = torch.searchsorted(grid, wanted).clamp(1, len(GRID) - 1)
     share = (wanted - grid[after - 1]) / (grid[after] - grid[after - 1])
     nodes = torch.arange(len(prices))

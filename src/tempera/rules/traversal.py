@@ -61,7 +61,8 @@ class Traversal:
         weights = torch.ones_like(p[..., 0], dtype=torch.float64)
         for level in tree.levels:
             parents = 1 + tree.parents[level.slots[:, 0]]
-            weight, target = take(weights, parents), take(rest, parents).double()
+            weight = take(weights, parents)
+            target = take(rest, parents).double()
             for children in level.slots.unbind(1):  # -1 where a parent has no further child
                 present = children >= 0
                 q, token, _ = draft.at(children, p.shape[-1])

@@ -26,7 +26,8 @@ class WorldCodes:
     """
 
     def __init__(self, encoder: VQEncoder, seed: int = 0) -> None:
-        self.world, self.encoder = World(seed), encoder
+        self.world = World(seed)
+        self.encoder = encoder
 
     def train(self, positions: list[int]) -> CodedImages:
         """Scenes that are not a multiple of 20."""
@@ -55,7 +56,9 @@ class WorldScenes(Source):
     """The shapes world's scenes `first` … `first + count − 1`."""
 
     def __init__(self, count: PositiveInt, seed: NonNegativeInt, first: NonNegativeInt) -> None:
-        self.world, self.scenes, self.first = World(seed), count, first
+        self.world = World(seed)
+        self.scenes = count
+        self.first = first
 
     @override
     def describe(self) -> dict[str, Any]:

@@ -59,8 +59,12 @@ class KVCache:
         device: torch.device,
         static: bool = False,
     ) -> None:
-        self.layers, self.heads, self.head_dim = layers, heads, head_dim
-        self.dtype, self.device, self.static = dtype, device, static
+        self.layers = layers
+        self.heads = heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.device = device
+        self.static = static
         self.entries: list[Tensor] = []
         self.layouts: dict[Hashable, Layout] = {}
         self.padding: Tensor | None = None
@@ -87,7 +91,8 @@ class KVCache:
             self.entries.append(torch.zeros(shape, dtype=self.dtype, device=self.device))
             if self.static:
                 torch._dynamo.mark_static_address(self.entries[-1])
-        self.rows, self.capacity = rows, capacity
+        self.rows = rows
+        self.capacity = capacity
 
     def nbytes(self, keys: int | None = None) -> int:
         """Bytes of the first `keys` keys and values of all rows and layers; by default of all."""
@@ -148,7 +153,9 @@ class Layout:
     """
 
     def __init__(self, offsets: Tensor, ahead: Tensor, visible: Tensor, cache: KVCache) -> None:
-        self.offsets, self.ahead, self.capacity = offsets, ahead, cache.capacity
+        self.offsets = offsets
+        self.ahead = ahead
+        self.capacity = cache.capacity
         width = visible.shape[-1]
         shape = *visible.shape[:-1], 2 * self.capacity + width
         self._strip = torch.zeros(shape, dtype=cache.dtype, device=visible.device)

@@ -33,7 +33,9 @@ class CaptionTokens:
     UNKNOWN = 2
 
     def __init__(self, tokenize: Tokenize, length: int = 120, truncate: bool = False) -> None:
-        self.tokenize, self.length, self.truncate = tokenize, length, truncate
+        self.tokenize = tokenize
+        self.length = length
+        self.truncate = truncate
 
     def check(self, prompts: list[str]) -> list[list[int]]:
         """The tokens of every caption.
@@ -80,7 +82,8 @@ class CaptionFeatures(nn.Module):
 
     def __init__(self, encoder: Any, tokens: CaptionTokens) -> None:
         super().__init__()
-        self.encoder, self.tokens = encoder, tokens
+        self.encoder = encoder
+        self.tokens = tokens
 
     def _apply(self, *args: Any, **options: Any) -> "CaptionFeatures":
         """What `to` calls. In float16 T5's `wo` overflows: it stays in float32."""
@@ -127,7 +130,8 @@ class RandomFeatures(nn.Module):
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
-        self.length, self.width = length, width
+        self.length = length
+        self.width = width
         self.register_buffer("like", torch.zeros(0), persistent=False)
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:

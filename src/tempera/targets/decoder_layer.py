@@ -126,8 +126,10 @@ class Attention(nn.Module):
 
     def __init__(self, sizes: LayerSizes, index: int) -> None:
         super().__init__()
-        self.index, self.head_dim = index, sizes.head_dim
-        self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
+        self.index = index
+        self.head_dim = sizes.head_dim
+        self.heads = sizes.heads
+        self.kv_heads = sizes.kv_heads
         parts = {
             "q_proj": sizes.heads * sizes.head_dim,
             "k_proj": sizes.kv_heads * sizes.head_dim,

@@ -57,7 +57,8 @@ class Session:
         self.dtype: torch.dtype = head.dtype
         self.granularity = granularity or granularity_on(self.device)
         attention = network.model.layers[0].self_attn
-        self._head_dim, self._kv_heads = attention.head_dim, attention.kv_heads
+        self._head_dim = attention.head_dim
+        self._kv_heads = attention.kv_heads
         self.packed = self.compiled = False
         self.plain_rows = 0
         self.aux_layers: tuple[int, ...] = ()

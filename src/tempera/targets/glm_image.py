@@ -63,7 +63,8 @@ class GlmImage(PromptedLM):
     """
 
     def __init__(self, config: Any, spec: ModelSpec) -> None:
-        sizes, rope = _sizes(config), config.rope_parameters
+        sizes = _sizes(config)
+        rope = config.rope_parameters
         rotary = MultimodalRotary(
             sizes.head_dim,
             rope["rope_theta"],

@@ -62,7 +62,10 @@ class PromptState:
     """
 
     def __init__(self, embeds: Tensor, keep: Tensor, copies: int, length: int) -> None:
-        self.embeds, self.keep, self.copies, self.length = embeds, keep, copies, length
+        self.embeds = embeds
+        self.keep = keep
+        self.copies = copies
+        self.length = length
         self.rows, self.prefix = keep.shape
         self.lengths = torch.zeros(self.rows // copies, dtype=torch.int64, device=keep.device)
         self.root_slots = torch.full(

@@ -26,7 +26,8 @@ class Rotary:
     """
 
     def __init__(self, head_dim: int, theta: float, turned: int | None = None) -> None:
-        self.head_dim, self.theta = head_dim, theta
+        self.head_dim = head_dim
+        self.theta = theta
         self.pairs = (head_dim if turned is None else turned) // 2
 
     def table(self, count: int, prefix: int, device: torch.device) -> Tensor:

@@ -58,8 +58,11 @@ class PromptedLM(nn.Module):
         self, config: Any, model: Decoder, lm_head: nn.Module, spec: ModelSpec, family: str
     ) -> None:
         super().__init__()
-        self.config, self.spec, self.family = config, spec, family
-        self.model, self.lm_head = model, lm_head
+        self.config = config
+        self.spec = spec
+        self.family = family
+        self.model = model
+        self.lm_head = lm_head
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Embed ids of the network's vocabulary, int64 [...] → [..., H]."""
@@ -108,7 +111,9 @@ class PromptEncoder(nn.Module):
 
     def __init__(self, spec: ModelSpec, tokenize: Tokenize, truncate: bool = False) -> None:
         super().__init__()
-        self.spec, self.tokenize, self.truncate = spec, tokenize, truncate
+        self.spec = spec
+        self.tokenize = tokenize
+        self.truncate = truncate
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:

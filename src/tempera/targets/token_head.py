@@ -37,20 +37,25 @@ class TokenHead:
     """
 
     def __init__(self, network: TargetNetwork, sampling: Sampling, length: int) -> None:
-        weight, bias, spec = network.lm_head.weight, network.lm_head.bias, network.spec
+        weight = network.lm_head.weight
+        bias = network.lm_head.bias
+        spec = network.spec
         ids, forced = (None, None) if spec is None else (spec.token_ids, spec.forced)
         self._ids = None if ids is None else ids.to(weight.device)
         if spec is not None:  # the codes follow each other, so their rows are a view
             codes = slice(spec.first_code, spec.first_code + spec.codes)
-            weight, bias = weight[codes], None if bias is None else bias[codes]
+            weight = weight[codes]
+            bias = None if bias is None else bias[codes]
         self.linear = PackedLinear(weight, bias, pack=False)
         self._linears = {weight.dtype: self.linear}
-        self._embed, self._network = network.embed_tokens, network
+        self._embed = network.embed_tokens
+        self._network = network
         self.forced = None if forced is None else forced.to(weight.device)
         self.hidden_size: int = weight.shape[1]
         self._line_ends = 0 if ids is None else len(ids) - len(weight)
         self.vocab_size: int = len(weight) + self._line_ends
-        self.length, self.sampling = length, sampling
+        self.length = length
+        self.sampling = sampling
 
     def pack(self, plain_rows: int) -> None:
         """Pack the weight (`packed_linear`), in place of the network's own head."""

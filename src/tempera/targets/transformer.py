@@ -62,8 +62,10 @@ class TransformerTarget:
         self._check_guidance(sampling)
         self.head = TokenHead(network, sampling, self.length)
         self.vocab_size = self.head.vocab_size
-        self.device, self.dtype = self.session.device, self.session.dtype
-        decoder, head = network.model, self.head.linear
+        self.device = self.session.device
+        self.dtype = self.session.dtype
+        decoder = network.model
+        head = self.head.linear
         read = *decoder.layers.parameters(), *decoder.norm.parameters(), *head.buffers()
         self.weight_bytes = sum(weight.nbytes for weight in read)
         if identity is not None:
