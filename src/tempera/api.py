@@ -196,7 +196,8 @@ class LoadedModel:
         pipeline = self.pipeline
         for line in warnings_of(prompts, self._captions):
             warnings.warn(line, stacklevel=3)
-        outputs, seconds = [], 0.0
+        outputs = []
+        seconds = 0.0
         for first in range(0, len(prompts), self.batch_size):
             rows = slice(first, first + self.batch_size)
             with pipeline.text_encoded(prompts[rows]):
@@ -212,11 +213,14 @@ class LoadedModel:
                 seconds += pipeline.now() - start
         texts = [prompt.text for prompt in prompts]
         pictures = []
+        first = 0
         for output in outputs:
-            part, texts = texts[: len(output.tokens)], texts[len(output.tokens) :]
-            pictures.append(torch.from_numpy(pipeline.pictures(output.tokens, part)))
+            end = first + len(output.tokens)
+            pixels = pipeline.pictures(output.tokens, texts[first:end])
+            pictures.append(torch.from_numpy(pixels))
+            first = end
         return Result(
-            prompts=tuple(prompt.text for prompt in prompts),
+            prompts=tuple(texts),
             tokens=torch.cat([output.tokens.cpu() for output in outputs]),
             trace=joined([output.trace.cpu() for output in outputs]),
             seconds=seconds,
@@ -349,8 +353,8 @@ def load(
     _check_names(options)
     if method is not None:
         options["method"] = method
-    given = {"diagnostics": False, "model": model, **options}
-    arguments = [written(*option) for option in given.items()]
+    all_options = {"diagnostics": False, "model": model, **options}
+    arguments = [written(name, value) for name, value in all_options.items()]
     cfg, choices = composed_with_choices("generate", arguments)
     with in_one_sentence("generate", arguments):
         return LoadedModel(cfg, choices["method"], parts)
@@ -419,14 +423,17 @@ def seeded_prompts(prompts: Any, seed: Any, images: Any = 1) -> tuple[list[Promp
         seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
     if isinstance(seed, str | bytes | Mapping) or not isinstance(seed, Iterable):
         return named, [whole_seed(seed)] * len(named)
-    seeds = [whole_seed(one) for one in seed]
+    seeds = [whole_seed(number) for number in seed]
     if len(seeds) != len(named):
         raise TemperaError(
             f"there are {len(seeds)} seeds for {len(named)} images: give one seed, or one for each"
         )
-    named = [prompt for text in named for prompt in one_prompt(text.text)]
-    images_of = Counter((prompt.id, one) for prompt, one in zip(named, seeds, strict=True))
-    (_, repeated), count = images_of.most_common(1)[0]
+    unnumbered = []
+    for prompt in named:
+        unnumbered += one_prompt(prompt.text)
+    named = unnumbered
+    ids = [prompt.id for prompt in named]
+    ((_, repeated), count) = Counter(zip(ids, seeds, strict=True)).most_common(1)[0]
     if count > 1:
         raise TemperaError(
             f"{count} images of one prompt have the seed {repeated} and would be the same: give "
@@ -454,23 +461,25 @@ def named_prompts(prompts: Any, images: Any = 1) -> list[Prompt]:
     single = isinstance(prompts, str | Integral)
     if isinstance(prompts, Mapping | Set | bytes) or not (single or isinstance(prompts, Iterable)):
         raise _no_prompt(prompts)
-    named, seen = [], Counter[str]()
+    named = []
+    numbers = Counter[str]()
     for text in [prompts] if single else prompts:
         if isinstance(text, bool) or not isinstance(text, str | Integral):
             raise _no_prompt(text)
         (prompt,) = one_prompt(str(text))
         for _ in range(images):
-            again = seen[prompt.id]
-            seen[prompt.id] += 1
-            named.append(Prompt(f"{prompt.id}-{again}", prompt.text) if again else prompt)
+            number = numbers[prompt.id]
+            numbers[prompt.id] += 1
+            named.append(Prompt(f"{prompt.id}-{number}", prompt.text) if number else prompt)
     if not named:
         raise TemperaError("there are no prompts: give at least one text")
     return named
 
 
-def _no_prompt(given: Any) -> TemperaError:
+def _no_prompt(value: Any) -> TemperaError:
+    """The error for a value that is no prompt."""
     return TemperaError(
-        f"{shown(given)} is not a prompt: give a text or a list of texts, as in "
+        f"{shown(value)} is not a prompt: give a text or a list of texts, as in "
         'generate("a large green star"), or the number of a class'
     )
 

@@ -21,7 +21,7 @@ from tempera.data.entries import Entry
 from tempera.data.laion_coco import LaionCoco
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
-from tempera.runtime.image_files import decode_picture
+from tempera.runtime.image_decoding import decode_picture
 
 pytestmark = pytest.mark.slow
 ALONE = Processes(cpu=True)

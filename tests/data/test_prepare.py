@@ -25,7 +25,7 @@ from tempera.data.shards import MANIFEST, Manifest, read_shards
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.runtime.files import sha256_file
-from tempera.runtime.image_files import decode_picture
+from tempera.runtime.image_decoding import decode_picture
 from tempera.targets.conditioners import CaptionTokens
 
 GRID = (2, 3)

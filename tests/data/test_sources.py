@@ -19,7 +19,7 @@ from tempera.data.entries import Broken, Entry, Source
 from tempera.data.folder import image_folder
 from tempera.data.sources import tar_shards
 from tempera.errors import TemperaError
-from tempera.runtime.image_files import decode_picture
+from tempera.runtime.image_decoding import decode_picture
 
 parquet = partial(sources.parquet, image="image")
 Stream = partial(sources.Stream, split="train", image="image")

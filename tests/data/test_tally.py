@@ -21,7 +21,7 @@ from tempera.data.entries import KINDS, Broken, Entry, Item, LeftOut, Source, Ta
 from tempera.data.folder import image_folder
 from tempera.data.sources import LARGEST, parquet, tar_shards
 from tempera.errors import TemperaError
-from tempera.runtime.image_files import decode_picture
+from tempera.runtime.image_decoding import decode_picture
 
 SETTINGS = settings(max_examples=60, deadline=None)
 NAMES = st.sampled_from(["a", "b", "c", ".d", "sub/a", "sub/b"])

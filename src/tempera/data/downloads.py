@@ -10,7 +10,7 @@ import httpx
 from PIL import Image, ImageOps
 from pydantic import PositiveFloat, PositiveInt
 
-from tempera.runtime.image_files import decode_picture
+from tempera.runtime.image_decoding import decode_picture
 
 FORBIDDEN = {"noai", "noimageai", "noindex", "noimageindex"}
 """X-Robots-Tag directives by which a server forbids training on an image, as in img2dataset."""

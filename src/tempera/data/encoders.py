@@ -19,7 +19,8 @@ from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
 from tempera.rules.standard import Exact
-from tempera.runtime.image_files import Picture, decode_picture
+from tempera.runtime.image_decoding import decode_picture
+from tempera.runtime.image_files import Picture
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 

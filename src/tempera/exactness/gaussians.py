@@ -64,9 +64,8 @@ class Linear(Denoiser):
         self.stages = stages
         self.channels = channels
         self.last_noise = last_noise
-        turn = 0.7 * torch.eye(channels) + 0.15 * torch.randn(
-            stages, channels, channels, generator=generator
-        )
+        change = torch.randn(stages, channels, channels, generator=generator)
+        turn = 0.7 * torch.eye(channels) + 0.15 * change
         self.turn = turn * (stages > 1)
         self.shift = 0.3 * torch.randn(stages, channels, generator=generator)
         self.log_std = -0.6 + 0.2 * torch.randn(stages, channels, generator=generator)
@@ -117,19 +116,18 @@ class Wavy(Denoiser):
     def __init__(self, stages: int = 3, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.stages = stages
-        self.slope, self.wave, self.log_std = (
-            middle + 0.15 * torch.randn(stages, generator=generator) for middle in (0.8, 0.6, -1.0)
-        )
+        self.slope = 0.8 + 0.15 * torch.randn(stages, generator=generator)
+        self.wave = 0.6 + 0.15 * torch.randn(stages, generator=generator)
+        self.log_std = -1.0 + 0.15 * torch.randn(stages, generator=generator)
 
     def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
         """See `Denoiser`."""
-        slope, wave, log_std = (
-            value.to(x.dtype)[stage].unsqueeze(-1)
-            for value in (self.slope, self.wave, self.log_std)
-        )
-        return Kernel(
-            slope * x + wave * (2 * x).sin() + condition, log_std.exp() * (1 + 0.4 * x.cos())
-        )
+        slope = self.slope.to(x.dtype)[stage].unsqueeze(-1)
+        wave = self.wave.to(x.dtype)[stage].unsqueeze(-1)
+        log_std = self.log_std.to(x.dtype)[stage].unsqueeze(-1)
+        mean = slope * x + wave * (2 * x).sin() + condition
+        std = log_std.exp() * (1 + 0.4 * x.cos())
+        return Kernel(mean, std)
 
     def whiten(self, condition: Tensor, tokens: Tensor) -> Tensor:
         """See `ToyHead`: the distribution function by quadrature on a grid, for one condition that
@@ -140,16 +138,13 @@ class Wavy(Denoiser):
         density = torch.exp(-0.5 * grid**2) / math.sqrt(2 * math.pi)
         for stage in range(self.stages):
             index = torch.full((len(grid),), stage)
-            kernel = self.kernel(
-                condition[:1].double().expand(len(grid), 1), grid.unsqueeze(-1), index
-            )
+            conditions = condition[:1].double().expand(len(grid), 1)
+            kernel = self.kernel(conditions, grid.unsqueeze(-1), index)
             standard = (grid - kernel.mean) / kernel.std
-            cumulative = (torch.special.ndtr(standard) * density.unsqueeze(-1)).sum(0) * step
-            density = (
-                (torch.exp(-0.5 * standard**2) / kernel.std * density.unsqueeze(-1)).sum(0)
-                * step
-                / math.sqrt(2 * math.pi)
-            )
+            before = density.unsqueeze(-1)
+            cumulative = (torch.special.ndtr(standard) * before).sum(0) * step
+            unscaled = (torch.exp(-0.5 * standard**2) / kernel.std * before).sum(0)
+            density = unscaled * step / math.sqrt(2 * math.pi)
         place = ((tokens.double() + 9) / step).clamp(0, len(grid) - 1.001)
         low = place.long()
         share = torch.lerp(cumulative[low], cumulative[low + 1], place - low)
@@ -191,9 +186,8 @@ class Toy:
         self.length = length
         self.grid = 1, length
         self.channels = head.channels
-        self.offsets = (
-            0.5 * torch.randn(length, head.channels, generator=generator) * (coupling > 0)
-        )
+        offsets = 0.5 * torch.randn(length, head.channels, generator=generator)
+        self.offsets = offsets * (coupling > 0)
         self.weights = coupling * torch.randn(length, length, generator=generator)
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
@@ -207,9 +201,9 @@ class Toy:
         """See `Model`."""
         is_decoded = torch.arange(self.length) < context.lengths.unsqueeze(1)
         tokens = context.tokens[:, : self.length]
-        seen = torch.where(is_decoded.unsqueeze(-1), tokens, torch.zeros(()))
-        mixed = self.weights[context.order.gather(1, places)] @ seen
-        return self.offsets[context.order.gather(1, places)] + mixed
+        decoded = torch.where(is_decoded.unsqueeze(-1), tokens, torch.zeros(()))
+        positions = context.order.gather(1, places)
+        return self.offsets[positions] + self.weights[positions] @ decoded
 
     def whiten(self, output: Output) -> Tensor:
         """What an output's tokens must be if the model's head drew them one after the other:
@@ -222,11 +216,10 @@ class Toy:
         whitened = []
         for place in range(self.length):
             context = Context(rows, tokens, trace.order, torch.full_like(rows, place), place)
-            asked = torch.full_like(rows, place).unsqueeze(1)
-            whitened.append(
-                self.head.whiten(self.conditions(context, asked, asked + 1)[:, 0], tokens[:, place])
-            )
-        return torch.cat(whitened, 1)
+            places = torch.full_like(rows, place).unsqueeze(1)
+            conditions = self.conditions(context, places, places + 1)
+            whitened.append(self.head.whiten(conditions[:, 0], tokens[:, place]))
+        return torch.cat(whitened, dim=1)
 
 
 @dataclass(frozen=True)

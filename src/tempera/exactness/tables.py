@@ -90,10 +90,8 @@ class TableTarget:
 
     def tabulate(self) -> None:
         """Make the tables of the logits, which may have been replaced."""
-        self.table, self._soft = (
-            sampling.distribution(self.logits, self.forced)[0]
-            for sampling in (self.sampling, self.sampling.untempered)
-        )
+        self.table = self.sampling.distribution(self.logits, self.forced)[0]
+        self._soft = self.sampling.untempered.distribution(self.logits, self.forced)[0]
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """There is no text encoder."""
@@ -225,8 +223,8 @@ class LawComparison:
     def __str__(self) -> str:
         verdict = "agrees" if self.agrees else "DIFFERS"
         test = f"p = {self.p_value:.2g} (rejects below {LEVEL:g})"
-        found = f"TV {self.tv:.4f} where chance alone gives {self.noise:.4f}"
-        return f"{verdict}: {test}, {found}, {self.rows} rows"
+        distance = f"TV {self.tv:.4f} where chance alone gives {self.noise:.4f}"
+        return f"{verdict}: {test}, {distance}, {self.rows} rows"
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,8 @@ class ExactnessReport(LawComparison):
 
 def compare(counts: Tensor, law: Tensor) -> LawComparison:
     """Pearson's χ² test and total variation of counts [K] against a law [K]."""
-    counts, law = counts.double().cpu(), law.double().cpu()
+    counts = counts.double().cpu()
+    law = law.double().cpu()
     rows = float(counts.sum())
     expected = rows * law
     tv = float(total_variation(counts / rows, law))
@@ -263,14 +262,17 @@ def _p_value(counts: Tensor, expected: Tensor) -> float:
     """
     rare = expected < 5
     pool = expected[rare].sum(0, keepdim=True)
-    seen = counts[rare].sum(0, keepdim=True)
-    cells, observed = expected[~rare], counts[~rare]
+    observed_in_pool = counts[rare].sum(0, keepdim=True)
+    cells = expected[~rare]
+    observed = counts[~rare]
     if pool >= 5:
-        cells, observed = torch.cat([cells, pool]), torch.cat([observed, seen])
+        cells = torch.cat([cells, pool])
+        observed = torch.cat([observed, observed_in_pool])
     statistic = float(((observed - cells) ** 2 / cells).sum())
     p_value = float(chi2.sf(statistic, len(cells) - 1)) if len(cells) > 1 else 1.0
-    if 0 < pool < 5 and seen > 0:
-        return min(1.0, 2 * min(p_value, float(poisson.sf(seen.item() - 1, pool.item()))))
+    if 0 < pool < 5 and observed_in_pool > 0:
+        of_pool = float(poisson.sf(observed_in_pool.item() - 1, pool.item()))
+        return min(1.0, 2 * min(p_value, of_pool))
     return p_value
 
 

@@ -49,7 +49,8 @@ def visits(p: Tables, q: Tables, rule: Rule, length: int) -> Iterator[Visit]:
     """The L visits of a round from the empty prefix, top down."""
     reach = torch.ones(1, dtype=p[0].dtype)
     for depth in range(1, length + 1):
-        here_p, here_q = p[depth - 1], q[depth - 1]
+        here_p = p[depth - 1]
+        here_q = q[depth - 1]
         depths = torch.full(here_p.shape[:1], depth)
         f = torch.where(here_p >= 1, 1.0, rule.accept(here_p, here_q, depths))
         kept = here_q * f
@@ -68,11 +69,12 @@ def _mean_residual(rule: Rule, p: Tensor, q: Tensor, rejected: Tensor, depths: T
     """Σ_x rejected(x)·residual(x), normalised, token by token; the residual of token 0 where
     nothing is rejected. [..., V] -> [..., V].
     """
-    each = [
-        rule.residual(p, q, torch.full_like(depths, token), depths) for token in range(p.shape[-1])
-    ]
-    mixed = (rejected.unsqueeze(-1) * torch.stack(each, -2)).sum(-2)
-    return normalise(mixed, otherwise=each[0])
+    residuals = []
+    for token in range(p.shape[-1]):
+        tokens = torch.full_like(depths, token)
+        residuals.append(rule.residual(p, q, tokens, depths))
+    mixed = (rejected.unsqueeze(-1) * torch.stack(residuals, dim=-2)).sum(-2)
+    return normalise(mixed, otherwise=residuals[0])
 
 
 def expected_emitted(p: Tables, q: Tables, rule: Rule, length: int) -> float:
@@ -112,7 +114,8 @@ def perturbed(p: Tables, q: Tables, rule: Rule, changes: Sequence[float]) -> tup
     tokens = 1.0
     bound = 0.0
     for depth, change in enumerate(changes, start=1):
-        here_p, here_q = p[depth - 1], q[depth - 1]
+        here_p = p[depth - 1]
+        here_q = q[depth - 1]
         f = rule.accept(here_p, here_q, torch.full(here_p.shape[:1], depth))
         kept = here_q * (f + change)
         local = ((here_p - kept).abs().sum(-1) - (here_q - kept).sum(-1)) / 2
@@ -126,10 +129,8 @@ def same_length(p: Tables, q: Tables, rule: Rule, change: float) -> float:
     """c_1 that keeps the expected length of chains of two drafts if c_2 = `change` (Eq. 14 and
     59).
     """
-    first, second = (
-        q[depth] * rule.accept(p[depth], q[depth], torch.full(p[depth].shape[:1], depth + 1))
-        for depth in (0, 1)
-    )
+    first = q[0] * rule.accept(p[0], q[0], torch.full(p[0].shape[:1], 1))
+    second = q[1] * rule.accept(p[1], q[1], torch.full(p[1].shape[:1], 2))
     accepted = float((q[0].flatten() * second.sum(-1)).sum())
     return -float(first.sum()) * change / (1 + accepted + change)
 
@@ -149,9 +150,8 @@ def one_round_law(p: Tables, q: Tables, rule: Rule, length: int) -> Tensor:
     """
     law = torch.ones(1, dtype=p[0].dtype)
     for visit in visits(p, q, rule, length):
-        law = (
-            law.unsqueeze(-1) * visit.p + visit.reach.unsqueeze(-1) * (visit.emitted - visit.p)
-        ).flatten()
+        change = visit.reach.unsqueeze(-1) * (visit.emitted - visit.p)
+        law = (law.unsqueeze(-1) * visit.p + change).flatten()
     return (law.unsqueeze(-1) * p[length]).flatten()
 
 

@@ -16,7 +16,7 @@ from tempera.metrics.evaluators import Pictures
 from tempera.metrics.weights import identity
 from tempera.runtime.files import cache_directory, reason, regular_file
 from tempera.runtime.hub import Repository
-from tempera.runtime.image_files import decode_picture
+from tempera.runtime.image_decoding import decode_picture
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 LEAST = 16

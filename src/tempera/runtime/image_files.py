@@ -1,124 +1,23 @@
-"""Pictures as files. A picture is uint8 [3, H, W]."""
+"""The pictures of a run as files. A picture is uint8 [3, H, W]."""
 
 import hashlib
-import io
-import struct
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, replacing
+from tempera.runtime.image_decoding import decode_picture
 
 Picture = NDArray[np.uint8]
-MOST_PIXELS = 89_478_485
-"""Larger images are not decoded; Pillow warns of decompression bombs from here on."""
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
-"""What is decoded; Pillow would hand others, such as PostScript, to programs that run them."""
-PNG = b"\x89PNG\r\n\x1a\n"
-PNG_IMAGE = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
-"""The chunks of a PNG that are the image; all others but tRNS, of transparency, are metadata."""
-JPEG = b"\xff\xd8"
-JPEG_METADATA = {*range(0xE0, 0xEE), 0xEF, 0xFE}
-"""Segments of a JPEG that are metadata: comments, and all of applications but the colour space."""
-
-
-def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
-    """An image in any format as a viewer shows it, in 8-bit RGB: upright by its EXIF orientation,
-    on white where it is transparent, 16-bit grey scaled down. Damaged metadata is ignored.
-
-    Raises:
-        OSError: it cannot be decoded, is not a regular file, or is implausibly large.
-    """
-    try:
-        if isinstance(image, Image.Image):
-            return _shown(image)
-        if isinstance(image, Path):
-            image = regular_file(image).read_bytes()
-        try:
-            return _shown(Image.open(io.BytesIO(image), formats=FORMATS))
-        except Exception:
-            for bare in _without_metadata(image):
-                with suppress(Exception):
-                    return _shown(Image.open(io.BytesIO(bare), formats=FORMATS))
-            raise
-    except MemoryError:
-        raise
-    except UnidentifiedImageError:  # its text names an object in memory
-        raise OSError("it has no known format of images") from None
-    except Exception as problem:  # Pillow may raise anything on damaged bytes
-        raise OSError(shortened(str(problem) or type(problem).__name__, 200)) from problem
-
-
-def _shown(image: Image.Image) -> Image.Image:
-    if image.width * image.height > MOST_PIXELS:
-        raise OSError(f"{image.width} × {image.height} pixels are too many")
-    image.load()
-    with suppress(Exception):  # Pillow may raise anything on damaged EXIF
-        image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):
-        grey: NDArray[Any] = np.asarray(image)
-        if grey.min() < 0 or grey.max() > 65535:
-            raise OSError("its values exceed 16 bits")
-        image = Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8))
-    elif image.mode == "F":
-        raise OSError("floating-point values have no defined white")
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB")
-
-
-def _without_metadata(content: bytes) -> Iterator[bytes]:
-    """What is left of a PNG, JPEG or WebP without metadata, which may be damaged."""
-    if content.startswith(PNG):
-        yield _png_of(content, (*PNG_IMAGE, b"tRNS"))
-        yield _png_of(content, PNG_IMAGE)
-    elif content.startswith(JPEG):
-        yield _bare_jpeg(content)
-    elif content[8:12] == b"WEBP":
-        place = max(content.find(b"VP8 "), content.find(b"VP8L"))
-        size = 8 + int.from_bytes(content[place + 4 : place + 8], "little")
-        yield b"RIFF%bWEBP" % (size + 4).to_bytes(4, "little") + content[place : place + size]
-
-
-def _png_of(png: bytes, kinds: Sequence[bytes]) -> bytes:
-    kept = [PNG]
-    place = len(PNG)
-    while place + 8 <= len(png):
-        size, name = struct.unpack_from(">I4s", png, place)
-        if name in kinds:
-            kept.append(png[place : place + size + 12])
-        place += size + 12
-    return b"".join(kept)
-
-
-def _bare_jpeg(jpeg: bytes) -> bytes:
-    kept = [JPEG]
-    place = len(JPEG)
-    while jpeg[place : place + 1] == b"\xff" and len(jpeg) > place + 4:
-        kind, size = struct.unpack_from(">BH", jpeg, place + 1)
-        end = place + 2 + size
-        if kind == 0xDA:  # the scan: the rest is the image
-            break
-        if jpeg[end : end + 1] != b"\xff":  # too long: the tables follow the thumbnail's end
-            end = jpeg.find(b"\xff\xdb", max(jpeg.rfind(b"\xff\xd9", place, -2), place))
-        elif kind not in JPEG_METADATA:
-            kept.append(jpeg[place:end])
-        place = end
-    return b"".join(kept) + jpeg[place:]
-
-
 AGAIN = "delete it, and the next evaluation in this directory generates it again from its tokens"
 MADE_BY = "tempera"
+"""Name of the text in a picture's file that says what it belongs to."""
 PIXELS = "pixels"
-"""Names of the texts in a picture's file: what it belongs to, and the hash of its pixels."""
+"""Name of the text with the hash of its pixels."""
 
 
 def picture_path(directory: Path, prompt_id: str) -> Path:
@@ -138,10 +37,9 @@ def write_picture(path: Path, picture: Picture, made_by: str) -> None:
     text = PngInfo()
     text.add_text(MADE_BY, f"{made_by}/{path.stem}")
     text.add_text(PIXELS, _hash(picture))
+    image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
     with replacing(path) as temporary:
-        Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).save(
-            temporary, format="PNG", pnginfo=text
-        )
+        image.save(temporary, format="PNG", pnginfo=text)
 
 
 def _hash(picture: Picture) -> str:
@@ -190,4 +88,5 @@ def read_picture(path: Path, made_by: str) -> Picture:
 
 
 def _foreign(path: Path) -> TemperaError:
+    """The error for a picture of something else."""
     return TemperaError(f"{path} is not the picture that this run made: {AGAIN}.")

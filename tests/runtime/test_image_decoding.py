@@ -11,8 +11,8 @@ import pytest
 from image_server import _bomb
 from PIL import Image
 
-from tempera.runtime import image_files
-from tempera.runtime.image_files import PNG, decode_picture
+from tempera.runtime import image_decoding
+from tempera.runtime.image_decoding import PNG, decode_picture
 
 COLOUR = (200, 90, 40)
 
@@ -96,8 +96,8 @@ def test_pipes_and_directories_do_not_hang(tmp_path: Path) -> None:
 
 def test_an_implausibly_large_picture_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     picture = Image.new("RGB", (4, 4))
-    monkeypatch.setattr(image_files, "MOST_PIXELS", 16)
+    monkeypatch.setattr(image_decoding, "MOST_PIXELS", 16)
     assert decode_picture(picture).size == (4, 4)
-    monkeypatch.setattr(image_files, "MOST_PIXELS", 15)
+    monkeypatch.setattr(image_decoding, "MOST_PIXELS", 15)
     with pytest.raises(OSError, match="4 × 4 pixels are too many"):
         decode_picture(picture)
