@@ -26,6 +26,7 @@ REFUSED = [
     ("eval", "path=x", "data=file"),
     ("eval", "method=eagle delta=2", "rule=relaxed"),
     ("eval", "foo=1", "`foo`"),
+    ("eval", "method=eagle ++delta=2", "nothing reads `delta`"),
     # unknown choices
     ("eval", "method=coolds", "did you mean coolsd?"),
     ("train_draft", "recipe=foo", "chameleon"),

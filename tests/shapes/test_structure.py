@@ -82,6 +82,7 @@ def test_what_is_stray_and_what_is_missing() -> None:
     assert spotted is not None
     strewn = structure(spotted, told(scene))
     assert strewn.stray.sum() > BROKEN and strewn.missing.sum() == 0
+    assert notched.broken and strewn.broken
 
 
 def test_a_shape_off_the_lattice_is_whole() -> None:
