@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 from tiny_evaluation import tiny_options
 
@@ -20,11 +21,15 @@ def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
     sentence.
     """
     monkeypatch.setattr(run_report, "write", Mock(side_effect=OSError("full")))
-    (tmp_path / "mine.txt").write_text("an astronaut\n")
-    (tmp_path / "scores.csv").write_text("id,name,value\nmine-000001,pick,3\n")
+    (tmp_path / "mine.txt").write_text("an astronaut\na red ring\n")
+    scores = "id,name,value\nmine-000001,pick,3\nmine-000002,pick,4\n"
+    (tmp_path / "scores.csv").write_text(scores)
     given = ["data=file", f"path={tmp_path / 'mine.txt'}", f"scores={tmp_path / 'scores.csv'}"]
     options = ["method=eagle", *tiny_options(tmp_path), *given, "speed.prompts=0", "depth=2"]
-    assert evaluate.main(composed_run("eval", options, tmp_path / "run"))["pick"] == 3
+    auto = ["batch_size=auto", "family.batch_size=1"]  # the first batch of a GPU has 256
+    cfg = composed_run("eval", [*options, *auto], tmp_path / "run")
+    assert evaluate.main(cfg)["pick"] == 3.5
+    assert pd.read_parquet(tmp_path / "run" / "results.parquet")["batch"].tolist() == [1, 1]
     told = capsys.readouterr().out.splitlines()
     assert f"no report (full): the results are in {tmp_path / 'run'}." in told
     (warning,) = [line for line in told if line.startswith("warning: ")]

@@ -85,6 +85,22 @@ def test_what_is_stray_and_what_is_missing() -> None:
     assert notched.broken and strewn.broken
 
 
+@pytest.mark.parametrize(
+    ("relation", "first", "second"),
+    [("left of", (14, 24), (36, 24)), ("above", (24, 14), (24, 36))],
+)
+def test_shapes_in_the_other_order_are_not_the_captions(
+    relation: str, first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    def scene(square: tuple[int, int], ring: tuple[int, int]) -> Scene:
+        things = Thing("square", "red", "small", *square), Thing("ring", "blue", "small", *ring)
+        return Scene(things, relation, "teal", "plain", seed=3)
+
+    right = scene(first, second)
+    assert not structure(render(right), told(right)).broken
+    assert structure(render(scene(second, first)), told(right)).broken
+
+
 def test_a_shape_off_the_lattice_is_whole() -> None:
     scene = Scene((Thing("ring", "white", "small", 21, 22),), "", "brown", "checkered", seed=1)
     assert structure(render(scene), told(scene)).unexplained == 0
