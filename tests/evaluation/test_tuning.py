@@ -104,6 +104,15 @@ def test_the_command(
 
 
 @pytest.mark.slow
+def test_without_a_budget_every_setting_is_lossless(tmp_path: Path) -> None:
+    cfg = composed_run("tune", ["tracking=none", "depths=[2]", "trees=[]"], tmp_path)
+    settings = tune_command._Settings(cfg, lossless=True)
+    settings.drafts = settings.drafts[:1]
+    tested = [candidate.tested for candidate in settings.candidates() if candidate.tested]
+    assert tested and all(one.lossless for one in tested)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "named"),
     [

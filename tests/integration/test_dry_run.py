@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +193,13 @@ def test_a_batch_that_does_not_fit_is_made_smaller_only_where_that_is_wanted(
         generated("fixed")
     said = sentence(problem.value, "eval", [])
     assert said is not None and "batch_size" in said and "\n" not in said
+
+
+def test_the_image_decoder_takes_the_memory_that_the_logits_leave() -> None:
+    place: Any = SimpleNamespace(dtype_name="float32", device="cpu")
+    for logits, decoder in ((5, 7), (7, 5)):
+        memory = {"weights": 10, "KV cache": 1, "logits": logits, "image decoder": decoder}
+        assert costs._shown("", place, memory, None) == {"memory": 18}
 
 
 def test_networks_in_objects_of_a_users_package_are_counted() -> None:
