@@ -77,7 +77,8 @@ def _train(
     """Minimise the loss of samples and their images, some of these as the tokenizer renders them,
     from where `run` left off.
     """
-    world, size = World(settings.seed), settings.batch_size
+    world = World(settings.seed)
+    size = settings.batch_size
     blurred = round(settings.blurred * size)
 
     def losses(step: int) -> Iterator[dict[str, Tensor]]:
@@ -106,12 +107,10 @@ def train_classifier(
 
     def loss_of(samples: list[Sample], images: Tensor) -> Tensor:
         truth = [labels(sample.scene) for sample in samples]
-        losses = [
-            F.cross_entropy(
-                scores.float(), torch.tensor([t[name] for t in truth]), ignore_index=UNTOLD
-            )
-            for name, scores in model(images).items()
-        ]
+        losses = []
+        for name, scores in model(images).items():
+            classes = torch.tensor([of_scene[name] for of_scene in truth])
+            losses.append(F.cross_entropy(scores.float(), classes, ignore_index=UNTOLD))
         return torch.stack(losses).sum()
 
     _train(model, loss_of, settings, tokenizer, run)
@@ -140,7 +139,8 @@ def train_clip(
     model = import_open_clip().CLIP(**TINY_CLIP["model_cfg"])
 
     def loss_of(samples: list[Sample], images: Tensor) -> Tensor:
-        return contrastive_loss(model, images, tokenize([s.scene.caption for s in samples]))
+        captions = [sample.scene.caption for sample in samples]
+        return contrastive_loss(model, images, tokenize(captions))
 
     _train(model, loss_of, settings, tokenizer, run)
     return model, measure_clip(model, World(settings.seed + 1), settings.measured)
@@ -150,8 +150,9 @@ def contrastive_loss(model: nn.Module, images: Tensor, texts: Tensor) -> Tensor:
     """CLIP's loss: cross-entropy of matching each image with its text and each text with
     its image.
     """
-    seen, read, scale = model(images, texts)
-    logits, target = scale * seen @ read.T, torch.arange(len(images))
+    image_features, text_features, scale = model(images, texts)
+    logits = scale * image_features @ text_features.T
+    target = torch.arange(len(images))
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
@@ -160,11 +161,13 @@ def measure_clip(model: nn.Module, world: World, count: int) -> dict[str, float]
     """Share of captions whose own image scores highest among 64 real images, and the mean cosine of
     matching pairs.
     """
-    hits, cosines = [], []
+    hits = []
+    cosines = []
     for first in range(0, count, 64):
         samples = world.batch(first, min(64, count - first))
-        seen, read, _ = model(pictures(samples), tokenize([s.scene.caption for s in samples]))
-        similarity = read @ seen.T
+        texts = tokenize([sample.scene.caption for sample in samples])
+        image_features, text_features, _ = model(pictures(samples), texts)
+        similarity = text_features @ image_features.T
         hits.append((similarity.argmax(-1) == torch.arange(len(samples))).float())
         cosines.append(similarity.diag())
     return {"retrieval": torch.cat(hits).mean().item(), "cosine": torch.cat(cosines).mean().item()}

@@ -55,8 +55,9 @@ class ShapesEvaluator(Evaluator):
         options of the reference.
         """
         scene = hashlib.sha256(World(self.reference_seed).sample(0).image.tobytes()).hexdigest()
-        options = str(self.reference_count), str(self.reference_seed)
-        text = [*map(sha256_file, NETWORKS), scene, *map(str, structures.LIMITS), *options]
+        networks = [sha256_file(file) for file in NETWORKS]
+        limits = [str(limit) for limit in structures.LIMITS]
+        text = [*networks, scene, *limits, str(self.reference_count), str(self.reference_seed)]
         return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
     @override
@@ -113,8 +114,8 @@ def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
         scenes = [parse_caption(prompt.text) for prompt in prompts]
         foreign = torch.tensor([scene is None for scene in scenes])
         logits = classifier(_signed(pictures, device))
-        found = correct(logits, [scene or _ANY_SCENE for scene in scenes])
-        return {name: one.cpu().masked_fill(foreign, torch.nan) for name, one in found.items()}
+        hits = correct(logits, [scene or _ANY_SCENE for scene in scenes])
+        return {name: hit.cpu().masked_fill(foreign, torch.nan) for name, hit in hits.items()}
 
     return score
 
@@ -123,13 +124,15 @@ def structure_scores(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, T
     """Whether the caption's shapes are not whole in a picture (1 or 0), and the areas of what is
     stray and missing, in pixels; NaN for captions of other worlds.
     """
-    found = torch.full((len(prompts), 3), torch.nan)
-    for place, prompt in enumerate(prompts):
-        if told := parse_caption(prompt.text):
-            picture = pictures[place].permute(1, 2, 0).float() / 255
-            fit = structures.structure(picture.cpu().numpy(), told)
-            found[place] = torch.tensor([fit.broken, fit.stray.sum(), fit.missing.sum()])
-    return dict(zip(("broken", "stray", "missing"), found.T, strict=True))
+    values = torch.full((len(prompts), 3), torch.nan)
+    for row, prompt in enumerate(prompts):
+        scene = parse_caption(prompt.text)
+        if scene is not None:
+            picture = pictures[row].permute(1, 2, 0).float() / 255
+            fit = structures.structure(picture.cpu().numpy(), scene)
+            values[row] = torch.tensor([fit.broken, fit.stray.sum(), fit.missing.sum()])
+    broken, stray, missing = values.unbind(1)
+    return {"broken": broken, "stray": stray, "missing": missing}
 
 
 def _signed(pictures: Tensor, device: torch.device) -> Tensor:
