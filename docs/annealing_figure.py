@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -84,9 +85,10 @@ def draw(panel: Axes, title: str, curves: Tensor) -> None:
     panel.plot(CHANGES, curves.mean(0), color="tab:blue", linewidth=2)
     panel.set(title=title, xlabel="c₂, added to the second acceptance")
     panel.set_xticks([-0.1, -0.05, 0, 0.05, 0.1])
-    panel.axvline(0, color="black", linewidth=0.5)
+    panel.axvline(0, color="tab:gray", linewidth=0.5)
     panel.spines[["top", "right"]].set_visible(False)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if sys.argv[1:] else None)
+    with style.context(Path(__file__).with_name("pictures.mplstyle")):
+        main(Path(sys.argv[1]) if sys.argv[1:] else None)

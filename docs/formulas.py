@@ -1,5 +1,5 @@
-"""Formulas of these pages as MathML, which browsers draw without scripts or fonts. A hook of
-mkdocs.yml.
+"""Formulas of these pages as MathML, which browsers draw without scripts; site.css has the font. A
+hook of mkdocs.yml.
 """
 
 from typing import Any

@@ -10,6 +10,7 @@ import json
 import textwrap
 from pathlib import Path
 
+from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from results import collect
@@ -22,7 +23,7 @@ SHOWN = {
     "grid.png": [
         "ar",
         "eagle",
-        "block",
+        "parallel_block",
         "coolsd delta=2",
         "optimal_rsd schedule=optimal expected_length=3.8",
         "lantern",
@@ -67,5 +68,6 @@ def draw(file: str) -> None:
 
 
 if __name__ == "__main__":
-    for file in SHOWN:
-        draw(file)
+    with style.context(DOCS / "pictures.mplstyle"):
+        for file in SHOWN:
+            draw(file)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -44,10 +45,10 @@ STYLES = {
     "one price": ("tab:cyan", "s", "-"),
     "TV optimum": ("tab:red", "v", "-"),
     "uniform": ("tab:gray", "D", "--"),
-    "uniform, residual=kl": ("black", "x", ":"),
+    "uniform, residual=kl": ("tab:purple", "x", ":"),
     "Cool-SD": ("tab:orange", "<", "--"),
     "Cool-SD, floored": ("tab:green", "^", "--"),
-    "least possible": ("black", "", "-"),
+    "least possible": ("tab:olive", "", "-"),
 }
 
 
@@ -205,5 +206,6 @@ def _curve(panel: Axes, name: str, lengths: Tensor, values: Tensor) -> None:
 if __name__ == "__main__":
     measured = curves()
     print(as_table(measured))
-    for name in sys.argv[1:]:
-        draw(measured, Path(name))
+    with style.context(Path(__file__).with_name("pictures.mplstyle")):
+        for name in sys.argv[1:]:
+            draw(measured, Path(name))

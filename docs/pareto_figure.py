@@ -7,121 +7,115 @@ The picture's description holds the points that it shows.
 
 import json
 import re
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
-LENGTHS = (2.95, 5.1)
-"""Ends of the horizontal axis."""
-
-
-class Place(NamedTuple):
-    """Where a series is labelled: `right` and `up` are points beside its point number `point`."""
-
-    point: int
-    right: int
-    up: int
 
 
 class Series(NamedTuple):
-    """A line of the figure: the rows whose names match `rows`, and where each panel labels it."""
+    """Rows of one kind: a pattern of their names, their colour, and how their points are drawn."""
 
     rows: str
     colour: str
-    accuracy: Place
-    kl: Place
+    marker: str = "o-"
 
 
+TREE = "^"
 SERIES = {
-    "uniform": Series(r"uniform_rsd .*", "#0072B2", Place(0, -8, 4), Place(-1, 6, -14)),
-    "Cool-SD": Series(r"coolsd delta=.*", "#D55E00", Place(0, 8, 0), Place(-1, -8, 4)),
-    "Cool-SD, floor": Series(r"coolsd floor=1 .*", "#CC79A7", Place(-1, 6, 14), Place(0, -8, -6)),
-    "KL-optimal": Series(r"optimal_rsd .*", "#009E73", Place(-1, 6, 6), Place(-1, 6, -14)),
-    "LANTERN++": Series(r"lanternpp", "#666666", Place(-1, 8, -4), Place(-1, 8, -4)),
-    "LANTERN": Series(r"lantern", "#000000", Place(-1, -6, 6), Place(-1, -6, 6)),
+    "uniform": Series(r"uniform_rsd .*", "#0072B2"),
+    "Cool-SD": Series(r"coolsd delta=.*", "#D55E00"),
+    "Cool-SD, floor": Series(r"coolsd floor=1 .*", "#CC79A7"),
+    "floor, parallel draft": Series(r"coolsd drafter=parallel floor=1 .*", "#E69F00"),
+    "KL-optimal": Series(r"optimal_rsd .*", "#009E73"),
+    "LANTERN++, tree": Series(r"lanternpp", "#A6761D", TREE),
+    "LANTERN, tree": Series(r"lantern", "#B2182B", TREE),
+    "exact": Series(r"eagle|parallel_block", "#737b86", "o"),
+    "exact, tree": Series(r"parallel_tree", "#737b86", TREE),
 }
+PANELS = {  # heading and upper limit of the y-axis
+    "broken": ("broken pictures, % ↓", 25.0, 100),
+    "kl_per_token": ("KL bound per token, nats ↓", 0.1, 1),
+}
+FIRST = 2.9
+LAST = 4.9
+"""Ends of the horizontal axis."""
 AR = "plain autoregression"
+Points = dict[str, dict[str, list[list[list[float]]]]]
 
 
-class Panel(NamedTuple):
-    """Heading and limits of a panel's vertical axis."""
-
-    heading: str
-    limits: tuple[float, float]
-
-
-PANELS = {
-    "attribute_accuracy": Panel("attribute accuracy ↑", (0.97, 1.0)),
-    "kl_per_token": Panel("KL bound per token ↓", (0.0, 0.1)),
-}
-"""By the metric that a panel shows."""
-Points = list[list[float]]
-"""Accepted lengths and values, in the order of the lengths."""
-
-
-def points() -> dict[str, dict[str, Points]]:
-    """What the figure shows, by metric and label."""
-    results = json.loads((DOCS / "results" / "results.json").read_text(encoding="utf-8"))
-    names = {AR: "ar"} | {label: series.rows for label, series in SERIES.items()}
-    shown: dict[str, dict[str, Points]] = {}
-    for metric in PANELS:
-        shown[metric] = {}
-        for label, pattern in names.items():
-            shown[metric][label] = line(results["rows"], metric, pattern)
-    return shown
+def points() -> Points:
+    """Accepted length and value, each with its interval, by panel and label; an infinite bound has
+    no point.
+    """
+    rows = json.loads((DOCS / "results" / "results.json").read_text(encoding="utf-8"))["rows"]
+    names = {AR: "ar", **{label: series.rows for label, series in SERIES.items()}}
+    return {
+        panel: {
+            label: sorted(
+                [row["accepted_length"], row[panel]]
+                for name, row in rows.items()
+                if re.fullmatch(pattern, name) and row.get(panel, [inf])[0] != inf
+            )
+            for label, pattern in names.items()
+        }
+        for panel in PANELS
+    }
 
 
-def line(rows: dict[str, Any], metric: str, pattern: str) -> Points:
-    """The points of the rows whose names match; an infinite bound has none."""
-    matching = [row for name, row in rows.items() if re.fullmatch(pattern, name)]
-    return sorted(
-        [row["accepted_length"][0], row[metric][0]]
-        for row in matching
-        if row[metric][0] != float("inf")
-    )
-
-
-def draw(axes: Axes, metric: str, shown: dict[str, Points]) -> None:
-    """One panel: the series with their labels, and plain autoregression as a line."""
+def draw(axes: Axes, panel: str, shown: dict[str, list[list[list[float]]]]) -> None:
+    """One panel: the series with their intervals, and plain autoregression as a band."""
+    heading, highest, unit = PANELS[panel]
     for label, series in SERIES.items():
-        if not shown[label]:
-            continue
-        lengths, values = zip(*shown[label], strict=True)
-        axes.plot(lengths, values, "o-", color=series.colour, markersize=5)
-        place = series.accuracy if metric == "attribute_accuracy" else series.kl
-        axes.annotate(
-            label,
-            shown[label][place.point],
-            xytext=(place.right, place.up),
-            textcoords="offset points",
-            ha="right" if place.right < 0 else "left",
+        lengths = [length for length, _ in shown[label]]
+        values = [[unit * number for number in value] for _, value in shown[label]]
+        axes.errorbar(
+            [value for value, _, _ in lengths],
+            [value for value, _, _ in values],
+            xerr=arms(lengths),
+            yerr=arms(values),
+            fmt=series.marker,
+            markersize=7 if series.marker == TREE else 5,
             color=series.colour,
+            elinewidth=0.8,
+            label=label,
         )
-    plain = shown[AR][0][1]
-    axes.axhline(plain, color="grey", linestyle="--", linewidth=1)
-    axes.annotate(
-        AR, (LENGTHS[1], plain), xytext=(0, 4), textcoords="offset points", color="grey", ha="right"
-    )
+    ((_, plain),) = shown[AR]
+    value, low, high = (unit * number for number in plain)
+    axes.axhspan(low, high, color="#737b86", alpha=0.2, linewidth=0)
+    axes.axhline(value, color="#737b86", linestyle="--", linewidth=1, label=AR)
     axes.set(
         xlabel="accepted length (tokens per round)",
-        ylabel=PANELS[metric].heading,
-        ylim=PANELS[metric].limits,
-        xlim=LENGTHS,
+        ylabel=heading,
+        ylim=(-0.02 * highest, highest),
+        xlim=(FIRST, LAST),
     )
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def arms(intervals: list[list[float]]) -> list[list[float]]:
+    """The lengths of the arms of error bars, down and up."""
+    down = [value - low for value, low, _ in intervals]
+    up = [high - value for value, _, high in intervals]
+    return [down, up]
+
+
 def main() -> None:
     """Draw the figure."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    shown = points()
-    for axes, metric in zip(figure.subplots(1, 2), PANELS, strict=True):
-        draw(axes, metric, shown[metric])
-    figure.savefig(DOCS / "pareto.png", dpi=110, metadata={"Description": json.dumps(shown)})
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    found = points()
+    for axes, panel in zip(figure.subplots(1, 2), PANELS, strict=True):
+        draw(axes, panel, found[panel])
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(DOCS / "pareto.png", dpi=110, metadata={"Description": json.dumps(found)})
 
 
 if __name__ == "__main__":
-    main()
+    with style.context(DOCS / "pictures.mplstyle"):
+        main()

@@ -25,10 +25,10 @@ from tempera.runtime.files import replacing
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Store
 
-INK = (26, 26, 30)
-PAPER = (255, 255, 255)
-MUTED = (110, 110, 118)
-BLANK = (228, 228, 232)
+INK = (115, 123, 134, 255)
+"""Reads on white and on black."""
+PAPER = (0, 0, 0, 0)
+BLANK = (128, 128, 136, 70)
 """Of tokens that are not there yet."""
 GAP = 12
 """Pixels between the parts of a frame."""
@@ -148,14 +148,14 @@ def _frame(text: str, decodes: Sequence[Decode], turn: int) -> Image.Image:
     title = textwrap.wrap(text, width // 9, max_lines=2, placeholder="…")
     top = GAP + TITLE_LINE * len(title) + 8
     bottom = top + NAME_LINE + SIDE
-    page = Image.new("RGB", (width, bottom + NOTE_LINE + LEGEND_LINE + GAP), PAPER)
+    page = Image.new("RGBA", (width, bottom + NOTE_LINE + LEGEND_LINE + GAP), PAPER)
     draw = ImageDraw.Draw(page)
     for number, line in enumerate(title):
         draw.text((GAP, GAP + TITLE_LINE * number), line, INK, title_font)
     for place, decode in enumerate(decodes):
         left = GAP + place * (SIDE + GAP)
         name = textwrap.shorten(decode.name, SIDE // 8, placeholder="…")
-        draw.text((left, top), name, MUTED, note_font)
+        draw.text((left, top), name, INK, note_font)
         page.paste(_partial(decode, turn), (left, top + NAME_LINE))
         rounds = min(turn, len(decode.ends))
         done = decode.ends[rounds - 1] if rounds else 0
@@ -170,13 +170,13 @@ def _legend(draw: ImageDraw.ImageDraw, y: int, font: ImageFont.FreeTypeFont) -> 
     x = GAP
     for origin, meaning in NAMES.items():
         draw.rectangle((x, y + 2, x + 11, y + 13), outline=COLOURS[origin], width=3)
-        draw.text((x + 17, y), meaning, MUTED, font)
+        draw.text((x + 17, y), meaning, INK, font)
         x += 17 + int(font.getlength(meaning)) + 16
 
 
 def _partial(decode: Decode, turn: int) -> Image.Image:
     """The picture after `turn` rounds, with this round's tokens framed."""
-    shown = Image.new("RGB", (SIDE, SIDE), BLANK)
+    shown = Image.new("RGBA", (SIDE, SIDE), BLANK)
     draw = ImageDraw.Draw(shown)
     ends = [0, *decode.ends]
     last = len(decode.ends)

@@ -1,4 +1,5 @@
-"""The numbers of finished runs into results.json, from which render.py makes the pages.
+"""The numbers of finished runs into results.json, from which render.py makes the pages. With them
+stand each run's command, commit, machine and date, so collect on the machine that ran.
 
     python docs/results/collect.py rows             # of outputs/results and outputs/results_mar
     python docs/results/collect.py speed SESSION    # of outputs/SESSION, timed on this machine
@@ -10,6 +11,7 @@ What is not there keeps the numbers that it has.
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from omegaconf import OmegaConf
 from tempera.reporting import baseline
 from tempera.reporting.collect import find_runs, read_run
 from tempera.reporting.finished_run import Run
+from tempera.runtime.files import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("results.json")
@@ -31,6 +34,7 @@ METRICS = (
     "kid",
     "clip_score",
     "attribute_accuracy",
+    "broken",
     "tv",
     "tv_bound",
     "kl_per_token",
@@ -40,7 +44,11 @@ METRICS = (
     "shape_accuracy",
     "colour_accuracy",
 )
-PAIRED = ("attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score")
+PAIRED = ("broken", "attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score")
+COMMANDS = {
+    "speed": "python eval/run.py -m experiment=results_speed outputs=outputs/{}",
+    "study": "python eval/run.py -m experiment=study",
+}
 TABLES = {
     "overview": "Study: relaxations at equal accepted length",
     "losses": "Study: difference from plain autoregression",
@@ -86,11 +94,21 @@ def directories(*places: Path) -> dict[str, Path]:
 
 def rows() -> None:
     """Write the finished rows, with their differences from plain autoregression by prompt."""
-    done = {row: read_run(directory) for row, directory in directories(*RUNS).items()}
+    found = directories(*RUNS)
+    done = {row: read_run(directory) for row, directory in found.items()}
     baseline.compare(list(done.values()))
     results = read()
     results["rows"] |= {row: numbers(run) for row, run in done.items()}
+    results["runs"] |= {row: origin(directory) for row, directory in found.items()}
     write(results)
+
+
+def origin(directory: Path) -> list[str]:
+    """A run's command, commit, machine and date."""
+    about: Any = read_json(directory / "run.json")
+    command = f"python eval/run.py {shlex.join(about['overrides'])}"
+    commit = about["commit"] or "installed"
+    return [command, commit[:8] + commit[40:], processor(), about["started"][:10]]
 
 
 def numbers(run: Run) -> dict[str, list[float]]:
@@ -115,11 +133,12 @@ def speed(session: str) -> None:
     """Write what a session timed: of each row the cost of a round in rounds of plain AR with its
     interval, and of LlamaGen-XL milliseconds of AR's round, of the method's and of its drafting.
     """
-    timed: dict[str, Any] = {"machine": processor()}
+    timed: dict[str, Any] = {}
     place = ROOT / "outputs" / session
     for row, directory in directories(place).items():
         efficiency = read_run(directory).metrics["efficiency"]
         ends = (efficiency["value"], efficiency["high"], efficiency["low"])
+        timed["run"] = [COMMANDS["speed"].format(session), *origin(directory)[1:]]
         timed[row] = [round(1 / float(end or math.nan), 3) for end in ends]
     for path in place.rglob("bench.json"):
         (column,) = json.loads(path.read_text(encoding="utf-8"))["columns"]
@@ -142,6 +161,8 @@ def study() -> None:
     cells = pd.read_csv(ROOT / "outputs" / "study_report" / "tables.csv")
     results = read()
     results["study"] = {name: by_row(cells, title) for name, title in TABLES.items()}
+    first = next(iter(directories(ROOT / "outputs" / "study").values()))
+    results["runs"]["study"] = [COMMANDS["study"], *origin(first)[1:]]
     write(results)
 
 

@@ -29,17 +29,17 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
     "readme": {
         "exact": "{exact}",
         "tokens per round": "{accepted_length:.2f}",
-        "rounds saved": "{saved:.0%}",
         "speed-up here": "{here:.1f}",
         "on XL": "{xl:.1f}",
         "ideal": "{cheap:.1f}",
-        "attributes ↑": "{attribute_accuracy:.3f}",
+        "broken, % ↓": "{percent.value:.1f} ({percent.low:.0f} … {percent.high:.0f})",
     },
     "quality": {
         "accepted length": "{accepted_length:.2f±}",
         "FID ↓": "{fid:.1f±}",
         "KID ↓": "{kid:.2f±}",
         "CLIP score ↑": "{clip_score:.3f±}",
+        "broken ↓": "{broken:.1%±}",
         "attribute accuracy ↑": "{attribute_accuracy:.3f±}",
         "TV(p, q)": "{tv:.2f}",
         "TV bound": "{tv_bound:.1f}",
@@ -63,6 +63,7 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "colours ↑": "{colour_accuracy:.3f±}",
     },
     "differences": {
+        "broken": "{broken_minus_ar:+.1%±}",
         "attributes": "{attribute_accuracy_minus_ar:+.3f±}",
         "shapes": "{shape_accuracy_minus_ar:+.3f±}",
         "colours": "{colour_accuracy_minus_ar:+.3f±}",
@@ -166,6 +167,8 @@ def numbers(results: Results) -> Rows:
         values["saved"] = 1 - 1 / length.value
         if "kl_per_token" in values:
             values["exact"] = "yes" if values["kl_per_token"].value < 1e-6 else "no"
+        if broken := values.get("broken"):
+            values["percent"] = Interval(*(100 * end for end in broken[:3]))
         for where, cost in costs(results, row).items():
             values[f"{where}_cost"] = cost
             values[where] = Interval(
@@ -325,9 +328,19 @@ def session_table(results: Results) -> str:
     """When and where rounds were timed, with some costs of each session in AR rounds."""
     shown = []
     for name, session in results["sessions"].items():
+        _, _, machine, _ = session["run"]
         cells = [f"{session[kind][0]:.2f}" if kind in session else "–" for kind in TIMED]
-        shown.append([name, session["machine"], *cells])
+        shown.append([name, machine, *cells])
     return lines(["session", "machine", *(f"`{kind}`" for kind in TIMED)], shown)
+
+
+def run_table(runs: Mapping[str, Sequence[str]]) -> str:
+    """Where each number comes from: commands, commits, machines and dates."""
+    shown = [
+        [f"`{row}`", f"`{command}`", f"`{commit}`", machine, date]
+        for row, (command, commit, machine, date) in runs.items()
+    ]
+    return lines(["numbers", "command", "commit", "machine", "date"], shown)
 
 
 def xl_table(results: Results) -> str:
@@ -370,6 +383,8 @@ def render(text: str, results: Results) -> str:
     tables |= {name: study_table(name, study) for name in STUDY_COLUMNS}
     tables["ranks"] = correlation_table(study["correlations"])
     tables["sessions"] = session_table(results)
+    timed = {name: session["run"] for name, session in results["sessions"].items()}
+    tables["runs"] = run_table(results["runs"] | timed)
     tables["real"] = xl_table(results)
     for name, shown in tables.items():
         between = rf"(?s)(<!-- {name} -->\n+)\|.*?(\n+<!-- end -->)"

@@ -73,8 +73,8 @@ def test_a_speed_up_is_length_over_cost() -> None:
 
 
 def test_finished_runs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows by their command lines, with differences from plain autoregression; a session's costs;
-    and the study's tables as a report writes them.
+    """Rows by their command lines, with differences from plain autoregression and where they come
+    from; a session's costs; and the study's tables as a report writes them.
     """
     runs = made_up_runs(tmp_path / "outputs" / "day", RUNS[:3])
     given = (["method=ar"], ["method=eagle"], ["method=coolsd", "delta=1.1", "experiment=results"])
@@ -82,16 +82,20 @@ def test_finished_runs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (directory / ".hydra").mkdir()
         (directory / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides))
         (directory / ".hydra" / "config.yaml").write_text("model: {name: shapes}")
+        facts = {"overrides": overrides, "commit": f"{7:040x}-dirty", "started": "2026-11-26T20"}
+        run = json.loads((directory / "run.json").read_text()) | facts
+        (directory / "run.json").write_text(json.dumps(run))
         path = directory / "metrics.json"
         content = json.loads(path.read_text())
         content["metrics"]["efficiency"] = {"value": 0.5, "low": 0.4, "high": 0.8}
         path.write_text(json.dumps(content))
     results = tmp_path / "results.json"
-    results.write_text('{"rows": {"old": {}}, "sessions": {}}')
+    results.write_text('{"rows": {"old": {}}, "runs": {}, "sessions": {}}')
     monkeypatch.setattr(collect, "FILE", results)
     monkeypatch.setattr(collect, "ROOT", tmp_path)
     monkeypatch.setattr(collect, "RUNS", (runs, tmp_path / "none"))
     monkeypatch.setattr(collect, "PAIRED", ("clip_score",))
+    monkeypatch.setattr(collect, "processor", lambda: "abacus")
     collect.rows()
     collect.speed("day")
     found = collect.read()
@@ -99,6 +103,11 @@ def test_finished_runs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found["rows"]["eagle"]["clip_score_minus_ar"][2] < 0
     assert "clip_score_minus_ar" not in found["rows"]["ar"]
     assert found["sessions"]["day"]["coolsd delta=1.1"] == [2.0, 1.25, 2.5]
+    command = "python eval/run.py method=coolsd delta=1.1 experiment=results"
+    about = ["00000000-dirty", "abacus", "2026-11-26"]
+    assert found["runs"]["coolsd delta=1.1"] == [command, *about]
+    assert found["sessions"]["day"]["run"] == [collect.COMMANDS["speed"].format("day"), *about]
+    runs.rename(tmp_path / "outputs" / "study")
     report = tmp_path / "outputs" / "study_report"
     report.mkdir()
     title = collect.TABLES["overview"]
@@ -110,4 +119,5 @@ def test_finished_runs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     collect.study()
     line = collect.read()["study"]["overview"]["coolsd at 3.8"]
+    assert collect.read()["runs"]["study"] == [collect.COMMANDS["study"], *about]
     assert line == {"option": "delta", "TV bound": [13.4], "FID ↓": [1.5, 1.0, 2.0, True]}

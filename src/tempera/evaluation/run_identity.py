@@ -10,6 +10,7 @@ import torch
 
 from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
+from tempera.runtime.installation import commit
 
 PACKAGES = ("tempera-decoding", "torch", "transformers")
 """Distributions whose versions are recorded with a run."""
@@ -73,12 +74,13 @@ def _is_value(value: object) -> bool:
 
 
 def about(device: torch.device, overrides: list[str]) -> dict[str, Any]:
-    """Further facts about a start of a run: command line, machine, versions and time."""
+    """Further facts about a start of a run: command line, machine, versions, commit and time."""
     return {
         "overrides": overrides,
         "machine": machine(device),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},
+        "commit": commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -8,7 +8,6 @@ import pandas as pd
 from rich.console import Console
 
 from tempera.metrics import table
-from tempera.metrics.quality import ENOUGH
 from tempera.reporting.finished_run import Run
 from tempera.reporting.tables import Output, cell, show
 
@@ -77,9 +76,8 @@ def _rank(metric: table.Metric) -> tuple[int, bool]:
 def _notes(run: Run, verbose: bool) -> list[str]:
     """What stands below the table: metrics that are missing, and where the time of a round goes."""
     notes = []
-    measured = any(table.find(key).section == "quality" for key in run.metrics)
-    if measured and run.images < FOR_FID:
-        notes.append(f"KID, precision and recall need {ENOUGH} images, FID {FOR_FID}.")
+    if "fid" in run.metrics and run.images < FOR_FID:
+        notes.append(f"FID needs {FOR_FID} images.")
     if run.time:
         shares = [f"{part} {time['share']:.0%}" for part, time in run.time["parts"].items()]
         notes.append(f"Time of a round: {', '.join(shares)}.")

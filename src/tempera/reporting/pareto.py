@@ -1,4 +1,4 @@
-"""The Pareto plots: what acceptance and speed cost in quality."""
+"""The Pareto plots: what speed, or acceptance, costs in quality."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ import pandas as pd
 
 from tempera.metrics import table
 from tempera.metrics.table import Metric
+from tempera.reporting.console import FOR_FID
 from tempera.reporting.finished_run import Run, results
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
@@ -19,7 +20,6 @@ different.
 """
 WIDTH = 330
 HEIGHT = 240
-COLUMNS = 3
 ENDS = ("", "_low", "_high")
 """Endings of a value's column and of those of its interval's ends."""
 POINT = ("name", "curve", "point", "order", "images", "plain")
@@ -32,30 +32,42 @@ def axes(kind: Literal["gain", "quality"]) -> list[Metric]:
 
 
 def write(runs: Sequence[Run], output: Path) -> list[Path]:
-    """Draw pareto.png, one per model, and return the paths."""
+    """Draw pareto.png, one per model, and return the paths. Its panels share one gain: the speed-up
+    where every run was timed, else the accepted length.
+    """
     paths = []
     all_models = pd.concat([results(runs), curves(runs)], axis=1)
     several = all_models["model"].nunique() != 1
     for model, frame in all_models.groupby("model", sort=False, dropna=False):
-        lines = [_panels(frame, gain) for gain in axes("gain")]
-        if not any(lines):
+        panels = _panels(frame, _gain(frame))
+        if not panels:
             continue
         path = output / (f"pareto_{model}.png" if several else "pareto.png")
         images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
-        title = f"{model}, {images} images a run; bars are 95% intervals, bare numbers are δ"
-        _draw([panels for panels in lines if panels], title, path)
+        title = f"{model}, images a run: {images}. Bars are 95% intervals, bare numbers δ, the "
+        _draw(panels, f"{title}dashed line is plain autoregression.", path)
         paths.append(path)
     return paths
 
 
-def _draw(lines: Sequence[Sequence[Any]], title: str, path: Path) -> None:
-    """Lines of panels, at most `COLUMNS` side by side, with one legend below."""
+def _draw(panels: Sequence[Any], title: str, path: Path) -> None:
+    """The panels, two or three side by side, with one legend below."""
     import altair as alt  # takes a second
 
-    parts = [alt.concat(*panels, columns=COLUMNS) for panels in lines]
-    figure = alt.vconcat(*parts, title=title).resolve_scale(color="shared", shape="shared")
-    legend = {"orient": "bottom", "columns": COLUMNS, "labelLimit": 400}
+    heading = alt.TitleParams(title, fontSize=12, fontWeight="normal")
+    columns = 2 if len(panels) in (2, 4) else 3
+    figure = alt.concat(*panels, columns=columns, title=heading)
+    figure = figure.resolve_scale(color="shared", shape="shared")
+    legend = {"orient": "bottom", "columns": 3, "labelLimit": 400}
     figure.configure_legend(**legend).save(path, scale_factor=2)
+
+
+def _gain(frame: pd.DataFrame) -> Metric:
+    """The last gain, in the report's order, that all runs beside plain autoregression have."""
+    drafted = frame[~frame["plain"].astype(bool)]
+    gains = axes("gain")
+    complete = [gain for gain in gains if gain.key in drafted and drafted[gain.key].notna().all()]
+    return [*gains[:1], *complete][-1]
 
 
 def curves(runs: Sequence[Run]) -> pd.DataFrame:
@@ -108,12 +120,15 @@ def _varied(run: Run, options: Sequence[str], numbers: Numbers) -> str:
 
 
 def _panels(frame: pd.DataFrame, gain: Metric) -> list[Any]:
-    """One gain against all qualities that some run beside plain autoregression has with it."""
+    """One gain against all qualities that some run beside plain autoregression has with it; FID
+    only if no run has so few images that it is mostly bias.
+    """
     names = list(frame.loc[~frame["plain"].astype(bool), "curve"].unique())
     panels = []
     for quality in axes("quality"):
         data = points(frame, gain, quality)
-        if not data["plain"].all():
+        biased = quality.key == "fid" and frame["images"].min() < FOR_FID
+        if not (biased or data["plain"].all()):
             panels.append(chart(data, gain.heading, quality.heading, names))
     return panels
 
