@@ -13,6 +13,9 @@ from tempera.runtime import huggingface
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.runtime.tensor_files import renamed
 
+GROUP_NORMS = {"norm_groups": 32, "norm_eps": 1e-6}
+"""Of the network's norms, as it has them without an option."""
+
 
 class Emu3Tokenizer(nn.Module):
     """Emu3's image tokenizer, for single images.
@@ -56,8 +59,13 @@ def load_emu3_tokenizer(
     configuration.
     """
     config = huggingface.Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")
-    published = PretrainedFiles(weights, files, hub)
-    vq = load_pretrained(lambda: huggingface.Emu3VQVAE(config), published, vq_from_official)
+    heads = config.num_attention_heads
+    vq = load_pretrained(
+        lambda: huggingface.Emu3VQVAE(config),
+        PretrainedFiles(weights, files, hub),
+        vq_from_official,
+        untold={"num_attention_heads": heads, **GROUP_NORMS, "hidden_act": "silu"},
+    )
     return LinedTokenizer(Emu3Tokenizer(vq))
 
 
