@@ -190,3 +190,8 @@ def test_the_shipped_model_of_continuous_tokens(tmp_path, capsys):
     bench.main(cfg)
     assert json.loads((tmp_path / "bench.json").read_text())["steps"] == 2
     assert "one of 2 draft steps" in capsys.readouterr().out and (tmp_path / "bench.json").exists()
+
+
+def test_a_spread_is_median_and_quartiles() -> None:
+    spread = benchmark.Spread.of([1.0, 10.0, 2.0])
+    assert (spread.low, spread.median, spread.high) == (1.5, 2.0, 6.0)

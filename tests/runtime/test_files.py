@@ -20,6 +20,21 @@ def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a machine that loses power may keep the name without the content."""
+    path = tmp_path / "report.md"
+    flushed: list[tuple[int, bool]] = []
+
+    def fsync(number: int) -> None:
+        flushed.append((os.fstat(number).st_ino, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_text(path, "whole")
+    assert flushed == [(path.stat().st_ino, False)]
+
+
 def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "report.md"
     write_text(path, "whole")

@@ -36,7 +36,7 @@ def with_app1(jpeg: bytes, content: bytes, size: int) -> bytes:
 
 
 PLAIN = Image.new("RGB", (6, 4), COLOUR)
-GREY = Image.fromarray(np.full((4, 6), 128 * 257, np.uint16))
+GREY = Image.fromarray(np.full((4, 6), 127 * 257 + 129, np.uint16))  # 127.502, rounded
 HALF = Image.new("RGBA", (6, 4), (0, 0, 0, 0))
 SHOWN = {
     "plain": (encoded(PLAIN), COLOUR),

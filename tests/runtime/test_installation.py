@@ -1,5 +1,6 @@
 """Where conf/ is found, and how messages name the commands."""
 
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -34,3 +35,24 @@ def test_every_command_has_its_script_and_its_entry_point() -> None:
     commands = {f"tempera-{name}" for name in installation.SCRIPTS}
     assert set(project["scripts"]) == commands
     assert all((ROOT / script).is_file() for script in installation.SCRIPTS.values())
+
+
+def test_the_commit_says_whether_files_differ_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        own = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *own, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    monkeypatch.setattr(installation, "PACKAGE", tmp_path / "src" / "tempera")
+    assert installation.commit() is None
+    file = tmp_path / "a.txt"
+    file.write_text("a", encoding="utf-8")
+    git("init", "-q")
+    git("add", "a.txt")
+    git("commit", "-qm", "Begin")
+    head = git("rev-parse", "HEAD")
+    assert installation.commit() == head
+    file.write_text("b", encoding="utf-8")
+    assert installation.commit() == f"{head}-dirty"

@@ -5,12 +5,20 @@ from tiny_targets import composed
 from tempera.config.build import build_image_decoder
 from tempera.errors import TemperaError
 from tempera.runtime.processor import (
+    arithmetic,
     computes_bfloat16,
     parse_device,
     parse_dtype,
     tell_device,
     tell_slow_bfloat16,
 )
+
+
+def test_float16_is_computed_in_float32_on_a_cpu_alone() -> None:
+    cpu = torch.device("cpu")
+    assert arithmetic(torch.float16, cpu) is torch.float32
+    assert arithmetic(torch.bfloat16, cpu) is torch.bfloat16
+    assert arithmetic(torch.float16, torch.device("cuda")) is torch.float16
 
 
 @pytest.mark.parametrize(
