@@ -188,8 +188,8 @@ def tokenize(texts: list[str]) -> Tensor:
     ids = torch.zeros(len(texts), CONTEXT, dtype=torch.int64)
     for row, text in enumerate(texts):
         words = re.findall(r"[^\W\d_]+|\d|[^\w\s]+|_+", text.lower())
-        found = [START, *(token for word in words for token in _tokens(word))][: CONTEXT - 1]
-        ids[row, : len(found) + 1] = torch.tensor([*found, END])
+        tokens = [token for word in words for token in _tokens(word)][: CONTEXT - 2]
+        ids[row, : len(tokens) + 2] = torch.tensor([START, *tokens, END])
     return ids
 
 

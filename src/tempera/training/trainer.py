@@ -379,10 +379,8 @@ def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 def _readme(values: Mapping[str, Any]) -> str:
     """The README.md that is saved beside the weights."""
     best = "\n".join(f"| {name} | {value:.4g} |" for name, value in values["best"].items())
-    data, recipe = (
-        "\n".join(f"- {name}: {value}" for name, value in values[part].items())
-        for part in ("data", "recipe")
-    )
+    data = "\n".join(f"- {name}: {value}" for name, value in values["data"].items())
+    recipe = "\n".join(f"- {name}: {value}" for name, value in values["recipe"].items())
     state = "finished" if values["finished"] else "not finished"
     use = f"{command('eval')} model={values['model']} drafter={values['drafter']}"
     return f"""---
