@@ -3,6 +3,7 @@ trains.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -389,6 +390,17 @@ def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(
     assert {path.name for path in tmp_path.glob("*checkpoint*")} == {LAST}
     weights = [load_file(run / LAST / NETWORK)["fc.weight"] for run in (tmp_path, whole)]
     assert torch.equal(*weights)
+
+
+def test_the_files_of_a_checkpoint_have_reached_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path)
+    flushed = set[int]()
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.add(os.fstat(file).st_ino))
+    run.checkpoints.save(run.progress, "training")
+    files = {path.stat().st_ino for path in (tmp_path / "checkpoint-0").iterdir()}
+    assert files <= flushed
 
 
 def test_a_full_disk_is_told_with_the_place(tmp_path: Path) -> None:

@@ -59,5 +59,5 @@ def _inside(name: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in node.items():
         if isinstance(value, dict):
             yield from _inside(f"{name}.{key}", value)
-        elif key != "directory":
+        else:
             yield f"{name}.{key}", value
