@@ -64,7 +64,8 @@ def test_the_command_line_draws_the_same(
 
     monkeypatch.chdir(tmp_path)
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=run"]
-    options = ["delta=2", "seed=3", "metrics=none", "tracking=none", "speed.prompts=0"]
+    options = ["method=coolsd", "delta=2", "seed=3", "metrics=none", "tracking=none"]
+    options += ["speed.prompts=0"]
     monkeypatch.setattr(
         sys, "argv", ["run.py", f"prompt={CAPTIONS[0]}", "diagnostics=false", *options, *quiet]
     )

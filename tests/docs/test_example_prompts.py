@@ -1,5 +1,5 @@
 """The prompts that README, docs, presets, docstrings and notebooks show are ones that the shipped
-model draws well.
+model draws well with its usual method.
 """
 
 import re
@@ -32,7 +32,7 @@ def test_the_examples_are_found() -> None:
 @pytest.mark.slow
 def test_every_example_shows_what_it_tells() -> None:
     prompts = shown_prompts()
-    pictures = tempera.generate(list(prompts), method="coolsd", seed=0).images
+    pictures = tempera.generate(list(prompts), seed=0).images
     pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
     images = pixels.permute(0, 3, 1, 2) / 127.5 - 1
     right = correct(load_classifier()(images), list(prompts.values()))

@@ -60,7 +60,7 @@ def metrics(directory: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_run_is_resumed_by_its_directory_alone(run: Run, tiny: list[str]) -> None:
     given = [one for one in tiny if not one.startswith("limit")]
-    given += ["delta=2", "floor=1", "depth=3"]
+    given += ["method=coolsd", "delta=2", "floor=1", "depth=3"]
     status, out, err = run("eval/run.py", *given, "limit=3")
     assert status == 0, err
     (place,) = Path("outputs/eval").glob("*_coolsd*")
@@ -193,12 +193,12 @@ WITHOUT = [
     ("eval/run.py", "method=eagle delta=2", TORCH),
     ("eval/run.py", "--help", TORCH),
     ("eval/run.py", "batch_size=0", TORCH),
-    ("eval/run.py", "delta=abc", TORCH),
+    ("eval/run.py", "method=coolsd delta=abc", TORCH),
     ("eval/run.py", "top_p=2", TORCH),
     ("eval/run.py", "speed.prompts=2.5", TORCH),
     ("eval/run.py", "metrics=x", TORCH),
     ("eval/run.py", "tracking.mode=x", TORCH - {"torch"}),
-    ("eval/run.py", "delta=-1 tracking=none", TORCH - {"torch"}),
+    ("eval/run.py", "method=coolsd delta=-1 tracking=none", TORCH - {"torch"}),
     ("train_draft/main.py", "lr=abc", {"matplotlib", "wandb"}),
     ("eval/calibrate.py", "method=ar", {"matplotlib", "wandb"}),
     ("eval/run.py", "depth=0", {"matplotlib", "wandb"}),

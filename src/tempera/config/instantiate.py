@@ -15,7 +15,6 @@ import hydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
-from pydantic_core import ErrorDetails
 
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.nodes import plain
@@ -216,7 +215,7 @@ def _is_number_made_of_truth(value: object, fit: object) -> bool:
     return numbers and isinstance(value, bool) != isinstance(fit, bool)
 
 
-def _reason(error: ErrorDetails) -> str:
+def _reason(error: Mapping[str, Any]) -> str:
     """Pydantic's words for a wrong value, and the place in a list."""
     place = "".join(f"[{part}] " for part in error["loc"] if isinstance(part, int))
     said = str(error["msg"]).partition(", unable to parse")[0]

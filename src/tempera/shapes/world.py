@@ -64,7 +64,7 @@ class Thing:
         return SIZES[self.size]
 
     def phrase(self) -> str:
-        """'a small red ring', 'an orange star'."""
+        """'a small red ring', 'an orange circle'."""
         article = "an" if not self.size and self.colour == "orange" else "a"
         return " ".join(word for word in (article, self.size, self.colour, self.shape) if word)
 
