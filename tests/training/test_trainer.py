@@ -33,7 +33,7 @@ from tempera.runtime.image_files import read_picture
 from tempera.runtime.tracking import Tracker
 from tempera.training import checkpoint, trainer
 from tempera.training.averaging import moving_average
-from tempera.training.checkpoint import BESIDE, NETWORK, SEAL
+from tempera.training.checkpoint import EXTRA, NETWORK, SEAL
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
 from tempera.training.teacher_forcing import Lesson, teach
 from tempera.training.trainer import TrainingRun
@@ -82,7 +82,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, whole: Path)
         tiny_train(cut, Notebook(at=8), **WHOLE)
     before = load_file(cut / "checkpoint-5" / NETWORK)
     tiny_train(cut, **WHOLE)
-    for name in (f"{LAST}/{NETWORK}", f"{LAST}/{BESIDE}", "draft/model.safetensors"):
+    for name in (f"{LAST}/{NETWORK}", f"{LAST}/{EXTRA}", "draft/model.safetensors"):
         expected = load_file(whole / name)
         resumed = load_file(cut / name)
         assert expected.keys() == resumed.keys()
@@ -347,7 +347,7 @@ def of_byte(name: str) -> Callable[[Path], None]:
     return damage
 
 
-FILES = ("network.safetensors", "beside.safetensors", "optimizer.bin", "optimizer_1.bin",
+FILES = ("network.safetensors", "extra.safetensors", "optimizer.bin", "optimizer_1.bin",
          "scheduler.bin", "scheduler_1.bin", "random_states_0.pkl")  # fmt: skip
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "step 1000000000 of 12": of_seal(step=10**9),
@@ -408,6 +408,14 @@ def test_a_full_disk_is_told_with_the_place(tmp_path: Path) -> None:
     run.accelerator.save_state = Mock(side_effect=RuntimeError("file write failed"))
     with pytest.raises(TemperaError, match=r"cannot write .*checkpoint-0: file write failed; give"):
         run.checkpoints.save(run.progress, "training")
+
+
+def test_too_little_memory_is_no_fault_of_a_checkpoint(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    run.checkpoints.save(run.progress, "training")
+    run.accelerator.load_state = Mock(side_effect=torch.OutOfMemoryError)
+    with pytest.raises(torch.OutOfMemoryError):
+        run.checkpoints.load(12, "training")
 
 
 def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,12 +66,12 @@ def minimise(
         the moving average, or without one the network, in evaluation mode.
     """
     average = moving_average(network, ema) if ema else None
-    beside = dict(buffers or {})
+    extra = dict(buffers or {})
     if average is not None:
-        beside |= average.state_dict()
+        extra |= average.state_dict()
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(network, *optimisers)
-    checkpoints = Checkpoints(run, accelerator, network, beside)
+    checkpoints = Checkpoints(run, accelerator, network, extra)
     made_by = fingerprint({"network": run.name, "seed": settings.seed})
     progress = checkpoints.load(settings.steps, made_by) or TrainingProgress()
     while progress.step < settings.steps:

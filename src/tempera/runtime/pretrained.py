@@ -314,12 +314,12 @@ def on_meta(make: Callable[[], NetworkType]) -> NetworkType:
         return make()
 
 
-def randomise(network: nn.Module, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
+def randomise(network: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Initialise a network on the meta device with random weights on `device` in `dtype`: norms 1,
     biases 0, all others N(0, 0.02²).
     """
     network.to(dtype).to_empty(device=device)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
             if tensor.dim() > 1 and tensor.is_floating_point():

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +39,7 @@ PREFIX = "checkpoint-"
 """What the name of a checkpoint's directory starts with; the number of steps follows."""
 SEAL = "checkpoint.json"
 """What a checkpoint holds beside the files that accelerate writes."""
-NETWORK, BESIDE = "network.safetensors", "beside.safetensors"
+NETWORK, EXTRA = "network.safetensors", "extra.safetensors"
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -83,7 +84,7 @@ class Checkpoints:
         directory: of the training; all processes see it.
         accelerator: has prepared the network and its optimisers, and nothing else.
         network: the network, as it was before it was prepared.
-        beside: other tensors that steps change in place, such as those of a moving average.
+        extra: other tensors that steps change in place, such as those of a moving average.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class Checkpoints:
         directory: Path,
         accelerator: Accelerator,
         network: nn.Module,
-        beside: Mapping[str, Tensor],
+        extra: Mapping[str, Tensor],
     ) -> None:
         self.directory = directory
         self.accelerator = accelerator
         self.network = network
-        self.beside = beside
+        self.extra = extra
         accelerator.register_save_state_pre_hook(self._save_tensors)
         accelerator.register_load_state_pre_hook(self._load_tensors)
 
@@ -108,23 +109,19 @@ class Checkpoints:
         """
         path = self.directory / f"{PREFIX}{progress.step}"
         staging = self.directory / f".{path.name}.tmp"
-        main = self.accelerator.is_main_process
-        try:
-            if main:
-                shutil.rmtree(staging, ignore_errors=True)
-            self.accelerator.wait_for_everyone()
+        is_main = self.accelerator.is_main_process
+        if is_main:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        with _writing(path):
             self.accelerator.save_state(str(staging))
-            self.accelerator.wait_for_everyone()
-            if main:
+        self.accelerator.wait_for_everyone()
+        if is_main:
+            with _writing(path):
                 files = {file.name: _flushed(file) for file in sorted(staging.iterdir())}
                 write_json(staging / SEAL, asdict(Seal(made_by, progress, files)))
-                shutil.rmtree(path, ignore_errors=True)
                 staging.rename(path)
-                self._keep_only(path)
-        except torch.OutOfMemoryError:
-            raise
-        except (OSError, SafetensorError, RuntimeError) as problem:  # torch.save raises the last
-            raise unwritable(path, problem) from problem
+            self._keep_only(path)
         self.accelerator.wait_for_everyone()
 
     def load(self, steps: int, made_by: str) -> TrainingProgress | None:
@@ -151,6 +148,8 @@ class Checkpoints:
             if seal.progress.step > steps:
                 raise ValueError(f"step {seal.progress.step} of {steps}")
             self.accelerator.load_state(str(path))
+        except torch.OutOfMemoryError:
+            raise  # the checkpoint is whole
         except (TemperaError, OSError, ValueError, KeyError, RuntimeError) as problem:
             raise TemperaError(
                 f"training cannot resume from {path} ({reason(problem)}): delete {self.directory} "
@@ -195,7 +194,7 @@ class Checkpoints:
 
     def _tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """The tensors of each file, by their names."""
-        return {NETWORK: self.network.state_dict(), BESIDE: self.beside}
+        return {NETWORK: self.network.state_dict(), EXTRA: self.extra}
 
 
 def read_seal(path: Path) -> Seal:
@@ -211,6 +210,17 @@ def read_seal(path: Path) -> Seal:
         if sha256_file(regular_file(path / name)) != expected:
             raise ValueError(f"{name} is not what was saved")
     return seal
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tell in a sentence what keeps a checkpoint from being written."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, SafetensorError, RuntimeError) as problem:  # torch.save raises the last
+        raise unwritable(path, problem) from problem
 
 
 def _flushed(file: Path) -> str:

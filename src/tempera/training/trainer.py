@@ -108,12 +108,12 @@ class TrainingRun:
         )
         self.model = self.accelerator.prepare_model(self.draft.to(target.device))
         self.average = moving_average(self.draft, recipe.ema) if recipe.ema else None
-        beside = self.average.state_dict() if self.average is not None else {}
+        extra = self.average.state_dict() if self.average is not None else {}
         optimisers = make_optimisers(self.draft, recipe)
         schedules = [LambdaLR(optimiser, recipe.schedule) for optimiser in optimisers]
         self.optimisers = list(map(self.accelerator.prepare_optimizer, optimisers))
         self.schedules = list(map(self.accelerator.prepare_scheduler, schedules))
-        self.checkpoints = Checkpoints(self.directory, self.accelerator, self.draft, beside)
+        self.checkpoints = Checkpoints(self.directory, self.accelerator, self.draft, extra)
         self.progress = TrainingProgress()
         mine = list(range(first, max(recipe.holdout, processes), processes))
         self.held = self.codes.holdout(mine)
