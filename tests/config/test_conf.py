@@ -19,6 +19,7 @@ from tempera.commands.train import build_recipe
 from tempera.config.build import (
     build_captions,
     build_drafter,
+    build_fast_target,
     build_rule,
     build_sampling,
     build_target,
@@ -286,6 +287,12 @@ def test_the_published_schedule_of_cool_sd() -> None:
     rule: Any = build_rule(cfg)
     assert rule.schedule == pytest.approx((2.855, 1.418, 0.704, 0.350, 0.174), abs=1e-3)
     assert rule.residual_kind == "optimal"
+
+
+@pytest.mark.parametrize("option", ["compile=true", "plain_rows=2"])
+def test_options_of_discrete_tokens_are_refused_for_continuous_ones(option: str) -> None:
+    with pytest.raises(TemperaError, match=f"{option} is for models of discrete tokens"):
+        build_fast_target(composed("model=shapes_mar", option))
 
 
 def test_options_reach_the_objects() -> None:

@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
+from tempera.config.compose import written
 from tempera.config.instantiate import Part, fitting, from_options, instantiate, part, product
 from tempera.continuous.rules import DensityRule
 from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule
@@ -176,14 +177,15 @@ def build_fast_target(cfg: DictConfig) -> AnyTarget:
     `auto` means on a GPU.
 
     Raises:
-        TemperaError: also for `compile=true` with continuous tokens.
+        TemperaError: also for `compile=true` or `plain_rows=N` with continuous tokens.
     """
     if is_discrete(cfg):
         return build_fast_discrete_target(cfg)
     for name, usual in (("compile", ("auto", False)), ("plain_rows", ("auto",))):
         if cfg.get(name, "auto") not in usual:
             raise TemperaError(
-                f"{name}={cfg[name]} is for models of discrete tokens: leave it out.", option=name
+                f"{written(name, cfg[name])} is for models of discrete tokens: leave it out.",
+                option=name,
             )
     return build_target(cfg)
 
