@@ -233,6 +233,13 @@ def test_the_method_of_a_family_is_exact_and_has_its_draft(model: str) -> None:
     assert "train_draft" not in str(cfg.drafter.get("path"))
 
 
+@pytest.mark.parametrize("model", ["mar_base", "shapes_mar"])
+def test_models_of_continuous_tokens_decode_plainly_by_default(model: str) -> None:
+    cfg = resolves(f"model={model}", config="generate")
+    assert HydraConfig.get().runtime.choices.method == "ar"
+    assert cfg.model.tokens == "continuous"
+
+
 def test_a_parallel_draft_has_its_own_loss_and_directory() -> None:
     cfg = resolves("model=emu3", "draft=parallel", config="train_draft")
     assert instantiate(cfg.loss) == AcceptanceLoss(regression=2.0)
