@@ -90,6 +90,7 @@ STUDY = {  # quantities of the study: table, column
     "kl": ("overview", "KL bound per token"),
     "fid": ("losses", "FID ↓"),
     "clip": ("losses", "CLIP score ↑"),
+    "broken": ("losses", "broken pictures ↓"),
     "attributes": ("losses", "attribute accuracy ↑"),
     "shapes": ("losses", "shape accuracy ↑"),
     "colours": ("losses", "colour accuracy ↑"),
@@ -105,12 +106,18 @@ STUDY_COLUMNS = {  # of each table of the study: heading, and the table, column 
         "Δ KL bound": ("differences", "KL bound per token ↓", "+.4f±"),
     },
     "lost": {
+        "broken ↓": ("losses", "broken pictures ↓", "+.1%±"),
         "FID ↓": ("losses", "FID ↓", "+.2f±"),
         "CLIP score ↑": ("losses", "CLIP score ↑", "+.4f±"),
         "attribute accuracy ↑": ("losses", "attribute accuracy ↑", "+.3f±"),
         "shape accuracy ↑": ("losses", "shape accuracy ↑", "+.3f±"),
         "colour accuracy ↑": ("losses", "colour accuracy ↑", "+.3f±"),
     },
+}
+TIME_COLUMNS = {  # of its table by speed, beside the speeds
+    "broken, minus AR": ("losses", "broken pictures ↓", "+.1%±"),
+    "TV bound": ("overview", "TV bound", ".1f"),
+    "KL bound per token": ("overview", "KL bound per token", ".4f"),
 }
 Results = Mapping[str, Any]
 Rows = Mapping[str, SimpleNamespace]
@@ -169,13 +176,20 @@ def numbers(results: Results) -> Rows:
             values["exact"] = "yes" if values["kl_per_token"].value < 1e-6 else "no"
         if broken := values.get("broken"):
             values["percent"] = Interval(*(100 * end for end in broken[:3]))
-        for where, cost in costs(results, row).items():
-            values[f"{where}_cost"] = cost
-            values[where] = Interval(
-                length.value / cost.value, length.low / cost.high, length.high / cost.low
-            )
+        values |= {f"{where}_cost": cost for where, cost in costs(results, row).items()}
+        values |= speed_ups(results, row, length)
         rows[row] = SimpleNamespace(**values)
     return rows
+
+
+def speed_ups(results: Results, row: str, length: Interval) -> dict[str, Interval]:
+    """An accepted length over what a round of the row costs: here, on LlamaGen-XL, and there if
+    every pass took as long as one over a single token.
+    """
+    return {
+        where: Interval(length.value / cost.value, length.low / cost.high, length.high / cost.low)
+        for where, cost in costs(results, row).items()
+    }
 
 
 def costs(results: Results, row: str) -> dict[str, Interval]:
@@ -314,6 +328,34 @@ def study_table(name: str, study: Results) -> str:
     return lines([*first, *STUDY_COLUMNS[name]], shown, " - ")
 
 
+def time_table(results: Results) -> str:
+    """The study's runs from the fastest to the slowest, and how much each differs from plain
+    autoregression.
+    """
+    study = results["study"]
+    shown = []
+    for run, line in study["overview"].items():
+        method, at, length = run.partition(" at ")
+        accepted = Interval.of(line["length, evaluation"])
+        speeds = speed_ups(results, method, accepted)
+        cells = [f"`{method}`{at}{length}", f"{accepted:.2f}"]
+        for where in ("here", "xl", "cheap"):
+            cells.append(f"{speeds[where]:.2f}" if where in speeds else "–")
+        for part, column, form in TIME_COLUMNS.values():
+            cell = study[part].get(run, {}).get(column)
+            cells.append("–" if cell is None else format(Interval.of(cell), form))
+        fastest = -speeds["here"].value if "here" in speeds else 0.0
+        shown.append((fastest, cells))
+    heads = [
+        "run",
+        "tokens per round",
+        "speed-up here",
+        "on LlamaGen-XL",
+        "if passes cost the same",
+    ]
+    return lines([*heads, *TIME_COLUMNS], [cells for _, cells in sorted(shown)], " - ")
+
+
 def correlation_table(correlations: Results) -> str:
     """Which divergence predicts the loss."""
     shown = []
@@ -381,6 +423,7 @@ def render(text: str, results: Results) -> str:
     study = results["study"]
     tables = {name: table(name, values["r"]) for name in COLUMNS}
     tables |= {name: study_table(name, study) for name in STUDY_COLUMNS}
+    tables["time"] = time_table(results)
     tables["ranks"] = correlation_table(study["correlations"])
     tables["sessions"] = session_table(results)
     timed = {name: session["run"] for name, session in results["sessions"].items()}
