@@ -3,7 +3,7 @@ stand each run's command, commit, machine and date, so collect on the machine th
 
     python docs/results/collect.py rows             # of outputs/results and outputs/results_mar
     python docs/results/collect.py speed SESSION    # of outputs/SESSION, timed on this machine
-    python docs/results/collect.py study            # of the report in outputs/study_report
+    python docs/results/collect.py study [NAME]     # of the report in outputs/study_report
 
 What is not there keeps the numbers that it has.
 """
@@ -156,13 +156,13 @@ def processor() -> str:
     return re.sub(r"\(R\)|\(TM\)| Processor", "", name[1]) if name else "unknown processor"
 
 
-def study() -> None:
-    """Write the study's tables."""
+def study(name: str = "study") -> None:
+    """Write a study's tables under a name."""
     cells = pd.read_csv(ROOT / "outputs" / "study_report" / "tables.csv")
     results = read()
-    results["study"] = {name: by_row(cells, title) for name, title in TABLES.items()}
+    results[name] = {table: by_row(cells, title) for table, title in TABLES.items()}
     first = next(iter(directories(ROOT / "outputs" / "study").values()))
-    results["runs"]["study"] = [COMMANDS["study"], *origin(first)[1:]]
+    results["runs"][name] = [COMMANDS["study"], *origin(first)[1:]]
     write(results)
 
 

@@ -90,7 +90,6 @@ STUDY = {  # quantities of the study: table, column
     "kl": ("overview", "KL bound per token"),
     "fid": ("losses", "FID ↓"),
     "clip": ("losses", "CLIP score ↑"),
-    "broken": ("losses", "broken pictures ↓"),
     "attributes": ("losses", "attribute accuracy ↑"),
     "shapes": ("losses", "shape accuracy ↑"),
     "colours": ("losses", "colour accuracy ↑"),
@@ -106,7 +105,6 @@ STUDY_COLUMNS = {  # of each table of the study: heading, and the table, column 
         "Δ KL bound": ("differences", "KL bound per token ↓", "+.4f±"),
     },
     "lost": {
-        "broken ↓": ("losses", "broken pictures ↓", "+.1%±"),
         "FID ↓": ("losses", "FID ↓", "+.2f±"),
         "CLIP score ↑": ("losses", "CLIP score ↑", "+.4f±"),
         "attribute accuracy ↑": ("losses", "attribute accuracy ↑", "+.3f±"),
@@ -329,10 +327,10 @@ def study_table(name: str, study: Results) -> str:
 
 
 def time_table(results: Results) -> str:
-    """The study's runs from the fastest to the slowest, and how much each differs from plain
+    """The short study's runs from the fastest to the slowest, and how much each differs from plain
     autoregression.
     """
-    study = results["study"]
+    study = results["short study"]
     shown = []
     for run, line in study["overview"].items():
         method, at, length = run.partition(" at ")
@@ -423,7 +421,8 @@ def render(text: str, results: Results) -> str:
     study = results["study"]
     tables = {name: table(name, values["r"]) for name in COLUMNS}
     tables |= {name: study_table(name, study) for name in STUDY_COLUMNS}
-    tables["time"] = time_table(results)
+    if "short study" in results:
+        tables["time"] = time_table(results)
     tables["ranks"] = correlation_table(study["correlations"])
     tables["sessions"] = session_table(results)
     timed = {name: session["run"] for name, session in results["sessions"].items()}
