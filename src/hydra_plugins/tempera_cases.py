@@ -189,7 +189,9 @@ def _values(override: Override) -> list[str]:
 def _with_methods(
     cases: list[list[Override]], overrides: list[Override]
 ) -> tuple[list[list[Override]], list[Override]]:
-    """The cases with one of the methods that the command line gives, and its other options."""
+    """The cases of the methods that the command line gives, and its other options. Of a case with
+    several methods these are left.
+    """
     from tempera.errors import TemperaError
 
     given = [override for override in overrides if override.get_key_element() == "method"]
@@ -199,10 +201,14 @@ def _with_methods(
     kept: list[list[Override]] = []
     found: list[str] = []
     for case in cases:
-        methods = [_values(option) for option in case if option.get_key_element() == "method"]
-        found += methods[-1] if methods else []
-        if methods and set(methods[-1]) <= set(wanted):
-            kept.append(case)
+        for place, option in enumerate(case):
+            if option.get_key_element() != "method":
+                continue
+            methods = _values(option)
+            found += methods
+            if left := [method for method in methods if method in wanted]:
+                narrowed = OverridesParser.create().parse_override(f"method={','.join(left)}")
+                kept.append([*case[:place], narrowed, *case[place + 1 :]])
     if not kept:
         raise TemperaError(
             f"no case of this preset has method={','.join(wanted)}: give one of "

@@ -325,6 +325,14 @@ def test_jobs_of_a_table() -> None:
     assert split(["seed=1,2", "seed=3"], [], 2) == [[["seed=1"], ["seed=2"]], [["seed=3"]]]
 
 
+def test_a_method_chooses_cases_and_among_those_of_one() -> None:
+    cases = ["method=ar", "method=lantern,lanternpp seed=1", "method=lantern"]
+    assert split(cases, ["method=lantern"]) == [[["method=lantern", "seed=1"], ["method=lantern"]]]
+    assert split(cases, ["method=lanternpp,ar"]) == [
+        [["method=ar"], ["method=lanternpp", "seed=1"]]
+    ]
+
+
 def test_the_command_line_overrides_a_preset_and_can_be_swept() -> None:
     assert jobs("sjd_table3", "seed=1,2") == [
         [*row, "experiment=sjd_table3", f"seed={seed}"]
