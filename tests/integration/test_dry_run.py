@@ -34,7 +34,10 @@ DRY = ("device=cpu", "dry_run=true")
 
 
 @pytest.mark.parametrize(
-    "method", slow_but(["coolsd", "coolsd drafter.dtype=bfloat16", "sjd"], "coolsd")
+    "method",
+    slow_but(
+        ["coolsd", "coolsd drafter.dtype=bfloat16", "parallel_block", "sjd"], "parallel_block"
+    ),
 )
 def test_the_memory_of_an_evaluation_is_what_a_decode_holds(
     method: str, monkeypatch: pytest.MonkeyPatch

@@ -143,12 +143,10 @@ def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Ten
     """W1 [V, r] and the transpose of W2, [r, V]; None if the slots are independent."""
     if model.markov_out is None:
         return None
-    device = target.device
-    dtype = target.dtype
-    tokens = torch.arange(target.vocab_size, device=device)
+    tokens = torch.arange(target.vocab_size, device=target.device)
     embeds = target.head.embed(tokens)[: len(tokens)]
-    first = model.markov(embeds.to(model.mask_embed)).to(device, dtype)
-    columns = model.markov_out.weight.T.to(device, dtype)
+    first = model.markov(embeds.to(model.mask_embed.dtype)).to(embeds)
+    columns = model.markov_out.weight.T.to(embeds)
     return first, target.head.directions(columns)
 
 

@@ -131,10 +131,10 @@ class ParallelModel(DraftNetwork):
         return torch.cat([x[:, :real], x[:, real:] + self.markov_out(self.markov(behind))], 1)
 
     def markov(self, embeds: Tensor) -> Tensor:
-        """W1: embeddings of tokens [..., H] → [..., r]."""
+        """W1: embeddings of tokens [..., H] → [..., r], on the embeddings' device."""
         assert self.markov_in is not None
-        normed: Tensor = self.markov_in(nn.functional.rms_norm(embeds, embeds.shape[-1:]))
-        return normed
+        normed = nn.functional.rms_norm(embeds, embeds.shape[-1:])
+        return nn.functional.linear(normed, self.markov_in.weight.to(embeds.device))
 
 
 def parallel_network(
