@@ -32,7 +32,8 @@ SERIES = {
     "Cool-SD": Series(r"coolsd delta=.*", "#D55E00"),
     "Cool-SD, floor": Series(r"coolsd floor=1 .*", "#CC79A7"),
     "floor, parallel draft": Series(r"coolsd drafter=parallel floor=1 .*", "#E69F00"),
-    "KL-optimal": Series(r"optimal_rsd .*", "#009E73"),
+    "KL-optimal": Series(r"optimal_rsd (?!drafter=).*", "#009E73"),
+    "KL-optimal, tree": Series(r"priced_tree", "#009E73", TREE),
     "LANTERN++, tree": Series(r"lanternpp", "#A6761D", TREE),
     "LANTERN, tree": Series(r"lantern", "#B2182B", TREE),
     "exact": Series(r"eagle|parallel_block", "#737b86", "o"),
@@ -43,7 +44,7 @@ PANELS = {  # heading and upper limit of the y-axis
     "kl_per_token": ("KL bound per token, nats ↓", 0.1, 1),
 }
 FIRST = 2.9
-LAST = 4.9
+LAST = 5.4
 """Ends of the horizontal axis."""
 AR = "plain autoregression"
 Points = dict[str, dict[str, list[list[list[float]]]]]

@@ -44,6 +44,11 @@ METRICS = (
     "shape_accuracy",
     "colour_accuracy",
 )
+UNNAMED = (
+    *("experiment", "outputs", "tracking", "device", "launcher", "model"),
+    *("weights", "dtype", "batch_sizes", "repeats", "statistics"),
+)
+"""Options that a row's name leaves out."""
 PAIRED = ("broken", "attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score")
 COMMANDS = {
     "speed": "python eval/run.py -m experiment=results_speed outputs=outputs/{}",
@@ -81,7 +86,7 @@ def row_of(directory: Path) -> str:
     for name, value in named.items():
         if name == "method":
             parts.append(value)
-        elif name not in ("experiment", "outputs", "tracking", "device", "launcher", "model"):
+        elif name not in UNNAMED:
             parts.append(f"{name}={value}")
     return " ".join(parts)
 

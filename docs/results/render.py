@@ -79,6 +79,7 @@ README_ROWS = (
     "coolsd delta=2",
     "coolsd drafter=parallel floor=1 delta=3",
     "optimal_rsd schedule=optimal expected_length=3.8",
+    "priced_tree",
     "lantern",
 )
 TIMED = ("eagle", "parallel", "eagle tree=mc_sim_7b_63", "scd", "lantern")
@@ -112,10 +113,10 @@ STUDY_COLUMNS = {  # of each table of the study: heading, and the table, column 
         "colour accuracy ↑": ("losses", "colour accuracy ↑", "+.3f±"),
     },
 }
-TIME_COLUMNS = {  # of its table by speed, beside the speeds
-    "broken, minus AR": ("losses", "broken pictures ↓", "+.1%±"),
-    "TV bound": ("overview", "TV bound", ".1f"),
-    "KL bound per token": ("overview", "KL bound per token", ".4f"),
+TIME_COLUMNS = {  # of the short study: table, column; heading and format on the page
+    "broken": ("losses", "broken pictures ↓", "broken, minus AR", "+.1%±"),
+    "tv": ("overview", "TV bound", "TV bound", ".1f"),
+    "kl": ("overview", "KL bound per token", "KL bound per token", ".4f"),
 }
 Results = Mapping[str, Any]
 Rows = Mapping[str, SimpleNamespace]
@@ -155,6 +156,9 @@ class Interval(NamedTuple):
             star = r"\*" if self.significant else ""
             return f"{value}{star}<br><small>{low} … {high}</small>"
         return value
+
+
+NONE = Interval(0.0, 0.0, 0.0)
 
 
 def read() -> dict[str, Any]:
@@ -326,32 +330,38 @@ def study_table(name: str, study: Results) -> str:
     return lines([*first, *STUDY_COLUMNS[name]], shown, " - ")
 
 
-def time_table(results: Results) -> str:
-    """The short study's runs from the fastest to the slowest, and how much each differs from plain
-    autoregression.
-    """
+def short_study(results: Results) -> Rows:
+    """The short study's runs, each with its accepted length, speeds, and `TIME_COLUMNS`."""
     study = results["short study"]
-    shown = []
+    rows = {}
     for run, line in study["overview"].items():
+        length = Interval.of(line["length, evaluation"])
+        values = {"length": length} | speed_ups(results, run.partition(" at ")[0], length)
+        for key, (part, column, _, _) in TIME_COLUMNS.items():
+            if cell := study[part].get(run, {}).get(column):
+                values[key] = Interval.of(cell)
+        rows[run] = SimpleNamespace(**values)
+    return rows
+
+
+def time_table(rows: Rows) -> str:
+    """The short study's runs from the fastest to the slowest."""
+    columns = {
+        "length": ("tokens per round", ".2f"),
+        "here": ("speed-up here", ".2f"),
+        "xl": ("on LlamaGen-XL", ".1f"),
+        "cheap": ("if passes cost the same", ".1f"),
+        **{key: (heading, form) for key, (_, _, heading, form) in TIME_COLUMNS.items()},
+    }
+    shown = []
+    for run in sorted(rows, key=lambda run: -getattr(rows[run], "here", NONE).value):
         method, at, length = run.partition(" at ")
-        accepted = Interval.of(line["length, evaluation"])
-        speeds = speed_ups(results, method, accepted)
-        cells = [f"`{method}`{at}{length}", f"{accepted:.2f}"]
-        for where in ("here", "xl", "cheap"):
-            cells.append(f"{speeds[where]:.2f}" if where in speeds else "–")
-        for part, column, form in TIME_COLUMNS.values():
-            cell = study[part].get(run, {}).get(column)
-            cells.append("–" if cell is None else format(Interval.of(cell), form))
-        fastest = -speeds["here"].value if "here" in speeds else 0.0
-        shown.append((fastest, cells))
-    heads = [
-        "run",
-        "tokens per round",
-        "speed-up here",
-        "on LlamaGen-XL",
-        "if passes cost the same",
-    ]
-    return lines([*heads, *TIME_COLUMNS], [cells for _, cells in sorted(shown)], " - ")
+        cells = [f"`{method}`{at}{length}"]
+        for key, (_, form) in columns.items():
+            value = getattr(rows[run], key, None)
+            cells.append("–" if value is None else format(value, form))
+        shown.append(cells)
+    return lines(["run", *(heading for heading, _ in columns.values())], shown, " - ")
 
 
 def correlation_table(correlations: Results) -> str:
@@ -394,8 +404,23 @@ def xl_table(results: Results) -> str:
 
 
 def everything(results: Results) -> dict[str, Mapping[str, Any]]:
-    """What sentences quote."""
-    return {"r": numbers(results), "s": study_numbers(results["study"])}
+    """What sentences quote: of rows, of the study and the short one, and mean shares of broken
+    pictures.
+    """
+    rows = numbers(results)
+    study = study_numbers(results["study"])
+    return {"r": rows, "s": study, "t": short_study(results), "b": broken(rows)}
+
+
+def broken(rows: Rows) -> dict[str, float]:
+    """The mean share of broken pictures of the exact rows, and of the relaxed ones but LANTERN.
+    `jacobi` has the pictures of `ar`.
+    """
+    shares: dict[str, list[float]] = {"exact": [], "relaxed": []}
+    for name, row in rows.items():
+        if hasattr(row, "broken") and name not in ("jacobi", "lantern"):
+            shares["exact" if row.exact == "yes" else "relaxed"].append(row.broken.value)
+    return {kind: statistics.mean(values) for kind, values in shares.items()}
 
 
 def quotes(
@@ -421,8 +446,7 @@ def render(text: str, results: Results) -> str:
     study = results["study"]
     tables = {name: table(name, values["r"]) for name in COLUMNS}
     tables |= {name: study_table(name, study) for name in STUDY_COLUMNS}
-    if "short study" in results:
-        tables["time"] = time_table(results)
+    tables["time"] = time_table(values["t"])
     tables["ranks"] = correlation_table(study["correlations"])
     tables["sessions"] = session_table(results)
     timed = {name: session["run"] for name, session in results["sessions"].items()}
