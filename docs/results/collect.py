@@ -52,7 +52,9 @@ UNNAMED = (
 PAIRED = ("broken", "attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score")
 COMMANDS = {
     "speed": "python eval/run.py -m experiment=results_speed outputs=outputs/{}",
-    "study": "python eval/run.py -m experiment=study",
+    "study": "python eval/run.py -m experiment=study limit=2048 seed=0,1 matching.prompts=256",
+    "short study": "python eval/run.py -m experiment=study limit=512 study.lengths=[3.8] "
+    "matching.prompts=64",
 }
 TABLES = {
     "overview": "Study: relaxations at equal accepted length",
@@ -162,12 +164,12 @@ def processor() -> str:
 
 
 def study(name: str = "study") -> None:
-    """Write a study's tables under a name."""
+    """Write the tables of one of the studies in `COMMANDS`."""
     cells = pd.read_csv(ROOT / "outputs" / "study_report" / "tables.csv")
     results = read()
     results[name] = {table: by_row(cells, title) for table, title in TABLES.items()}
     first = next(iter(directories(ROOT / "outputs" / "study").values()))
-    results["runs"][name] = [COMMANDS["study"], *origin(first)[1:]]
+    results["runs"][name] = [COMMANDS[name], *origin(first)[1:]]
     write(results)
 
 
