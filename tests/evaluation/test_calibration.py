@@ -253,12 +253,14 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     sampling = ["guidance=3.0", "temperature=1.0", "top_k=0", "top_p=1.0"]
     relaxed = ["method=coolsd", "schedule=calibrated", "expected_length=3", *sampling]
     priced = ["method=optimal_rsd", "schedule=optimal", "expected_length=3", *sampling]
-    with pytest.raises(TemperaError, match="no outputs/calibration/shapes.safetensors"):
+    with pytest.raises(TemperaError, match="no outputs/calibration/shapes-eagle.safetensors"):
         rule(*priced)
+    with pytest.raises(TemperaError, match="no outputs/calibration/shapes-parallel.safetensors"):
+        rule(*priced, "drafter=parallel")
     now = conditions(
         "shapes", "draft", guidance=3.0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
     )
-    save_statistics(Path("outputs/calibration/shapes.safetensors"), made_up(), now)
+    save_statistics(Path("outputs/calibration/shapes-eagle.safetensors"), made_up(), now)
     assert max(rule(*relaxed, "ceiling=4").schedule) <= 4
     assert len(rule(*priced).prices) == 3
     for wrong, told in (

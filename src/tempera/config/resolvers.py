@@ -1,5 +1,6 @@
 """The resolvers that conf/ uses: `package`, `started`, `directory_of`, `at`, `unless_random`,
-`trained_or_public`, `jobs` and `each`; `of_family` stands in search.py, `usage` in help.py.
+`trained_or_public`, `drafter_of`, `jobs` and `each`; `of_family` stands in search.py, `usage` in
+help.py.
 """
 
 import hashlib
@@ -51,6 +52,13 @@ def trained_or_public(directory: str, public: str | None) -> str:
     return directory if public is None or (Path(directory) / "config.json").is_file() else public
 
 
+def drafter_of(builder: str) -> str:
+    """`${drafter_of:BUILDER}`: the drafter that a function builds, `eagle` of
+    `tempera.drafters.eagle.build_eagle`.
+    """
+    return builder.rpartition(".")[2].removeprefix("build_")
+
+
 def at(weights: str, revision: str | None) -> str:
     """`${at:WEIGHTS,REVISION}`: the weights at a commit, branch or tag of their hub repository.
 
@@ -86,6 +94,15 @@ def each(values: list[object]) -> str:
     return ",".join(map(str, values))
 
 
-for _resolver in (package, directory_of, unless_random, trained_or_public, at, jobs, each):
+for _resolver in (
+    package,
+    directory_of,
+    unless_random,
+    trained_or_public,
+    drafter_of,
+    at,
+    jobs,
+    each,
+):
     OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
 OmegaConf.register_new_resolver("started", started, replace=True, use_cache=True)
