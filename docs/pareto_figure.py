@@ -28,7 +28,8 @@ class Series(NamedTuple):
 
 TREE = "^"
 SERIES = {
-    "uniform": Series(r"uniform_rsd .*", "#0072B2"),
+    "uniform": Series(r"uniform_rsd delta=.*", "#0072B2"),
+    "uniform, parallel draft": Series(r"uniform_rsd drafter=parallel .*", "#56B4E9"),
     "Cool-SD": Series(r"coolsd delta=.*", "#D55E00"),
     "Cool-SD, floor": Series(r"coolsd floor=1 .*", "#CC79A7"),
     "floor, parallel draft": Series(r"coolsd drafter=parallel floor=1 .*", "#E69F00"),

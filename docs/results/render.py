@@ -85,7 +85,7 @@ README_ROWS = (
 )
 TIMED = ("eagle", "parallel", "eagle tree=mc_sim_7b_63", "scd", "lantern")
 """Columns of the table of sessions."""
-ON_XL = ("eagle", "parallel", "lantern")
+ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
 STUDY = {  # quantities of the study: table, column
     "length": ("overview", "length, evaluation"),
     "tv": ("overview", "TV bound"),
@@ -263,7 +263,7 @@ def over_relaxations(relaxed: Rows) -> Rows:
     """What 0.02 tokens are worth on the uniform schedule, the largest losses of all relaxations but
     LANTERN, and the usual half widths of their intervals.
     """
-    low, high = (row for name, row in relaxed.items() if name.startswith("uniform_rsd"))
+    low, high = (row for name, row in relaxed.items() if name.startswith("uniform_rsd at"))
     step = 0.02 / (high.length.value - low.length.value)
     mild = [row for name, row in relaxed.items() if "lantern " not in name]
     most = {
