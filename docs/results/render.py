@@ -25,7 +25,16 @@ QUOTES = (HERE / "quotes.txt").read_text(encoding="utf-8").splitlines()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NUMBER = r"([+−-]?\d+(?:\.\d+)?%?|infinite)"
 PLAIN = ("ar", "mar ar")
-DRAFT_FREE = ("jacobi", "sjd", "scd", "sjd_pac", "gsd", "entropy")
+DRAFT_FREE = (
+    "jacobi",
+    "sjd",
+    "scd",
+    "sjd_pac",
+    "sjd_pac_full",
+    "gsd",
+    "gsd_published",
+    "entropy",
+)
 COLUMNS = {  # of each table: heading and cell, by the row's numbers
     "readme": {
         "exact": "{exact}",
