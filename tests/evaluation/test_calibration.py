@@ -234,9 +234,10 @@ def test_the_length_that_is_advised_is_possible(
     statistics: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracking = Tracking.of(composed("calibrate", ["tracking=none"]), "calibrate", {})
-    calibrate._show(made_up(), calibrate.Checked(Path(statistics), {}, [], tracking))
-    told = re.search(r"_length=(\S+)   \(possible: (\S+) to (\S+)\)", capsys.readouterr().out)
-    assert told is not None
+    calibrate._show(made_up(), calibrate.Checked(Path(statistics), {}, [], tracking, "parallel"))
+    out = capsys.readouterr().out
+    told = re.search(r"_length=(\S+)   \(possible: (\S+) to (\S+)\)", out)
+    assert told is not None and " drafter=parallel " in out
     advised, low, high = map(float, told.groups())
     assert low < advised < high
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from tempera.config import build
 from tempera.config.instantiate import instantiate
+from tempera.config.resolvers import drafter_of
 from tempera.config.tracking import Tracking
 from tempera.data.prompts import Prompt
 from tempera.evaluation import calibration
@@ -29,12 +30,14 @@ class Checked:
         measured_with: what they depend on.
         prompts: whose drafts are measured.
         tracking: where the result goes.
+        drafter: what drafts.
     """
 
     path: Path
     measured_with: Mapping[str, Any]
     prompts: list[Prompt]
     tracking: Tracking
+    drafter: str
 
 
 def main(cfg: DictConfig) -> None:
@@ -57,7 +60,9 @@ def _check(cfg: DictConfig) -> Checked:
     path = Path(str(cfg.statistics))
     calibration.check_place(path)
     tracking = Tracking.of(cfg, "calibrate")
-    return Checked(path, instantiate(cfg.measured_with), list(instantiate(cfg.data)), tracking)
+    prompts = list(instantiate(cfg.data))
+    drafter = drafter_of(cfg.drafter._target_)
+    return Checked(path, instantiate(cfg.measured_with), prompts, tracking, drafter)
 
 
 def _show(found: Statistics, checked: Checked) -> None:
@@ -67,7 +72,7 @@ def _show(found: Statistics, checked: Checked) -> None:
     count = len(rounds.weights)
     print(f"{count} rounds of {rounds.tree.nodes} drafted tokens: {checked.path}")
     print(
-        f"next: {command('eval')} method=optimal_rsd schedule=optimal "
+        f"next: {command('eval')} method=optimal_rsd drafter={checked.drafter} schedule=optimal "
         f"expected_length={(low + high) / 2:.1f}   (possible: {low:.2f} to {high:.2f})"
     )
     values = {"rounds": count, "shortest": low, "longest": high}
