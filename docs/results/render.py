@@ -169,6 +169,7 @@ class Interval(NamedTuple):
 
 
 NONE = Interval(0.0, 0.0, 0.0)
+"""The speed, for sorting, of a run that was not timed."""
 
 
 def read() -> dict[str, Any]:
