@@ -60,7 +60,7 @@ RULES = {
     "relaxed": (TREE, Relaxed([1.5, 1.2, 1.1])),
     "lantern": (TREE, Lantern(near(10, 3), 0.2)),
     "lanternpp": (CHAIN, LanternPP(near(10, 3), 2.0, "kl", rejectable=4)),
-    "gsd": (CHAIN, GSD(near(10, 3), rejectable=4)),
+    "gsd": (CHAIN, GSD(near(10, 3))),
     "gsd_published": (CHAIN, PublishedGSD()),
     "entropy": (CHAIN, EntropyAware()),
     "block": (CHAIN, BlockVerification()),

@@ -85,10 +85,10 @@ class _Aggregated(Rule):
         their A.
         """
         kept = torch.minimum(p, q)
-        tokens = _most(q - p, self.rejectable)
+        tokens = _most_rejectable(p, q, self.rejectable)
         lacking = (p - q).clamp(min=0)
         share = torch.zeros_like(p)  # of each token's `lacking`, in the mean
-        for part in tokens.split(_at_once(self.neighbours, p), -1):
+        for part in tokens.split(self._at_once(p), -1):
             near = self.neighbours.table_for(p)[part]
             masses = _gathered(p, near)
             inside = self._inside(masses)
@@ -112,7 +112,11 @@ class _Aggregated(Rule):
         """The rule for drafts that are sampled like the target: with top-k they have k tokens, or
         some more of the same probability, so 2k is room for all of them.
         """
-        narrow: Self = _narrowed(self, target)
+        sampling = getattr(target, "sampling", None)
+        if sampling is None or not sampling.top_k:
+            return self
+        rule: Any = self  # a dataclass, as all its classes are
+        narrow: Self = replace(rule, rejectable=2 * sampling.top_k)
         return narrow
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
@@ -143,6 +147,10 @@ class _Aggregated(Rule):
         """min(q, Σ_{A(x)} p) for every x, [..., V]."""
         masses = [self._mass(p[..., near]) for near in _portions(self.neighbours, p)]
         return torch.minimum(torch.cat(masses, -1), q)
+
+    def _at_once(self, p: Tensor) -> int:
+        """Tokens whose neighbours are gathered at a time at all positions of p [..., V]."""
+        return max(1, AT_ONCE // max(1, p.shape[:-1].numel() * self.neighbours.k))
 
 
 @dataclass(frozen=True)
@@ -241,7 +249,6 @@ class GSD(Rule):
         residual_kind: "published", Norm[p - q]+, "optimal" or "kl".
         k: the number of codes; of 4.3 codes the fifth counts with a weight of 0.3 in p(G) and q(G),
             which makes the accepted length continuous. All neighbours by default.
-        rejectable: most tokens that q can draw, for `accept`; None: all.
 
     Raises:
         TemperaError: an option is impossible.
@@ -251,7 +258,6 @@ class GSD(Rule):
     ranks: int | None = 7
     residual_kind: Residual = "published"
     k: float = math.inf
-    rejectable: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.ranks is not None and self.ranks < 0:
@@ -271,31 +277,22 @@ class GSD(Rule):
         return self._f(p.gather(-1, near), q.gather(-1, near), inside)
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """min(1, p(G) / q(G)) for the group of every token, or of the `rejectable` ones with the
-        most q; others are taken to be alone in their groups.
-        """
+        """min(1, p(G) / q(G)) for the group of every token."""
         order = _ranks(p)
         free = p.amax(-1)[..., None, None] < 1
+        f: list[Tensor] = []
         most = p.shape[-1] if self.ranks is None else self.ranks
-        f = ratio(p, q)
-        tokens = _most(q, self.rejectable)
-        for part in tokens.split(_at_once(self.neighbours, p), -1):
-            near = self.neighbours.table_for(p)[part]
-            places = _gathered(order, near)
+        for near in _portions(self.neighbours, p):
+            places = order[..., near]
             inside = _grouped((places - places[..., :1]).abs() <= most, free)
-            f = f.scatter(-1, part, self._f(_gathered(p, near), _gathered(q, near), inside))
-        return f
+            f.append(self._f(p[..., near], q[..., near], inside))
+        return torch.cat(f, -1)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+; or Norm[p - q·f]+ or Norm[c·p - q·f]+."""
         if self.residual_kind == "published":
             return excess(p, q)
         return RESIDUALS[self.residual_kind](p, q * self.accept(p, q, depth))
-
-    def for_target(self, target: Any) -> Self:
-        """See `_Aggregated.for_target`."""
-        narrow: Self = _narrowed(self, target)
-        return narrow
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff its group contains the argmax: min(1, p(G) / q(G)) for
@@ -319,19 +316,11 @@ class GSD(Rule):
         return ratio((p * weights).sum(-1), (q * weights).sum(-1))
 
 
-def _narrowed(rule: Any, target: Any) -> Any:
-    """The rule, with as many `rejectable` tokens as drafts sampled like the target can have."""
-    sampling = getattr(target, "sampling", None)
-    if sampling is None or not sampling.top_k:
-        return rule
-    return replace(rule, rejectable=2 * sampling.top_k)
-
-
-def _most(values: Tensor, count: int | None) -> Tensor:
-    """The `count` tokens with the largest values [..., V], or all: int64 [..., n]."""
-    if count is None or count >= values.shape[-1]:
-        return torch.arange(values.shape[-1], device=values.device).expand_as(values)
-    return values.topk(count, sorted=False).indices
+def _most_rejectable(p: Tensor, q: Tensor, count: int | None) -> Tensor:
+    """The `count` tokens with the most q - p, or all: int64 [..., n]."""
+    if count is None or count >= p.shape[-1]:
+        return torch.arange(p.shape[-1], device=p.device).expand_as(p)
+    return (q - p).topk(count, sorted=False).indices
 
 
 def _gathered(p: Tensor, near: Tensor) -> Tensor:
@@ -350,12 +339,8 @@ def _portions(neighbours: Neighbours, p: Tensor) -> tuple[Tensor, ...]:
     """The table of neighbours in portions [m, k], each of few enough codes to gather the
     probabilities of all its entries at all positions of p [..., V] at once.
     """
-    return torch.split(neighbours.table_for(p), _at_once(neighbours, p))
-
-
-def _at_once(neighbours: Neighbours, p: Tensor) -> int:
-    """Tokens whose neighbours are gathered at a time at all positions of p [..., V]."""
-    return max(1, AT_ONCE // max(1, p.shape[:-1].numel() * neighbours.k))
+    step = max(1, AT_ONCE // max(1, p.shape[:-1].numel() * neighbours.k))
+    return torch.split(neighbours.table_for(p), step)
 
 
 def _places_away(p: Tensor, near: Tensor, most: int) -> Tensor:
