@@ -2,22 +2,20 @@
 Every failure is reported in one sentence.
 """
 
-import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
 import huggingface_hub
-from filelock import BaseFileLock, Timeout
 from huggingface_hub.utils.tqdm import tqdm
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import is_unwritable, reason, unwritable
-from tempera.runtime.waiting import attempts, waiting
+from tempera.runtime.waiting import waiting
 
 
 class CannotReach(TemperaError):
@@ -47,37 +45,6 @@ class _Bars(tqdm):
         if "Fetching" in str(options.get("desc")):
             options["disable"] = True
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _lock(place: str | Path) -> Iterator[BaseFileLock]:
-    """The hub's lock of a file, for which the hub waits without a limit: here the process that
-    holds it must go on downloading.
-
-    Args:
-        place: in the cache, which has `.locks/REPOSITORY/*.lock` and `REPOSITORY/blobs`.
-    """
-    hub: Any = huggingface_hub.utils
-    path = Path(place)
-    blobs = path.parents[2] / path.parent.name / "blobs"
-    holder = f"the process that holds {path}"
-    advice = "end it, or delete that file if it has ended, and run this again"
-    with ExitStack() as held:
-        for seconds in attempts(holder, advice, lambda: _sizes(blobs)):
-            with suppress(Timeout):
-                lock = held.enter_context(hub.WeakFileLock(place, timeout=seconds))
-                break
-        yield lock
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    """Bytes of the files in a directory that others write in, by name."""
-    found = {}
-    with suppress(FileNotFoundError):
-        for entry in os.scandir(directory):
-            with suppress(FileNotFoundError):
-                found[entry.name] = entry.stat().st_size
-    return found
 
 
 def together(problems: Sequence[TemperaError]) -> TemperaError:
@@ -225,9 +192,8 @@ class Repository:
 
     @contextmanager
     def _in_one_sentence(self, patterns: Sequence[str]) -> Iterator[None]:
-        from huggingface_hub import constants, errors, file_download
+        from huggingface_hub import constants, errors
 
-        vars(file_download)["WeakFileLock"] = _lock  # the hub has no option for a limit
         try:
             with waiting(f"{self.id} of the hub, or a process that downloads it"):
                 yield

@@ -17,9 +17,11 @@ from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import read_text, write_text
 from tempera.runtime.installation import commit
 from tempera.runtime.side_services import side_service
-from tempera.runtime.waiting import LIMIT, waiting
+from tempera.runtime.waiting import waiting
 
 _RUN_ID = "wandb_run_id"
+FINISH_TIMEOUT = 600.0
+"""Seconds that W&B may take to send the rest of a run."""
 Given = ParamSpec("Given")
 
 
@@ -219,7 +221,7 @@ def _start(arguments: dict[str, Any], mode: Any, why: str = "not logged in") -> 
         silent=True,
         console="off",
         disable_git=True,
-        finish_timeout=LIMIT,
+        finish_timeout=FINISH_TIMEOUT,
         finish_timeout_raises=True,
     )
     if mode == "offline":
