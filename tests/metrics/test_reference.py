@@ -11,6 +11,7 @@ import pytest
 from hub import Hub
 from PIL import Image
 
+from tempera.data.folder import image_folder
 from tempera.errors import TemperaError
 from tempera.metrics import reference as references
 from tempera.metrics.reference import Reference
@@ -44,6 +45,26 @@ def test_central_squares_in_the_pictures_own_size(images: Path) -> None:
     assert one != Reference(str(images)).identity
     (batch,) = Reference(str(images)).pictures(8)
     assert batch[-1].min() == batch[-1].max() == 128
+
+
+def test_every_file_of_a_directory_counts_or_is_told(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `source=imagefolder` counts them: any format, and nothing that is hidden."""
+    for number, ending in enumerate(("bmp", "tif", "jfif", "GIF", "avif", "ppm")):
+        Image.new("RGB", (30, 30), (250, 0, 0)).save(images / f"z{number}.{ending}")
+    for hidden in (".ipynb_checkpoints", ".thumbs"):
+        (images / hidden).mkdir()
+        Image.new("RGB", (8, 8)).save(images / hidden / "x.png")
+    (images / "LICENSE").touch()
+    (images / "._a.png").touch()
+    reference = Reference(str(images))
+    reference.check()
+    (batch,) = reference.pictures(8)
+    assert len(batch) == 20 + 6 and (batch[20:, 0] > 240).all()
+    line = "26 pictures; left out: 1 files without an ending, 1 hidden files and 2 hidden folders."
+    assert capsys.readouterr().out.splitlines()[0] == f"metrics.reference: {line}"
+    assert image_folder(str(images)).count() == 26
 
 
 def test_a_batch_of_adms(tmp_path: Path) -> None:

@@ -1,22 +1,34 @@
-"""`source=imagefolder`: a folder of pictures with captions."""
+"""Folders of pictures, and `source=imagefolder`: those with captions."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tempera.data.entries import Broken, Entry, Item, LeftOut, Listed, row_entry, usable_entry
 from tempera.data.prompts import rows_of, text_of
-from tempera.data.sources import SUFFIXES, fingerprint, suffix
+from tempera.data.sources import fingerprint, suffix
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_text
+from tempera.runtime.image_decoding import ENDINGS
 
 NAME = "file_name"
 """The column of `METADATA` that names the picture."""
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 TRAIN = "train"
 """The training split's directory in Hugging Face's layout."""
+
+
+def pictures_in(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The pictures in a folder at any depth, in order, and how many other things it holds, by kind.
+    What is hidden, such as copies of an editor and thumbnails, is not looked into.
+    """
+    files, hidden = _walked(folder)
+    pictures = [file for file in files if suffix(file) in ENDINGS]
+    left_out = Counter(_kind(file) for file in files if suffix(file) not in ENDINGS)
+    left_out.update(Counter(item.kind for item in hidden))
+    return pictures, left_out
 
 
 def image_folder(path: str, caption: str | None = None) -> Listed:
@@ -37,7 +49,7 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
     files, hidden = _walked(folder)
     root = _split_of(folder, files)
     inside = [file for file in files if root in file.parents]
-    pictures = [file for file in inside if suffix(file) in SUFFIXES]
+    pictures = [file for file in inside if suffix(file) in ENDINGS]
     if not pictures:
         raise TemperaError(
             f"there are no images in {shortened(path)}: give a folder of captioned images."
@@ -118,7 +130,7 @@ def _by_rows(
                 entry = replace(entry, parts=2)
             yield entry
     for file in unused:
-        picture = suffix(file) in SUFFIXES
+        picture = suffix(file) in ENDINGS
         yield LeftOut("pictures that no usable row names" if picture else _kind(file))
 
 
@@ -129,14 +141,14 @@ def _by_names(files: Sequence[Path], folder: Path) -> Iterator[Item]:
     for file in files:
         if suffix(file) == "txt":
             texts[file.with_suffix("")].append(file)
-        elif suffix(file) in SUFFIXES:
+        elif suffix(file) in ENDINGS:
             pictures[file.with_suffix("")].append(file)
         else:
             yield LeftOut(_kind(file))
     for stem in texts.keys() - pictures.keys():
         yield LeftOut(".txt files without a picture", len(texts[stem]))
     for file in files:
-        if suffix(file) in SUFFIXES:
+        if suffix(file) in ENDINGS:
             stem = file.with_suffix("")
             captions = texts.pop(stem, [])
             entry = _beside(file, captions, pictures[stem], folder)

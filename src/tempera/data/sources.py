@@ -32,8 +32,8 @@ from tempera.data.entries import (
 from tempera.data.prompts import TEXT_NAMES, field_of, text_of
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import reason, regular_file
+from tempera.runtime.image_decoding import ENDINGS
 
-SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp")
 SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 """The name of a tar's member that belongs to a sample: what members share, and kind."""
 CAPTIONS = ("txt", "json")
@@ -121,7 +121,7 @@ def _samples(caption: str | None, file: Path, name: str, tally: Tally) -> Iterat
             else:
                 kind = match[2].lower()
                 content = b""
-                if kind in (*SUFFIXES, *CAPTIONS) and member.size <= LARGEST:
+                if kind in (*ENDINGS, *CAPTIONS) and member.size <= LARGEST:
                     content = archive.extractfile(member).read()  # at once: it may be compressed
                 yield Part(match[1], kind, member.size, content)
 
@@ -146,7 +146,7 @@ def _sample(
 ) -> Iterator[Item]:
     """A sample, and the members that it does not use. `repeated`: one of its name came before."""
     members = {part.kind: part for part in parts if part.size}
-    picture = next((members[kind] for kind in SUFFIXES if kind in members), None)
+    picture = next((members[kind] for kind in ENDINGS if kind in members), None)
     kinds = ["json"] if caption else CAPTIONS  # a field's name means the .json
     texts = [members[kind] for kind in kinds if kind in members]
     if picture is None and not texts:

@@ -11,14 +11,16 @@ import pyarrow.parquet as pq
 from PIL import Image
 from rich.progress import track
 
+from tempera.data.entries import shown
+from tempera.data.folder import pictures_in
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Pictures
 from tempera.metrics.weights import identity
+from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import cache_directory, reason, regular_file
 from tempera.runtime.hub import Repository
 from tempera.runtime.image_decoding import decode_picture
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 LEAST = 16
 """A reference needs at least this many images."""
 COCO = Repository(
@@ -38,9 +40,9 @@ class Reference:
     pictures.
 
     Args:
-        place: a directory with png, jpg and webp files at any depth, a `.npz` file as ADM publishes
-            for ImageNet, `coco` for MS-COCO 2017's 5,000 validation images from the hub, `coco2014`
-            for the 40,504 of 2014, or None for no reference.
+        place: a directory, whose pictures count at any depth (`tempera.data.folder.pictures_in`), a
+            `.npz` file as ADM publishes for ImageNet, `coco` for MS-COCO 2017's 5,000 validation
+            images from the hub, `coco2014` for the 40,504 of 2014, or None for no reference.
     """
 
     place: str | None = None
@@ -64,6 +66,7 @@ class Reference:
             )
         files = self._files()
         self._check_count(files)
+        self._tell(len(files))
         has_features = any(cache_directory().glob(f"{feature_cache(self.identity)}-*"))
         if not self._is_array and not has_features:
             _check_readable(files)
@@ -78,8 +81,15 @@ class Reference:
         problem = f"holds {count or 'no'} images" if exists else "does not exist"
         raise _refused(
             f"metrics.reference={self.place} {problem}: give a directory of {LEAST} or more real "
-            "images (png, jpg or webp), a .npz file of ADM's, coco or coco2014."
+            "images, a .npz file of ADM's, coco or coco2014."
         )
+
+    def _tell(self, count: int) -> None:
+        """Print how many pictures of a directory count, if it holds anything else."""
+        assert self.place is not None
+        left_out = {} if self._is_array else pictures_in(Path(self.place).expanduser())[1]
+        if left_out and started_as_main():
+            print(f"metrics.reference: {count:,} pictures; left out: {shown(left_out)}.")
 
     def to_download(self) -> int:
         """Bytes that `fetch` will download."""
@@ -129,7 +139,7 @@ class Reference:
         place = Path(self.place).expanduser()
         if self._is_array:
             return [place]
-        return sorted(path for path in place.rglob("[!.]*") if path.suffix.lower() in ENDINGS)
+        return pictures_in(place)[0]
 
 
 def feature_cache(identity: str) -> str:

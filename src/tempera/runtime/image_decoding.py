@@ -18,6 +18,11 @@ MOST_PIXELS = 89_478_485
 """Larger images are not decoded; Pillow warns of decompression bombs from here on."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
 """What is decoded; Pillow would hand others, such as PostScript, to programs that run them."""
+ENDINGS = (
+    *("jpg", "jpeg", "png", "webp", "bmp", "jfif", "jpe", "gif", "tif", "tiff", "avif", "apng"),
+    *("jp2", "jpx", "j2k", "ppm", "pgm", "pbm", "pnm", "tga", "ico", "dib"),
+)
+"""What the names of such files end in; of several pictures of one thing the first is taken."""
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_IMAGE = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 """The chunks of a PNG that are the image; all others but tRNS, of transparency, are metadata."""
