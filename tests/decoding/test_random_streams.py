@@ -36,6 +36,13 @@ def test_a_row_does_not_depend_on_its_batch_or_on_request_sizes():
     assert key(0, "a") != key(1, "a") and key(1, "1/a") != key(11, "/a")
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_strides_do_not_change_when_draws_are_computed_anew(rows):
+    streams = RandomStreams(0, [str(row) for row in range(rows)])
+    draws = [streams.next(count)[:, first:] for count in (6, 5000, 6, 7) for first in (0, 2)]
+    assert {one.stride() for one in draws} == {(1, rows)}
+
+
 def test_two_rows_may_not_share_an_id():
     with pytest.raises(TemperaError, match="share an id"):
         RandomStreams(0, ["a", "b", "a"])

@@ -49,9 +49,9 @@ class RandomStreams:
         self.device = torch.device(device)
         self._keys = torch.tensor(
             [key(*stream) for stream in self.named], dtype=torch.int64, device=device
-        ).unsqueeze(1)
+        )
         self._counter = 0
-        self._block = torch.empty(len(ids), 0, device=device)
+        self._block = torch.empty(0, len(ids), device=device)
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raise TemperaError unless there is one stream for each prompt."""
@@ -62,17 +62,21 @@ class RandomStreams:
             )
 
     def next(self, count: int) -> Tensor:
-        """The next `count` draws of every row, float32 [B, count], multiples of 2⁻²⁴ in [0, 1)."""
-        if count > self._block.shape[1]:
-            more = max(count - self._block.shape[1], _BLOCK // max(1, len(self.ids)))
+        """The next `count` draws of every row, float32 [B, count], multiples of 2⁻²⁴ in [0, 1).
+
+        Their strides are always 1 and B, since a draw of all rows lies in one piece: compiled
+        rounds are made for given strides.
+        """
+        if count > len(self._block):
+            more = max(count - len(self._block), _BLOCK // max(1, len(self.ids)))
             counters = torch.arange(
                 self._counter + 1, self._counter + 1 + more, device=self._keys.device
             )
-            self._block = torch.cat([self._block, uniforms(self._keys, counters)], dim=1)
+            drawn = uniforms(self._keys, counters.unsqueeze(1))
+            self._block = torch.cat([self._block, drawn])
             self._counter += more
-        draws = self._block[:, :count]
-        self._block = self._block[:, count:]
-        return draws
+        draws, self._block = self._block[:count], self._block[count:]
+        return draws.T
 
 
 def key(seed: int, name: str) -> int:
