@@ -42,7 +42,9 @@ class KVCache:
     Attributes:
         entries: of each layer, [2·R·heads·S, D], ordered by key or value, row, head and slot.
             Attention reads the tokens of a head one after the other.
-        layouts: what `forward.Session.layout_of` has computed for this capacity.
+        layouts: what `forward.Session.layout_of` has computed for this capacity, of trees, of
+            levels, and of numbers of tokens: compiled code of torch 2.11 cannot tell keys of two
+            types apart.
         padding: additive mask [R, 1, 1, S] of the batch's padded prefix tokens, if there are any.
         write_index: the entries that the next pass writes, int64 [2·R·heads·Q].
         kv_length: K, the number of keys that the pass loads.
@@ -66,7 +68,7 @@ class KVCache:
         self.device = device
         self.static = static
         self.entries: list[Tensor] = []
-        self.layouts: dict[Hashable, Layout] = {}
+        self.layouts: dict[type, dict[Hashable, Layout]] = {Tree: {}, Frontier: {}, int: {}}
         self.padding: Tensor | None = None
         self.rows = self.capacity = self.kv_length = self.room = 0
         self.write_index = torch.zeros(0, dtype=torch.int64, device=device)
@@ -81,7 +83,8 @@ class KVCache:
             return
         self.rows = 0  # until there are new buffers, for which memory may not suffice
         self.entries.clear()
-        self.layouts.clear()
+        for layouts in self.layouts.values():
+            layouts.clear()
         count = 2 * rows * self.heads
         self._shape = 2, rows, self.heads, capacity, self.head_dim
         starts = torch.arange(0, count * capacity, capacity, device=self.device)

@@ -22,7 +22,7 @@ ROOM = 64
 and a method then share one cache and what is compiled for it.
 """
 LAYOUTS = 64
-"""Most layouts that a cache keeps."""
+"""Most layouts of trees, of levels and of numbers of tokens that a cache keeps."""
 
 
 class Session:
@@ -158,11 +158,13 @@ class Session:
         cache = self.cache if cache is None else cache
         if not isinstance(tokens, int) and tokens.per_row:
             return Layout.of(tokens, cache, self.prompt.copies)
-        if tokens not in cache.layouts:
-            if len(cache.layouts) == LAYOUTS:  # a drafter may make a new tree in every round
-                cache.layouts.clear()
-            cache.layouts[tokens] = Layout.of(tokens, cache, 1)
-        return cache.layouts[tokens]
+        kind = Tree if isinstance(tokens, Tree) else Frontier
+        layouts = cache.layouts[int if isinstance(tokens, int) else kind]
+        if tokens not in layouts:
+            if len(layouts) == LAYOUTS:  # a drafter may make a new tree in every round
+                layouts.clear()
+            layouts[tokens] = Layout.of(tokens, cache, 1)
+        return layouts[tokens]
 
     def place(
         self, layout: Layout, start: Tensor | None = None, cache: KVCache | None = None
