@@ -143,7 +143,7 @@ class Sampling:
         if self.top_p < 1:
             ranked, order = p.sort(dim=-1, descending=True, stable=True)
             # the tokens before this one already have the mass
-            beyond = ranked.cumsum(-1) - ranked >= self.top_p
+            beyond = running_sum(ranked, torch.float32) - ranked >= self.top_p
             p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
             p = p / p.sum(-1, keepdim=True)
         if self.min_p > 0:
@@ -186,12 +186,34 @@ def excess(p: Tensor, kept: Tensor) -> Tensor:
     return normalise((p - kept).clamp(min=0), otherwise=p)
 
 
+def running_sum(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums of the entries up to each one along the last dimension, [..., V] -> [..., V].
+
+    Compiled code calls PyTorch's own kernel: torch 2.11 cannot generate one for more than 8,192
+    tokens in several rows (pytorch/pytorch#180221).
+    """
+    if torch.compiler.is_compiling():
+        summed: Tensor = _running_sum(p, dtype)
+        return summed
+    return p.cumsum(-1, dtype=dtype)
+
+
+@torch.library.custom_op("tempera::running_sum", mutates_args=())
+def _running_sum(p: Tensor, dtype: torch.dtype) -> Tensor:
+    return p.cumsum(-1, dtype=dtype)
+
+
+@_running_sum.register_fake
+def _like_running_sum(p: Tensor, dtype: torch.dtype) -> Tensor:
+    return p.new_empty(p.shape, dtype=dtype)
+
+
 def sample(p: Tensor, u: Tensor) -> Tensor:
     """Inverse-CDF draw: p [..., V] (need not be normalised), u [...] in [0, 1) -> int64 [...]. A
     token without mass is never drawn.
     """
     # float64: a parallel float32 sum is not monotone, and could land on a token without mass
-    cdf = p.cumsum(-1, dtype=torch.float64)
+    cdf = running_sum(p, torch.float64)
     threshold = u.unsqueeze(-1) * cdf[..., -1:]
     return torch.searchsorted(cdf, threshold, right=True).squeeze(-1).clamp_(max=p.shape[-1] - 1)
 
