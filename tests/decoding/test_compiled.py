@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tempera.decoding import compiled, loop
 from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.loop import decode
-from tempera.decoding.probabilities import Sampling
+from tempera.decoding.probabilities import Sampling, sample
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import recorded
 from tempera.decoding.trees import Tree
@@ -69,7 +69,17 @@ RULES = {
 }
 """Further rules, with a tree to verify."""
 BATCHES = [PROMPTS[:2], PROMPTS[2:]]
-VIEWS = ("alias", "detach", "expand", "select", "slice", "squeeze", "unsqueeze", "view")
+VIEWS = (
+    "alias",
+    "detach",
+    "expand",
+    "permute",
+    "select",
+    "slice",
+    "squeeze",
+    "unsqueeze",
+    "view",
+)
 
 
 SAMPLING = Sampling(3.0, temperature=2.0, top_k=7)
@@ -185,6 +195,8 @@ def test_a_round_is_three_graphs_and_the_second_batch_compiles_none(
             return compiled.compiled(part, *arguments)
 
     monkeypatch.setattr(loop, "compiled", one_part)
+    step = "cudagraph_mark_step_begin"
+    monkeypatch.setattr(torch.compiler, step, lambda: parts.append("step"))
     inner = loop.Images.read
 
     def read(images):
@@ -201,7 +213,7 @@ def test_a_round_is_three_graphs_and_the_second_batch_compiles_none(
     monkeypatch.setattr(loop.Images, "read", read)
     with Operations():
         found = decoded(method, True, make())
-    assert parts == ["_propose", "_judge", "_settle"] * (rounds[0] - len(BATCHES))
+    assert parts == ["step", "_propose", "_judge", "_settle"] * (rounds[0] - len(BATCHES))
     assert frames[0] == 0 and frames[1] == frames[-1] == 3
     expected = decoded(method, False, make())
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -227,6 +239,38 @@ def test_every_rule_and_its_diagnostics_are_one_graph(name):
     torch._dynamo.reset()
     found = torch.compile(_judge, backend="eager", fullgraph=True)(*inputs)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@torch.no_grad()
+def test_compiled_sums_over_the_vocabulary_are_pytorchs_own():
+    """torch 2.11 cannot generate them (pytorch/pytorch#180221)."""
+    counter = CompileCounterWithBackend("aot_eager")
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 16384, generator=generator)
+    u = torch.rand(2, 3, generator=generator)
+    sampling = Sampling(1.0, top_p=0.9)
+
+    def drawn(logits, u):
+        return sample(sampling.distribution(logits), u)
+
+    expected = drawn(logits, u)
+    torch._dynamo.reset()
+    found = torch.compile(drawn, backend=counter, fullgraph=True)(logits, u)
+    assert torch.equal(found, expected)
+    called = [str(node.target) for graph in counter.graphs for node in graph.graph.nodes]
+    assert called.count("tempera.running_sum.default") == 2 and "cumsum" not in called
+    for dtype in (torch.float32, torch.float64):
+        torch.library.opcheck(torch.ops.tempera.running_sum, (logits[0], dtype))
+
+
+def test_the_keys_of_a_dictionary_of_layouts_have_one_type():
+    """torch 2.11 compares keys field by field."""
+    target = captioned()
+    drafter = independent(target, TREE)
+    decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
+    layouts = drafter.model.draft.session.cache.layouts
+    assert all(layouts.values())  # of its root, of a level, and of emitted tokens
+    assert all(isinstance(key, kind) for kind, known in layouts.items() for key in known)
 
 
 @pytest.mark.parametrize("method", ["ar", "tree", "scd"])

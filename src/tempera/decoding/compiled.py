@@ -54,6 +54,13 @@ def compiled(part: Callable[..., Result], *arguments: Any) -> Result:
         ) from problem
 
 
+def begin_step() -> None:
+    """Say that a round begins. Outputs of compiled parts live until then; without it, each call on
+    a GPU would give up the outputs of the call before, which it is to read.
+    """
+    torch.compiler.cudagraph_mark_step_begin()
+
+
 @functools.lru_cache(maxsize=8)  # a round has three parts
 def _compile(part: Callable[..., Result]) -> Callable[..., Result]:
     settings = torch._dynamo.config

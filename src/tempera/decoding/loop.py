@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import compiled, plain
+from tempera.decoding.compiled import begin_step, compiled, plain
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Target, Verdict
 from tempera.decoding.random_streams import RandomStreams
@@ -65,6 +65,8 @@ def decode(
         # the first round runs as it is written, and computes what later ones find
         run = compiled if target.compiled and images.rounds else plain
         longest = target.length if target.compiled else images.longest
+        if run is compiled:
+            begin_step()
         draft = run(_propose, drafter, images, u[:, :drawn])
         judged = run(_judge, target, rule, draft, longest, u[:, drawn:], diagnosed)
         # 17: the accepted tokens and one more
