@@ -27,6 +27,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trace import Trace, joined
 from tempera.errors import TemperaError, shown
 from tempera.evaluation.pipeline import Method, Pipeline
+from tempera.runtime.torch_modes import usual_modes
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class LoadedModel:
         ]
         return f"LoadedModel({', '.join(parts)})"
 
+    @usual_modes()
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -300,6 +302,7 @@ class Parts:
         return replace(pipeline, method=Method(drafter, method.rule))
 
 
+@usual_modes()
 def load(
     model: str = "shapes",
     method: str | None = None,
@@ -371,6 +374,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
             )
 
 
+@usual_modes()
 def generate(
     prompts: str | Sequence[str],
     model: str = "shapes",

@@ -59,7 +59,13 @@ def _script(
     """Call the module's `main(cfg)`; without `cfg`, run the command line and return None."""
 
     def main(cfg: "DictConfig") -> object:
-        return import_module(f"tempera.commands.{module}").main(cfg)
+        command = import_module(f"tempera.commands.{module}")
+        if "torch" not in sys.modules:  # nobody can have set its modes
+            return command.main(cfg)
+        from tempera.runtime.torch_modes import usual_modes
+
+        with usual_modes(grad=True):
+            return command.main(cfg)
 
     if cfg is not None:
         return main(cfg)

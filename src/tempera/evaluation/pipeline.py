@@ -148,7 +148,7 @@ class Pipeline:
             observe=observe,
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()  # a decoder may keep tensors, and be trained later
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:
         """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W], made of the
         last grid of tokens: a preview before it (`ModelSpec.preview`) is dropped. The decoder's

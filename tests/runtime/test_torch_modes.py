@@ -1,0 +1,148 @@
+"""Modes that PyTorch keeps for a process or a thread do not reach into tempera, and are the
+caller's again afterwards.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tempera
+from tempera.commands import scripts
+from tempera.runtime.torch_modes import usual_modes
+
+
+@contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    assert torch.get_default_dtype() == torch.bfloat16
+    torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def default_device() -> Iterator[None]:
+    torch.set_default_device("meta")
+    yield
+    assert torch.get_default_device().type == "meta"
+    torch.set_default_device(None)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    assert torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+        assert torch.is_inference_mode_enabled()
+
+
+@contextmanager
+def autocast() -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16):
+        yield
+        assert torch.is_autocast_enabled("cpu")
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "inference mode": inference,
+    "default dtype": default_dtype,
+    "default device": default_device,
+    "autocast": autocast,
+    "gradients": torch.enable_grad,
+    "no gradients": torch.no_grad,
+    "deterministic": deterministic,
+    "anomaly": torch.autograd.detect_anomaly,
+}
+
+
+@pytest.fixture(params=list(MODES))
+def mode(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[object]]:
+    return MODES[request.param]
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    """After a test that fails, too."""
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.use_deterministic_algorithms(False)
+
+
+def drawn(method: str) -> Tensor:
+    loaded = tempera.load("shapes", method, dtype="float32", window=8)
+    return loaded.generate("a large green star", seed=1).tokens
+
+
+@pytest.fixture(scope="module")
+def expected() -> Tensor:
+    return drawn("sjd")
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_load_and_generate(
+    mode: Callable[[], AbstractContextManager[object]], expected: Tensor
+) -> None:
+    """The same tokens inside; and what was loaded and used there works outside."""
+    with mode():
+        loaded = tempera.load("shapes", "sjd", dtype="float32", window=8)
+        inside = loaded.generate("a large green star", seed=1).tokens
+    outside = loaded.generate("a large green star", seed=1).tokens
+    assert torch.equal(inside, expected) and torch.equal(outside, expected)
+    assert not outside.is_inference()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_a_command(
+    mode: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the usual modes, with gradients, which training needs."""
+
+    class Command:
+        @staticmethod
+        def main(_: object) -> Tensor:
+            weight = torch.ones(2, requires_grad=True)
+            with torch.autograd.set_detect_anomaly(False):
+                (weight @ torch.ones(2)).backward()
+            assert weight.grad is not None
+            return weight.grad
+
+    monkeypatch.setattr(scripts, "import_module", lambda _: Command)
+    config: Any = {}
+    with mode():
+        grad: Any = scripts.train(config)
+    assert grad.device.type == "cpu" and grad.dtype == torch.float32 and not grad.is_inference()
+
+
+def test_two_threads_with_another_default_dtype() -> None:
+    """Whoever is first to leave does not take float32 from the other."""
+    torch.set_default_dtype(torch.float64)
+    both, first_left = Barrier(2), Barrier(2)
+
+    def work(first: bool) -> torch.dtype:
+        with usual_modes():
+            both.wait()
+            if first:
+                return torch.get_default_dtype()
+            first_left.wait()
+            return torch.get_default_dtype()
+
+    with ThreadPoolExecutor(2) as threads:
+        early, late = threads.submit(work, True), threads.submit(work, False)
+        dtypes = [early.result()]
+        first_left.wait()
+        dtypes.append(late.result())
+    assert dtypes == [torch.float32] * 2
+    assert torch.get_default_dtype() == torch.float64
