@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -200,3 +201,14 @@ def test_the_callers_logits_stay_as_they_are(options: dict[str, float]) -> None:
             assert torch.equal(read.distribution(given, forced), first)
             read.guide(given)
         assert torch.equal(given, before)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-20, 1e-30, 1e-35, 1e-38, 1e-45, 1e-300])
+def test_the_smallest_temperatures_are_greedy(temperature):
+    """Also those at which dividing float32 logits by them overflows, or that are 0 in float32."""
+    logits = torch.tensor([[30.0, 31.0, -40.0, -torch.inf], [5e-3, -2.0, -1e4, 4e-3]])
+    sampling = Sampling(1.0, temperature)
+    assert torch.equal(sampling.distribution(logits), Sampling(1.0, 0.0).distribution(logits))
+    assert sampling.ranking.distribution(logits).isfinite().all()
+    uncertain = replace(sampling, entropy_temperature=(2.5, 3.0, 1e-6))
+    assert torch.equal(uncertain.distribution(logits), sampling.distribution(logits))

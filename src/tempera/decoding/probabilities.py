@@ -13,6 +13,9 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 
+COLDEST = 1e-30
+"""Least temperature that logits are divided by; a smaller one is greedy decoding."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -25,7 +28,7 @@ class Sampling:
     Attributes:
         guidance: scale s of classifier-free guidance, l = u + s(c - u); 1 is none (and halves the
             rows).
-        temperature: 0 is greedy: all mass on the most probable token.
+        temperature: 0 is greedy, as is less than 1e-30: all mass on the most probable token.
         top_k: keep the k most probable tokens (ties with the k-th are kept); 0 keeps all.
         top_p: keep the most probable tokens until their mass reaches top_p; 1 keeps all.
         min_p: keep the tokens with at least min_p times the probability of the most probable one
@@ -55,10 +58,11 @@ class Sampling:
                 raise TemperaError(f"{name}={getattr(self, name)} is not possible; give {advice}")
         if self.entropy_temperature is not None:
             scale, decay, floor = self.entropy_temperature
-            if not (0 <= scale < math.inf and 0 < decay < math.inf and 0 < floor < math.inf):
+            if not (0 <= scale < math.inf and 0 < decay < math.inf and 1e-6 <= floor < math.inf):
                 raise TemperaError(
                     f"entropy_temperature={list(self.entropy_temperature)} is not possible; give a "
-                    "scale of 0 or more, a decay above 0 and a floor above 0, as [2.5,3,0.6]",
+                    "scale of 0 or more, a decay above 0 and a floor of 1e-6 or more, as "
+                    "[2.5,3,0.6]",
                     option="entropy_temperature",
                 )
 
@@ -74,8 +78,10 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether all mass is on the most probable token."""
-        return self.temperature == 0
+        """Whether all mass is on the most probable token: also at temperatures so small that logits
+        divided by them overflow float32.
+        """
+        return self.temperature < COLDEST
 
     @property
     def untempered(self) -> "Sampling":
@@ -91,7 +97,7 @@ class Sampling:
         the draft's own top-k, top-p or min-p could remove tokens that the target accepts, and
         greedy sampling would leave only one.
         """
-        return Sampling(self.guidance, self.temperature or 1.0)
+        return Sampling(self.guidance, 1.0 if self.greedy else self.temperature)
 
     @property
     def drafting(self) -> "Sampling":

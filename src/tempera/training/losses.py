@@ -140,7 +140,7 @@ class AcceptanceLoss(Loss):
     @override
     def __call__(self, predicted: Tensor, hidden: Tensor, head: Head) -> Parts:
         guide = head.sampling.guide
-        temperature = head.sampling.temperature or 1.0
+        temperature = head.sampling.drafting.temperature
         drawn = replace(head.sampling, guidance=1.0, temperature=temperature)
 
         def compare(mine: Tensor, true: Tensor) -> Tensor:
