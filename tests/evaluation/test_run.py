@@ -284,7 +284,7 @@ def test_an_image_decoder_without_memory_takes_fewer_images_and_then_the_cpu(
         none.pictures(tokens)
 
 
-@pytest.mark.parametrize("part", ["_draw", "page.write", "_track"])
+@pytest.mark.parametrize("part", ["_draw_grid", "page.write", "_track"])
 def test_a_report_that_fails_leaves_the_results_and_one_sentence(
     part: str,
     tmp_path: Path,

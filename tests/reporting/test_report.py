@@ -364,7 +364,7 @@ def test_every_method_runs_to_its_report(
 ) -> None:
     """As a user runs it: a sweep, each run's console and page, the sweep's table, the report."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_report, "_draw", lambda *_: None)
+    monkeypatch.setattr(run_report, "_draw_grid", lambda *_: None)
     quick = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "outputs=out"]
     monkeypatch.setattr(sys, "argv", ["run.py", "-m", *given, *quick])
     runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")

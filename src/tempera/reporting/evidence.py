@@ -99,6 +99,8 @@ def _command() -> str:
 def _draw(path: Path, runs: Sequence[Run]) -> None:
     from matplotlib.figure import Figure  # takes a second to import
 
+    from tempera.reporting import figures
+
     prompts = dict(list(runs[0].texts.items())[:PICTURES])
     figure = Figure(
         figsize=(1.5 * len(prompts) + 1.8, 1.5 * len(runs) + 0.6), layout="constrained", dpi=120
@@ -115,4 +117,4 @@ def _draw(path: Path, runs: Sequence[Run]) -> None:
         length = run.value("accepted_length")
         tokens = "" if math.isnan(length) else f"\n{length:.2f} tokens per round"
         row[0].set_ylabel(textwrap.fill(label, 20) + tokens, size=7, rotation=0, ha="right")
-    figure.savefig(path)
+    figures.save(path, figure)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -40,7 +41,7 @@ def grid(
             panel.spines[:].set(color="red", linewidth=2)
             caption = f"broken: {caption}"
         panel.set_title(textwrap.fill(caption, 26, max_lines=3, placeholder="…"), size=7)
-    _save(path, figure)
+    save(path, figure)
 
 
 def acceptance(path: Path, title: str, result: Mapping[str, Any]) -> None:
@@ -79,7 +80,7 @@ def acceptance(path: Path, title: str, result: Mapping[str, Any]) -> None:
         panel.set_title(name)
     for panel in panels:
         panel.set_axis_off()
-    _save(path, figure)
+    save(path, figure)
 
 
 def _figure(width: float, height: float, title: str) -> Figure:
@@ -90,7 +91,13 @@ def _figure(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def _save(path: Path, figure: Figure) -> None:
-    """Write a PNG atomically; equal figures give equal files."""
+def save(path: Path, figure: Figure) -> None:
+    """Write a PNG atomically, with every text as it is: a user's is no mathematics, whatever signs
+    it has. Equal figures give equal files.
+    """
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_usetex(False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", metadata={"Software": None})

@@ -1,5 +1,6 @@
 """The Pareto plots: what speed, or acceptance, costs in quality."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from tempera.metrics import table
 from tempera.metrics.table import Metric
 from tempera.reporting.console import FOR_FID
 from tempera.reporting.finished_run import Run, results
+from tempera.runtime.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
 """Of Okabe and Ito, who chose them so that nobody takes one for another."""
@@ -42,7 +44,8 @@ def write(runs: Sequence[Run], output: Path) -> list[Path]:
         panels = _panels(frame, _gain(frame))
         if not panels:
             continue
-        path = output / (f"pareto_{model}.png" if several else "pareto.png")
+        name = re.sub(r"[^\w.-]+", "-", str(model))
+        path = output / (f"pareto_{name}.png" if several else "pareto.png")
         images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
         title = f"{model}, images a run: {images}. Bars are 95% intervals, bare numbers δ, the "
         _draw(panels, f"{title}dashed line is plain autoregression.", path)
@@ -59,7 +62,8 @@ def _draw(panels: Sequence[Any], title: str, path: Path) -> None:
     figure = alt.concat(*panels, columns=columns, title=heading)
     figure = figure.resolve_scale(color="shared", shape="shared")
     legend = {"orient": "bottom", "columns": 3, "labelLimit": 400}
-    figure.configure_legend(**legend).save(path, scale_factor=2)
+    with replacing(path) as temporary:
+        figure.configure_legend(**legend).save(temporary, format="png", scale_factor=2)
 
 
 def _gain(frame: pd.DataFrame) -> Metric:

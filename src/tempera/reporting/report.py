@@ -4,17 +4,22 @@
 the same files.
 """
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from tempera.errors import TemperaError
 from tempera.metrics.table import Metric, report_order
 from tempera.reporting import page, paper_tables, pareto, study
 from tempera.reporting.console import FOR_FID
 from tempera.reporting.finished_run import Run, labels, results
 from tempera.reporting.tables import Cell, Section, escaped, long, markdown, table, texts
-from tempera.runtime.files import writable_directory, write_text
+from tempera.runtime.files import reason, writable_directory, write_text
+
+log = logging.getLogger("tempera")
 
 
 def write_report(
@@ -35,18 +40,38 @@ def write_report(
         baseline: what the runs were compared with.
 
     Raises:
-        TemperaError: `output` cannot be written.
+        TemperaError: `output` cannot be written. What cannot be drawn keeps nothing else from being
+            written, and is named at the end.
     """
     sections = sections_of(runs, baseline)
     warnings = cautions(runs, unfinished, damaged)
-    figures = pareto.write(runs, writable_directory(output))
+    failed: list[str] = []
+    figures: list[Path] = []
+    writable_directory(output)
+    with _costing_itself_alone(output / "pareto.png", failed):
+        figures = pareto.write(runs, output)
     frames = {"results.csv": results(runs).drop(columns="plain"), "tables.csv": long(sections)}
     for name, frame in frames.items():
         write_text(output / name, frame.to_csv(index=False, float_format="%.6g"))
     text = report_markdown(runs, sections, output, figures, warnings)
     write_text(output / "report.md", text)
-    page.write(output / "report.html", runs, sections, warnings)
+    with _costing_itself_alone(output / "report.html", failed):
+        page.write(output / "report.html", runs, sections, warnings)
+    if failed:
+        raise TemperaError(f"{' and '.join(failed)}; the rest of the report is in {output}.")
     return [*(output / name for name in (*frames, "report.md", "report.html")), *figures]
+
+
+@contextmanager
+def _costing_itself_alone(path: Path, failed: list[str]) -> Iterator[None]:
+    """What fails inside the `with` block becomes a clause about the file in `failed`."""
+    try:
+        yield
+    except Exception as problem:
+        log.error("%s was not written", path, exc_info=problem)
+        is_told = isinstance(problem, TemperaError)
+        why = str(problem) if is_told else f"{path} cannot be drawn: {reason(problem)}"
+        failed.append(why.rstrip("."))
 
 
 def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
@@ -142,7 +167,7 @@ def report_markdown(
     for section in sections:
         parts += [f"## {escaped(section.title)}", escaped(section.text), markdown(texts(section))]
         parts += [f"> {escaped(note)}" for note in section.notes]
-    parts += [f"![{figure.stem}]({quote(figure.name)})" for figure in figures]
+    parts += [f"![{escaped(figure.stem)}]({quote(figure.name)})" for figure in figures]
     pages = []
     for label, run in zip(labels(runs), runs, strict=True):
         link = Path(os.path.relpath(run.directory, output)).as_posix()

@@ -35,8 +35,14 @@ def write(
     only = picture_path(directory, rows[0]["id"]) if run.images == 1 else None
     grid = directory / "grid.png"
     report = directory / "report.html"
+    title = " · ".join(_title_parts(run))
     with side_service(f"{grid} cannot be drawn ({{why}}): the results are in {directory}."):
-        _draw(run, result, rows[: page.SHOWN])
+        _draw_grid(run, title, rows[: page.SHOWN])
+    places = directory / "acceptance.png"
+    with side_service(f"{places} cannot be drawn ({{why}}): the results are in {directory}."):
+        from tempera.reporting import figures  # matplotlib takes a second to import
+
+        figures.acceptance(places, title, result)
     with side_service(f"{report} cannot be written ({{why}}): the results are in {directory}."):
         page.write(report, [run], sections_of([run]))
     print_run(run, verbose)
@@ -48,17 +54,15 @@ def write(
         _track(run, rows, tracker)
 
 
-def _draw(run: Run, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Draw the pictures of these rows of results.parquet, and where drafts were accepted."""
+def _draw_grid(run: Run, title: str, rows: Sequence[Row]) -> None:
+    """Draw the pictures of these rows of results.parquet."""
     from tempera.reporting import figures  # matplotlib takes a second to import
 
     directory = Path(run.directory)
-    title = " · ".join(_title_parts(run))
     pictures = [read_picture(picture_path(directory, row["id"]), run.made_by) for row in rows]
     texts = [row["text"] for row in rows]
     broken = [row.get("broken") == 1 for row in rows]
     figures.grid(directory / "grid.png", title, pictures, texts, broken)
-    figures.acceptance(directory / "acceptance.png", title, result)
 
 
 def _title_parts(run: Run) -> list[str]:
@@ -84,16 +88,18 @@ def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
         ends[f"{key}_high"] = interval["high"]
     tracker.log({key: value for key, value in values.items() if value is not None})
     tracker.summary({**values, **ends, "images": run.images, **paper_values(run)})
+    files = ("metrics.json", "results.parquet", "report.html", "grid.png", "acceptance.png")
+    kept = [directory / file for file in files if (directory / file).is_file()]
     for picture in ("grid", "acceptance"):
-        tracker.image(picture, directory / f"{picture}.png", run.name)
-    tracker.html("report", directory / "report.html")
+        if (path := directory / f"{picture}.png") in kept:
+            tracker.image(picture, path, run.name)
+    if (path := directory / "report.html") in kept:
+        tracker.html("report", path)
     columns = [key for key in ("id", "text", "accepted_length", "tau", "logprob") if key in rows[0]]
     lines = []
     for row in rows:
         cells = [row[key] for key in columns]
         lines.append([*cells, picture_path(directory, row["id"])])
     tracker.table("images", [*columns, "image"], lines)
-    files = ("metrics.json", "results.parquet", "report.html", "grid.png", "acceptance.png")
-    kept = [directory / file for file in files if (directory / file).is_file()]
     tracker.artifact(f"{run.model}-{run.name}", "evaluation", kept)
     tracker.finish()

@@ -4,6 +4,7 @@ CSV.
 
 import errno
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -18,7 +19,8 @@ from typing_extensions import override
 
 FEW = 5
 """Fewer values than this have no interval."""
-MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\`*[]<|"})
+MARKDOWN = re.compile(r"[\\`*\[\]<|~$]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
+"""Signs within a line that Markdown, with tables and mathematics, takes for its own."""
 PARTS = ("value", "low", "high", "n", "significant", "text")
 """Of a cell: a value, its interval, the number of values that it is made of and whether it differs
 significantly from 0; or a text.
@@ -45,9 +47,12 @@ class Section:
 
 
 class Output(Console):
-    """Rich's console, but where nobody reads it raises the error that `print` does: rich would end
-    the process.
+    """Rich's console for plain text: brackets and colons are no markup. Where nobody reads it, it
+    raises the error that `print` does: rich would end the process.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     @override
     def on_broken_pipe(self) -> None:
@@ -152,7 +157,7 @@ def transposed(section: Section) -> pd.DataFrame:
 
 def escaped(text: str) -> str:
     """The text with Markdown's special characters escaped, on one line."""
-    return " ".join(str(text).translate(MARKDOWN).split())
+    return MARKDOWN.sub(r"\\\g<0>", " ".join(str(text).split()))
 
 
 def markdown(frame: pd.DataFrame) -> str:
@@ -163,7 +168,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 def page(frame: pd.DataFrame) -> str:
     """A table of text as HTML, intervals below their values."""
-    html = str(frame.to_html(index=False, border=0)).replace(" (", "<br>(")
+    html = re.sub(r" (\([^()]* … [^()]*\))", r"<br>\1", frame.to_html(index=False, border=0))
     return f'<div class="wide" tabindex="0">{html}</div>'
 
 
@@ -173,7 +178,7 @@ def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -
     """
     console = console or Output()
     if title:
-        console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(title, style="bold", soft_wrap=True)
     names = frame.columns[0]
     widths = {heading: _width(frame, heading) for heading in frame.columns[1:]}
     longest_word = max(map(len, " ".join([names, *frame[names]]).split()))

@@ -36,5 +36,5 @@ class side_service(AbstractContextManager[None, bool]):
             return False
         log.error("a side service failed", exc_info=problem)
         why = str(problem) if isinstance(problem, TemperaError) else reason(problem)
-        print(self.failed.format(why=why.rstrip(".")))
+        print(self.failed.replace("{why}", why.rstrip(".")))
         return True

@@ -68,6 +68,21 @@ def _unless_it_failed(
     return update_wrapper(tried, method)
 
 
+def _alone(
+    method: Callable[Concatenate["WandbTracker", str, Given], None],
+) -> Callable[Concatenate["WandbTracker", str, Given], None]:
+    """A method that sends one thing, and never raises: what fails is named, and others are sent."""
+
+    def tried(
+        self: "WandbTracker", name: str, /, *given: Given.args, **named: Given.kwargs
+    ) -> None:
+        if not self.failed:
+            with side_service(f"W&B does not get {name} ({{why}}): the run goes on."):
+                method(self, name, *given, **named)
+
+    return update_wrapper(tried, method)
+
+
 class WandbTracker(Tracker):
     """A live W&B run. The step is logged as a metric and used as the x-axis of all others, because
     W&B's internal step cannot go back when a run is resumed.
@@ -89,32 +104,29 @@ class WandbTracker(Tracker):
         """Set the run's final numbers."""
         self.run.summary.update(dict(values))
 
-    @_unless_it_failed
+    @_alone
     def image(self, name: str, path: Path, caption: str = "") -> None:
         """Log one picture."""
         import wandb
 
         self.run.log({name: wandb.Image(str(path), caption=caption or None)})
 
-    @_unless_it_failed
+    @_alone
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Log a table; paths are shown as images."""
         import wandb
 
-        data = [
-            [wandb.Image(str(cell)) if isinstance(cell, Path) else cell for cell in row]
-            for row in rows
-        ]
+        data = [[_image(cell) if isinstance(cell, Path) else cell for cell in row] for row in rows]
         self.run.log({f"tables/{name}": wandb.Table(columns=list(columns), data=data)})
 
-    @_unless_it_failed
+    @_alone
     def html(self, name: str, path: Path) -> None:
         """Log a page, as it is."""
         import wandb
 
         self.run.log({name: wandb.Html(path, inject=False)})
 
-    @_unless_it_failed
+    @_alone
     def artifact(self, name: str, kind: str, paths: Sequence[Path]) -> None:
         """Store files or directories."""
         import wandb
@@ -133,6 +145,13 @@ class WandbTracker(Tracker):
         """Close the run."""
         with waiting("W&B, which sends what it has"):
             self.run.finish()
+
+
+def _image(path: Path) -> Any:
+    """A picture as W&B takes it; None if it is not there."""
+    import wandb
+
+    return wandb.Image(str(path)) if path.is_file() else None
 
 
 def no_tracker(**given: Any) -> Tracker:
