@@ -99,6 +99,7 @@ class CaseSweeper(BasicSweeper):
         """Show the results of the others, and raise TemperaError for jobs that failed."""
         from tempera.config.cli import Failed, command_line
         from tempera.errors import TemperaError
+        from tempera.runtime.installation import FLAGS
 
         failed = [job for job in jobs if isinstance(job.return_value, Failed)]
         if not failed:
@@ -108,7 +109,7 @@ class CaseSweeper(BasicSweeper):
         for job in failed:
             assert job.hydra_cfg is not None
             place = str(job.hydra_cfg.hydra.runtime.output_dir)
-            command = command_line(list(job.overrides or ()), "hydra.run.dir", place)
+            command = command_line([*FLAGS.get(), *(job.overrides or ())], "hydra.run.dir", place)
             print(f"failed: {command}\n  {job.return_value.sentence}", file=sys.stderr)
         raise TemperaError(f"{len(failed)} of {len(jobs)} jobs failed: see above")
 

@@ -16,7 +16,7 @@ from paths import CONF, ROOT
 
 from tempera.config.changes import changes
 from tempera.config.cli import Job, _read, goes_on, named
-from tempera.config.search import DIRECTORIES, SHIPPED
+from tempera.config.search import SHIPPED
 from tempera.errors import TemperaError
 
 Run = Callable[[str], tuple[int, str, str]]
@@ -37,7 +37,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         except SystemExit as end:
             status = int(end.code or 0)
         finally:
-            DIRECTORIES.set(SHIPPED)
+            SHIPPED.use()
         return status, *capsys.readouterr()
 
     return call

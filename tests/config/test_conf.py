@@ -26,7 +26,9 @@ from tempera.config.build import (
     build_tree,
     draft_depth,
 )
+from tempera.config.compose import composed as composed_options
 from tempera.config.instantiate import instantiate, part
+from tempera.config.options import check_options
 from tempera.decoding.interfaces import Drafter, drafts
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
@@ -55,8 +57,8 @@ TINY_CODES = f"model.tokenizer._target_={__name__}.tiny_tokenizer"
 
 
 def composed(*overrides: str, config: str = "eval") -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(config, list(overrides))
+    """As the package composes it, with its checks."""
+    return composed_options(config, overrides)
 
 
 def choices() -> list[tuple[str, str, str]]:
@@ -82,6 +84,7 @@ def resolves(*overrides: str, config: str = "eval") -> DictConfig:
     HydraConfig.instance().set_config(cfg)
     with open_dict(cfg):
         del cfg["hydra"]
+    check_options(cfg)
     OmegaConf.to_container(cfg, resolve=True)
     return cfg
 

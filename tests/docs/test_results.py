@@ -17,6 +17,7 @@ FIGURE = runpy.run_path(str(ROOT / "docs" / "pareto_figure.py"))
 RESULTS = render.read()
 QUOTES = render.QUOTES
 README, DISCRETE = ROOT / "README.md", ROOT / "docs" / "results" / "discrete.md"
+FIELD = text_of(ROOT / "docs" / "field.md")
 STUDY = ROOT / "docs" / "study.md"
 
 
@@ -45,6 +46,16 @@ def test_no_other_number_is_typed(page: Path) -> None:
     code = r"(?ms)^```.*?^```|^\|.*?$|^    .*?$|`[^`]*`|\]\([^)]*\)|95%|Python 3.11"
     prose = re.sub(code, "", text)
     assert re.findall(r"\d+\.\d+|\d+%", prose) == []
+
+
+def test_the_field_has_the_lengths_of_the_results() -> None:
+    """Of every row that is among them: the page marks those that have fewer captions."""
+    row = r"(?m)^\|.*\| \[?`(\w[^`]*)`(?:\]\([^)]*\))? \| ([\d.]+)([¹²]?) \|"
+    rows = re.findall(row, FIELD)
+    found = {method: number + mark for method, number, mark in rows if method in RESULTS["rows"]}
+    assert len(found) > 15
+    lengths = {method: RESULTS["rows"][method]["accepted_length"][0] for method in found}
+    assert found == {method: f"{length:.2f}" for method, length in lengths.items()}
 
 
 def test_the_picture_shows_the_results() -> None:

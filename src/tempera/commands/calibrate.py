@@ -2,7 +2,8 @@
 and `schedule=optimal`.
 """
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from tempera.config import build
+from tempera.config.compose import option_name, typed
 from tempera.config.instantiate import instantiate
+from tempera.config.options import Role, role_of
 from tempera.config.resolvers import drafter_of
 from tempera.config.tracking import Tracking
 from tempera.data.prompts import Prompt
@@ -31,6 +34,7 @@ class Checked:
         prompts: whose drafts are measured.
         tracking: where the result goes.
         drafter: what drafts.
+        shared: options of the user's that are an evaluation's, too.
     """
 
     path: Path
@@ -38,6 +42,7 @@ class Checked:
     prompts: list[Prompt]
     tracking: Tracking
     drafter: str
+    shared: Sequence[str] = ()
 
 
 def main(cfg: DictConfig) -> None:
@@ -62,7 +67,14 @@ def _check(cfg: DictConfig) -> Checked:
     tracking = Tracking.of(cfg, "calibrate")
     prompts = list(instantiate(cfg.data))
     drafter = drafter_of(cfg.drafter._target_)
-    return Checked(path, instantiate(cfg.measured_with), prompts, tracking, drafter)
+    measured_with = calibration.conditions(**build.measured_with(cfg))
+    shared = [
+        option
+        for option in typed(cfg)
+        if (name := option_name(option)) not in ("method", "drafter")
+        and Role.OWN not in role_of(name, "calibrate")
+    ]
+    return Checked(path, measured_with, prompts, tracking, drafter, shared)
 
 
 def _show(found: Statistics, checked: Checked) -> None:
@@ -71,9 +83,8 @@ def _show(found: Statistics, checked: Checked) -> None:
     low, high = reachable_by_price(rounds)
     count = len(rounds.weights)
     print(f"{count} rounds of {rounds.tree.nodes} drafted tokens: {checked.path}")
-    print(
-        f"next: {command('eval')} method=optimal_rsd drafter={checked.drafter} schedule=optimal "
-        f"expected_length={(low + high) / 2:.1f}   (possible: {low:.2f} to {high:.2f})"
-    )
+    options = ["method=optimal_rsd", f"drafter={checked.drafter}", "schedule=optimal"]
+    options += [*checked.shared, f"expected_length={(low + high) / 2:.1f}"]
+    print(f"next: {command('eval')} {shlex.join(options)}   (possible: {low:.2f} to {high:.2f})")
     values = {"rounds": count, "shortest": low, "longest": high}
     checked.tracking.record(checked.path.with_suffix(""), values, files=[checked.path])

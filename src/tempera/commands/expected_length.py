@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from tempera.config import build
@@ -59,6 +61,11 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> Wanted | None:
             has no free parameter or one that the command line sets.
     """
     if cfg.expected_length is None:
+        idle = [option for option in overrides if option.startswith("matching.")]
+        if idle and not _in_a_sweep():
+            raise TemperaError(
+                f"{idle[0]} is for the search of expected_length=, which is not given: leave it out"
+            )
         return None
     search: LengthSearch = instantiate(cfg.matching)
     if cfg.get("free_parameter") is None:
@@ -81,6 +88,11 @@ def check_options(cfg: DictConfig, overrides: Sequence[str]) -> Wanted | None:
             "leave one out"
         )
     return Wanted(float(cfg.expected_length), parameter, search)
+
+
+def _in_a_sweep() -> bool:
+    """Whether this is a job of a sweep, whose options may be for others."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def check_prompts(cfg: DictConfig, prompts: Sequence[Prompt]) -> None:
@@ -167,7 +179,7 @@ def _searched(
             found = calibration.record(
                 cast(Target, target), drafter, prompts[:RECORDED], seed, device, batch_size
             )
-            notes = calibration.conditions(**cfg.schedule.measured_with)
+            notes = calibration.conditions(**build.measured_with(cfg))
             calibration.save_statistics(path, found, notes)
         statistics = calibration.load_statistics(path)[0].first_depths(drafter.depth)
         low, high = statistics.reach(cfg.get("ceiling"))

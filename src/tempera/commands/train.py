@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands.costs import dry_training, read_with_files
 from tempera.config import build
-from tempera.config.compose import pasted
+from tempera.config.compose import option_name, pasted, typed
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
 from tempera.config.options import Role, role_of
@@ -78,6 +78,7 @@ def _check(cfg: DictConfig) -> Checked:
     loss: Loss = instantiate(cfg.loss)
     codes: Part[Codes] = part(cfg.train_data)
     draft: Part[DraftNetwork] = part(cfg.draft)
+    _check_effect(cfg, loss, draft)
     _check_drafts(cfg)
     place = build.place_of(cfg, dry=cfg.dry_run)
     processes = Processes(cpu=place.device.type == "cpu")
@@ -154,6 +155,23 @@ def build_recipe(cfg: DictConfig) -> Recipe:
         dtype = parse_dtype("auto", parse_device(cfg.device, dry=cfg.dry_run))
         decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
     return from_options(cfg, Recipe, **decided)
+
+
+def _check_effect(cfg: DictConfig, loss: Loss, draft: Part[DraftNetwork]) -> None:
+    """Raise TemperaError for an option of the command line that this loss or draft does not use."""
+    unused = {
+        "cross_entropy": "${cross_entropy}" not in plain(cfg.loss).values(),
+        "cfg_dropout": loss.guided,
+        "ttt_steps": draft.options.get("length", 1) > 1,
+    }
+    why = {
+        "cross_entropy": "this loss has no such part",
+        "cfg_dropout": "this loss takes every image with and without its condition",
+        "ttt_steps": "this draft learns all tokens of a chain in one pass",
+    }
+    for option in typed(cfg):
+        if unused.get(name := option_name(option)):
+            raise TemperaError(f"{option} has no effect, because {why[name]}: leave it out")
 
 
 def _check_drafts(cfg: DictConfig) -> None:

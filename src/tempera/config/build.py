@@ -3,8 +3,9 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import hydra
 import torch
@@ -248,6 +249,12 @@ def build_sampling(cfg: DictConfig) -> object:
     return from_options(cfg, hydra.utils.get_class(cfg.model.sampling))
 
 
+def measured_with(cfg: DictConfig) -> dict[str, Any]:
+    """What the statistics of a draft depend on: the model, the draft and the sampling."""
+    draft = OmegaConf.select(cfg, "drafter.path")
+    return {"model": cfg.model.name, "draft": draft, **asdict(cast(Any, build_sampling(cfg)))}
+
+
 def build_tree(cfg: DictConfig) -> Tree:
     """The draft tree of the method; empty if the method has none."""
     tree: Tree = instantiate(cfg.tree) if "tree" in cfg else Tree.empty()
@@ -400,7 +407,8 @@ def _schedule(cfg: DictConfig) -> object:
             "the rule's schedule needs a draft, and this method drafts nothing: give depth=1 or "
             "more, choose a method with a draft, such as method=coolsd, or rule=exact."
         )
-    made = schedule.make_with({"tree": build_tree(cfg)}, length=depth)
+    offered = {"tree": build_tree(cfg), "measured_with": measured_with(cfg)}
+    made = schedule.make_with(offered, length=depth)
     return floored(made, fitting(cfg.floor, float, "floor")) if "floor" in cfg else made
 
 

@@ -21,12 +21,12 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from tempera.config import help as _help  # noqa: F401  conf/ needs its resolver
-from tempera.config.compose import check_added, pasted, quoted
+from tempera.config.compose import check_added, option_name, pasted, quoted
 from tempera.config.messages import sentence, text_of
-from tempera.config.options import METHODS, Role, check_options, role_of
+from tempera.config.options import Role, check_options, role_of
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
@@ -81,7 +81,8 @@ def run(
     try:
         sys.argv[1:] = _read(sys.argv[1:], positional)
         directories = Directories.of(sys.argv[1:])
-        DIRECTORIES.set(directories)
+        directories.use()
+        sys.argv[1:] = for_each_method(config_name, sys.argv[1:])
         if not started_as_main():
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
@@ -123,17 +124,20 @@ class Job:
 
     def __call__(self, cfg: DictConfig) -> object:
         """Check the options, and call `main`."""
-        DIRECTORIES.set(self.directories)
+        self.directories.use()
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
-            check_options(cfg, self.config_name)
+            check_options(cfg)
             check_added(self.config_name, list(HydraConfig.get().overrides.task))
             _check_sweep(HydraConfig.get())
             if cfg.get("device") == "auto" and started_as_main():
                 from tempera.runtime.processor import tell_device
 
                 tell_device()
-            return self.main(cfg)
+            result = self.main(cfg)
+            if cfg.get("dry_run"):
+                _remove_unused(Path(HydraConfig.get().runtime.output_dir))
+            return result
         except Exception as problem:
             return _failed(problem, self.config_name, self.full)
         except KeyboardInterrupt:
@@ -209,7 +213,9 @@ def _check_sweep(hydra_cfg: HydraConf) -> None:
 
 
 def _remove_unused(directory: Path) -> None:
-    """Remove the directory of a run that was refused, if it holds nothing but Hydra's files."""
+    """Remove the directory of a run that was refused, or was not for real, if it holds nothing but
+    Hydra's files.
+    """
     if not (directory / ".hydra").is_dir():
         return
     others = [file for file in directory.iterdir() if file.name != ".hydra"]
@@ -244,22 +250,23 @@ def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
             options.append(literal(f"{SYMBOLS.get(name, name)}{equals}{value}"))
     if positional is not None:
         options = named(options, positional)
-    if {"-m", "--multirun"} & {*flags}:
-        options = for_each_method(options)
     return [*flags, *options]
 
 
-def for_each_method(options: Sequence[str]) -> list[str]:
-    """The options of a sweep; of several methods, `gamma=2` becomes a sweep of one value. Hydra
-    applies other options before it chooses among the methods, and the first may not have them.
+def for_each_method(config_name: str, arguments: Sequence[str]) -> list[str]:
+    """The command line of a sweep; of several methods, `gamma=2` becomes a sweep of one value, if
+    the usual method lacks it. Hydra applies other options before it chooses among the methods, and
+    the first may not have them.
     """
-    if not any(re.match(r"method=.*,", option) for option in options):
-        return list(options)
+    if not any(re.match(r"method=.*,", argument) for argument in arguments):
+        return list(arguments)
+    usual = DIRECTORIES.get().load(config_name, [])
     found = []
-    for option in options:
-        name, equals, value = option.partition("=")
-        is_single = equals and not re.search(r"[,()]", value)
-        found.append(f"{name}=choice({value})" if name in METHODS and is_single else option)
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        is_single = re.fullmatch(r"[A-Za-z_][\w.]*=[^,()]*", argument)
+        is_new = name not in usual.hydra.runtime.choices and OmegaConf.select(usual, name) is None
+        found.append(f"{name}=choice({value})" if is_single and is_new else argument)
     return found
 
 
@@ -298,8 +305,8 @@ def literal(argument: str) -> str:
     """
     key, separator, value = argument.partition("=")
     whole = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
-    role = role_of(key.lstrip("+")) | role_of(key.lstrip("+"), "report")
-    if Role.LITERAL not in role or not separator or value == "null":
+    is_literal = Role.LITERAL in role_of(option_name(argument))
+    if not is_literal or not separator or value == "null":
         return argument
     return argument if re.fullmatch(whole, value, re.DOTALL) else f"{key}={quoted(value)}"
 

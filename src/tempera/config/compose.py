@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
 from tempera.config.nodes import plain
-from tempera.config.options import METHODS, check_options
-from tempera.config.search import DIRECTORIES
+from tempera.config.options import check_options
+from tempera.config.search import DIRECTORIES, Catalogue
 from tempera.errors import TemperaError, shown
 
 WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
@@ -52,24 +52,22 @@ def composed_with_choices(
         choices = plain(cfg.hydra.runtime.choices)
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
-        check_options(cfg, config_name)
+        check_options(cfg)
         check_added(config_name, arguments)
     return cfg, choices
 
 
 def check_added(config_name: str, arguments: Sequence[str]) -> None:
-    """Raise TemperaError for an option of other methods that `+` or `++` adds: nothing reads it."""
-    added = [
-        argument
-        for argument in arguments
-        if argument.startswith("+") and option_name(argument) in METHODS
-    ]
+    """Raise TemperaError for an option of other choices that `+` or `++` adds: nothing reads it."""
+    added = [argument for argument in arguments if argument.startswith("+")]
     if not added:
         return
     others = [argument for argument in arguments if argument not in added]
     cfg = DIRECTORIES.get().load(config_name, others)
+    catalogue = Catalogue(config_name)
     for argument in added:
-        if (name := option_name(argument)) not in cfg:
+        name = option_name(argument)
+        if name not in cfg and name not in catalogue.groups and catalogue.owners(name):
             raise TemperaError(
                 f"nothing reads `{name}` with these choices: leave out {argument}, or choose a "
                 "method that has it",
@@ -83,6 +81,12 @@ def with_options(cfg: DictConfig, values: Mapping[str, Any]) -> DictConfig:
     for name, value in values.items():
         OmegaConf.update(other, name, value)
     return other
+
+
+def typed(cfg: DictConfig) -> list[str]:
+    """The options of the command line; none where a configuration was composed without one."""
+    given = OmegaConf.select(cfg, "overrides", throw_on_resolution_failure=False)
+    return list(given or ())
 
 
 def option_name(argument: str) -> str:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.nodes import plain
 from tempera.errors import TemperaError
-from tempera.runtime.installation import conf_directory
+from tempera.runtime.installation import FLAGS, conf_directory
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,19 @@ class Directories:
                     )
         given = [argument for argument in arguments if argument.startswith("hydra.searchpath=")]
         return cls(main, further, tuple(given))
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The arguments that make a command line find the same configurations."""
+        shipped = self.main == conf_directory()
+        main = () if shipped else ("--config-path", str(self.main))
+        further = [word for place in self.further for word in ("--config-dir", str(place))]
+        return *main, *further, *self.searchpath
+
+    def use(self) -> None:
+        """Let this process look there, and say so in the commands that it prints."""
+        DIRECTORIES.set(self)
+        FLAGS.set(self.flags)
 
     def loader(self) -> ConfigLoaderImpl:
         """Hydra's loader for these directories."""

@@ -275,16 +275,17 @@ def _check(rounds: PricedRounds, ratios: Tensor | None) -> None:
 
 
 def conditions(
-    model: str, draft: str | None, **sampling: float | list[float] | None
+    model: str, draft: str | None, **sampling: float | Sequence[float] | None
 ) -> dict[str, Any]:
     """The conditions that statistics depend on: the model, the draft (the hash of the weights in
     the directory `draft`) and the sampling options.
     """
-    return {
+    found = {
         "model": model,
         "draft": None if draft is None else weights_hash(Path(draft)),
         **sampling,
     }
+    return {name: [*one] if isinstance(one, tuple) else one for name, one in found.items()}
 
 
 def calibrated(

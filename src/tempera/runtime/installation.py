@@ -2,8 +2,10 @@
 commands.
 """
 
+import shlex
 import subprocess
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -18,6 +20,10 @@ SCRIPTS = {
     "prepare": "train_draft/prepare.py",
 }
 """For each command `tempera-<name>`, the equivalent script of a checkout."""
+FLAGS: ContextVar[tuple[str, ...]] = ContextVar("flags", default=())
+"""Of the command line that is running: those without which a command does not find the user's own
+configurations.
+"""
 
 
 def conf_directory() -> Path:
@@ -47,9 +53,11 @@ def commit() -> str | None:
 
 def command(name: str) -> str:
     """How the user should call `tempera-<name>`: in the form in which this process was started, a
-    script or an installed command. In a notebook it is the script if there is a checkout.
+    script or an installed command, with its `FLAGS`. In a notebook it is the script if there is a
+    checkout.
     """
     called = Path(sys.argv[0]).as_posix()
     script = called.endswith(tuple(SCRIPTS.values()))
     installed = Path(called).name.startswith("tempera-") or (PACKAGE / "conf").is_dir()
-    return f"tempera-{name}" if installed and not script else f"python {SCRIPTS[name]}"
+    form = f"tempera-{name}" if installed and not script else f"python {SCRIPTS[name]}"
+    return shlex.join([*form.split(), *FLAGS.get()])
