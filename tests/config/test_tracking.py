@@ -1,11 +1,16 @@
 """What a tracked run records of its configuration."""
 
+import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from paths import ROOT
+from sent_runs import SentRun
+from tiny_evaluation import tiny_options
 
 from tempera.config.tracking import Tracking
 from tempera.runtime import tracking
@@ -29,9 +34,13 @@ def test_the_whole_resolved_configuration_is_recorded(
     monkeypatch.setattr(tracking, "no_tracker", record)
     experiment = "study" if script == "eval" else None
     choices = {"model": "shapes", "experiment": experiment, "hydra/launcher": "basic"}
-    Tracking.of(cfg, script, choices).start(tmp_path, {"machine": "this one"})
+    choices |= {"method": None} if script == "eval" else {}
+    typed = [*options, "model=shapes", *["limit=3", "verbose=true"] * bool(experiment)]
+    Tracking.of(cfg, script, choices, typed).start(tmp_path, {"machine": "this one"})
     assert (taken["job_type"], taken["group"]) == (script, experiment or "shapes")
-    assert taken["tags"] == ["model=shapes", *["experiment=study"] * bool(experiment)]
+    chosen = ["model=shapes", *["experiment=study"] * bool(experiment)]
+    assert taken["tags"] == [*chosen, *(one for one in options if "method" not in one)]
+    assert taken["name"] is None
     config = taken["config"]
     assert config["machine"] == "this one"
     assert config["model"]["name"] == "shapes"
@@ -40,3 +49,38 @@ def test_the_whole_resolved_configuration_is_recorded(
     for option in options:
         name, _, value = option.partition("=")
         assert name == "method" or str(config[name]) == value
+
+
+def test_the_runs_of_a_sweep_have_their_own_names_and_tags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And values, not references to them; a second sweep there is told from the first."""
+    sent: list[SentRun] = []
+
+    def start(**about: Any) -> SentRun:
+        sent.append(SentRun(about))
+        return sent[-1]
+
+    monkeypatch.setattr("wandb.init", start)
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staged"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("a red ring\n")
+    tiny = [one for one in tiny_options(tmp_path) if not one.startswith(("tracking", "speed.p"))]
+    given = [*tiny, "speed.prompts=0", "data=file", "path=mine.txt", "hydra.sweep.dir=s"]
+    for delta in (["delta=1.1,2"], ["delta=3", "hydra.sweep.subdir=3"]):
+        monkeypatch.setattr(sys, "argv", ["run.py", "-m", "method=coolsd", *delta, *given])
+        runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
+    names = [run.about["name"] for run in sent]
+    assert all(name.startswith("coolsd drafter.path=") for name in names)
+    assert [name.split()[-1] for name in names] == ["δ=1.1", "δ=2", "δ=3"]
+    tags = [{*run.about["tags"]} for run in sent]
+    assert tags[0] - tags[1] == {"delta=1.1"} and tags[1] - tags[0] == {"delta=2"}
+    assert {"method=coolsd", "sweep=s"} <= tags[0] & tags[1]
+    configs = [run.about["config"] for run in sent]
+    configs += [json.loads(path.read_text()) for path in tmp_path.glob("s/*/run.json")]
+    assert len(configs) == 6
+    for config in configs:
+        assert config["data"]["prompts"]["path"] == "mine.txt" and "${" not in str(config)
+    told = capsys.readouterr().out
+    assert told.count("from earlier sweeps in this directory") == 1
+    assert f"from earlier sweeps in this directory: {names[0]}, {names[1]}\n" in told

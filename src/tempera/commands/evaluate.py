@@ -134,7 +134,7 @@ def _check(cfg: DictConfig) -> Checked:
     facts = Facts.of(cfg)
     wanted = expected_length.check_options(cfg, facts.overrides)
     build.check_tokens(cfg)
-    tracking = Tracking.of(cfg, "eval", facts.choices)
+    tracking = Tracking.of(cfg, "eval", facts.choices, facts.overrides)
     protocol: SpeedProtocol = instantiate(cfg.speed)
     place = build.place_of(cfg, dry=cfg.dry_run)
     shrinks = cfg.batch_size == "auto"
@@ -215,7 +215,7 @@ def _build(cfg: DictConfig, checked: Checked) -> Built:
         shrinks=checked.shrinks,
     )
     claim(directory, identity, notes, write=processes.is_main)
-    tracker = in_background(partial(tracking.start, directory, {**identity, **notes}))
+    tracker = in_background(partial(tracking.start, directory, {**identity, **notes}, name))
     return Built(plan, pipeline, scores, tracker)
 
 
@@ -276,4 +276,4 @@ def _plain(cfg: DictConfig, name: str) -> Any:
     node = OmegaConf.select(cfg, name, throw_on_resolution_failure=False)
     if not OmegaConf.is_config(node):
         return node
-    return OmegaConf.to_container(node, resolve=name == "paper")
+    return OmegaConf.to_container(node, resolve=True)

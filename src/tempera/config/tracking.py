@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from tempera.config.compose import option_name
 from tempera.config.instantiate import Part, part
 from tempera.config.options import Role, role_of
 from tempera.runtime.tracking import Tracker
@@ -25,7 +27,9 @@ class Tracking:
         job_type: `eval`, `train_draft` and so on.
         config: the whole resolved configuration.
         group: the experiment, or else the model.
-        tags: the choices in Hydra's groups.
+        tags: the choices in Hydra's groups, the other options on the command line that results
+            depend on, and the directory of a sweep.
+        name: what tells a job of a sweep from the others: its own options; None outside of sweeps.
     """
 
     tracker: Part[Tracker]
@@ -33,33 +37,56 @@ class Tracking:
     config: Mapping[str, Any]
     group: str
     tags: Sequence[str]
+    name: str | None = None
 
     @classmethod
     def of(
-        cls, cfg: DictConfig, job_type: str, choices: Mapping[str, str | None] | None = None
+        cls,
+        cfg: DictConfig,
+        job_type: str,
+        choices: Mapping[str, str | None] | None = None,
+        overrides: Sequence[str] | None = None,
     ) -> "Tracking":
         """That of a configuration.
 
         Args:
             cfg: the composed configuration.
             job_type: `eval`, `train_draft` and so on.
-            choices: the choice in each group; None asks Hydra.
+            choices, overrides: the choice in each group, and the command line; None asks Hydra.
         """
+        hydra = HydraConfig.get() if HydraConfig.initialized() else None
         if choices is None:
-            choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+            choices = hydra.runtime.choices if hydra else {}
+        if overrides is None:
+            overrides = list(hydra.overrides.task) if hydra else []
         group = choices.get("experiment") or OmegaConf.select(cfg, "model.name") or job_type
         tags = [
             f"{name}={choice}" for name, choice in choices.items() if "/" not in name and choice
         ]
-        return cls(part(cfg.tracking), job_type, tracked(cfg), group, tags)
+        for override in overrides:
+            option = option_name(override)
+            if option not in choices and Role.IDENTITY in role_of(option, job_type):
+                tags.append(override.lstrip("+"))
+        name = None
+        if hydra and hydra.mode == RunMode.MULTIRUN:
+            tags.append(f"sweep={Path(hydra.sweep.dir).name}")
+            name = " ".join(overrides)
+        return cls(part(cfg.tracking), job_type, tracked(cfg), group, tags, name)
 
-    def start(self, directory: Path, notes: Mapping[str, Any] | None = None) -> Tracker:
-        """Start the tracker of a run directory; it records `notes` with the configuration."""
+    def start(
+        self, directory: Path, notes: Mapping[str, Any] | None = None, name: str | None = None
+    ) -> Tracker:
+        """Start the tracker of a run directory; it records `notes` with the configuration.
+
+        Args:
+            name: of the run in the tracker; by default its options in a sweep, else its directory.
+        """
         return self.tracker.make(
             directory=directory,
             job_type=self.job_type,
             group=self.group,
             tags=self.tags,
+            name=name or self.name,
             config={**self.config, **(notes or {})},
         )
 

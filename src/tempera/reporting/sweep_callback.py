@@ -1,6 +1,7 @@
 """A Hydra callback: a sweep ends with the table of its runs."""
 
 import shlex
+from datetime import UTC, datetime
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -15,9 +16,14 @@ class SweepTable(Callback):
     preset names a `paper`. Used in `hydra.callbacks`.
     """
 
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Note the time: runs that began before it are of earlier sweeps."""
+        self.begun = datetime.now(UTC).isoformat(timespec="seconds")
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Read all finished runs in the directory, including those of earlier sweeps."""
         from tempera.reporting.collect import collect, find_runs
+        from tempera.reporting.finished_run import labels
         from tempera.reporting.paper_tables import paper_sections
         from tempera.reporting.report import results_section
         from tempera.reporting.tables import show, texts
@@ -27,6 +33,10 @@ class SweepTable(Callback):
         except TemperaError:  # no run finished: the sweep has said why
             return
         show(texts(results_section(runs, only_axes=True), interval=False))
+        earlier = [run for run in runs if run.started < self.begun]
+        if earlier:
+            names = ", ".join(labels(runs, earlier))
+            print(f"from earlier sweeps in this directory: {names}")
         for section in paper_sections(runs):
             show(texts(section), section.title)
             print("\n".join(section.notes))

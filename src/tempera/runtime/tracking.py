@@ -180,7 +180,7 @@ def wandb_tracker(
         mode: `auto`, `online` or `offline`. `auto` follows WANDB_MODE if set, and otherwise is
             online when logged in. An offline run prints how to sync it.
         group, job_type, tags: shown on the W&B run.
-        name: of the W&B run; by default that of the directory.
+        name: of the W&B run, of which 128 characters are kept; by default that of the directory.
         config: the run's options; the git commit is added to them.
 
     Returns:
@@ -197,7 +197,7 @@ def wandb_tracker(
         "tags": [tag[:64] for tag in tags],
         "config": {**(config or {}), "git_commit": commit()},
         "resume": "allow",
-        "name": name or directory.name,
+        "name": (name or directory.name)[:128],
     }
     with side_service("W&B does not start ({why}): the run goes on without it."):
         return WandbTracker(_start(arguments | {"id": _run_id(directory)}, _mode(mode)))
