@@ -1,6 +1,6 @@
-"""Metrics of torchmetrics by name: of pictures, of pairs, and of sets by our features."""
+"""Metrics of torchmetrics by name: of pictures, and of pairs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.metrics.distances import frechet, inception_score
-from tempera.metrics.evaluators import Evaluator, Networks, NoEvaluator, Pictures
+from tempera.metrics.evaluators import NoEvaluator
 from tempera.metrics.quality import quality, score_pictures
-from tempera.metrics.torch_metrics import TorchMetrics
+from tempera.metrics.torch_metrics import TorchMetric, TorchMetrics
 from tempera.runtime.files import fingerprint, write_json
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import Store, write_table
@@ -25,19 +22,17 @@ from tempera.runtime.torchvision import import_torchvision
 
 import_torchvision()
 from torchmetrics.image import (  # noqa: E402
+    MultiScaleStructuralSimilarityIndexMeasure,
     PeakSignalNoiseRatio,
     StructuralSimilarityIndexMeasure,
     TotalVariation,
 )
-from torchmetrics.image.fid import FrechetInceptionDistance  # noqa: E402
-from torchmetrics.image.inception import InceptionScore  # noqa: E402
-from torchmetrics.image.kid import KernelInceptionDistance  # noqa: E402
 
 CPU = torch.device("cpu")
 PROMPTS = [Prompt(f"p{number}", f"text {number}") for number in range(16)]
 PICTURES = np.random.default_rng(0).integers(0, 256, (16, 3, 24, 24), np.uint8)
 OTHERS = np.random.default_rng(1).integers(0, 256, (16, 3, 24, 24), np.uint8)
-REAL = np.random.default_rng(2).normal(size=(30, 6))
+SSIM = TorchMetric("pair", partial(StructuralSimilarityIndexMeasure, data_range=1.0))
 
 
 @pytest.fixture(autouse=True)
@@ -58,42 +53,27 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-class Means(Evaluator):
-    """Features of pictures: means of the colours, in two parts."""
-
-    resamples = 20
-
-    @override
-    def load(self, device: torch.device) -> Iterator[Networks]:
-        def features(pictures: Tensor) -> Tensor:
-            return torch.cat([pictures.double().mean((2, 3)), pictures.double().std((2, 3))], 1)
-
-        yield Networks(scores=[lambda pictures, _: {"clip_score": torch.zeros(len(pictures))}])
-        yield Networks(features, distances={}, identity="means")
-
-    @override
-    def reference(self, edge: int) -> Iterator[Pictures]:
-        yield np.zeros((2, 3, edge, edge), np.uint8)
-
-
 def measured(evaluator: TorchMetrics, store: Path) -> dict[str, Any]:
     pictures = {prompt.id: one for prompt, one in zip(PROMPTS, PICTURES, strict=True)}
     found: dict[str, Any] = {}
     for networks in evaluator.load(CPU):
         place = Store(store / networks.identity, "run")
         rows = score_pictures(networks, PROMPTS, lambda prompt: pictures[prompt.id], place)
-        found |= quality([rows[one.id] for one in PROMPTS], networks, REAL, evaluator.resamples)
+        found |= quality([rows[one.id] for one in PROMPTS], networks, None, evaluator.resamples)
     return found
 
 
 def test_pictures_and_pairs_have_intervals_over_prompts(run: Path, tmp_path: Path) -> None:
-    makers = {"ssim": StructuralSimilarityIndexMeasure, "psnr": PeakSignalNoiseRatio,
-              "variation": partial(TotalVariation, reduction="sum")}  # fmt: skip
-    evaluator = TorchMetrics(NoEvaluator(), makers, str(run))
+    metrics = {
+        "ssim": SSIM,
+        "psnr": TorchMetric("pair", partial(PeakSignalNoiseRatio, data_range=1.0)),
+        "variation": TorchMetric("picture", partial(TotalVariation, reduction="sum")),
+    }
+    evaluator = TorchMetrics(NoEvaluator(), metrics, str(run))
     evaluator.check("any")
     evaluator.check_prompts(PROMPTS)
     found = measured(evaluator, tmp_path)
-    assert found.keys() == makers.keys() and table.find("variation").key == "variation"
+    assert found.keys() == metrics.keys() and table.find("variation").key == "variation"
     left, right = (torch.tensor(one).float() / 255 for one in (PICTURES, OTHERS))
     errors = (left - right).square().mean((1, 2, 3))
     assert found["psnr"].value == pytest.approx(float((-10 * errors.log10()).mean()), rel=1e-4)
@@ -102,27 +82,27 @@ def test_pictures_and_pairs_have_intervals_over_prompts(run: Path, tmp_path: Pat
     assert found["ssim"].value == pytest.approx(float(torch.stack(values).mean()), rel=1e-5)
     assert found["ssim"].low < found["ssim"].value < found["ssim"].high
     assert found["variation"].value == pytest.approx(float(TotalVariation()(left)) / 16, rel=1e-4)
-    fewer = TorchMetrics(NoEvaluator(), {"ssim": makers["ssim"]}, str(run))
+    fewer = TorchMetrics(NoEvaluator(), {"ssim": SSIM}, str(run))
     fewer.check("any")
     identities = {next(one.load(CPU)).identity for one in (evaluator, fewer, evaluator)}
     assert len(identities) == 2
 
 
-def test_sets_are_compared_by_our_features(tmp_path: Path) -> None:
-    makers = {"mine": FrechetInceptionDistance, "score": partial(InceptionScore, splits=10),
-              "subsets": partial(KernelInceptionDistance, subsets=3, subset_size=9)}  # fmt: skip
-    evaluator = TorchMetrics(Means(), makers)
+def test_a_class_with_an_argument_of_another_meaning(run: Path, tmp_path: Path) -> None:
+    """`normalize` of MS-SSIM is not that of LPIPS, which says that pictures are in [0, 1]."""
+    make = partial(
+        MultiScaleStructuralSimilarityIndexMeasure,
+        data_range=1.0,
+        kernel_size=3,
+        sigma=0.5,
+        betas=(0.4, 0.6),
+    )
+    evaluator = TorchMetrics(NoEvaluator(), {"ms_ssim": TorchMetric("pair", make)}, str(run))
     evaluator.check("any")
-    found = measured(evaluator, tmp_path)
-    pictures = torch.tensor(PICTURES).double()
-    features = torch.cat([pictures.mean((2, 3)), pictures.std((2, 3))], 1)
-    assert found["mine"].value == pytest.approx(frechet(features, REAL, 2).value)
-    assert found["score"].value == pytest.approx(inception_score(features, 2).value)
-    assert found["subsets"].value == measured(evaluator, tmp_path / "again")["subsets"].value
-    assert np.isnan(found["mine"].low)
-    few = partial(KernelInceptionDistance, subset_size=1000)
-    with pytest.raises(TemperaError, match="torchmetrics cannot compute"):
-        measured(TorchMetrics(Means(), {"subsets": few}), tmp_path)
+    left, right = (torch.tensor(one).float() / 255 for one in (PICTURES, OTHERS))
+    assert measured(evaluator, tmp_path)["ms_ssim"].value == pytest.approx(
+        float(make()(left, right)), rel=1e-4
+    )
 
 
 def without_pictures(run: Path) -> None:
@@ -143,21 +123,22 @@ def test_another_run_must_have_the_prompts(change: Callable[[Path], None], run: 
 
 
 def test_what_cannot_be_measured(run: Path, tmp_path: Path) -> None:
-    pair = {"ssim": StructuralSimilarityIndexMeasure}
-    with pytest.raises(TemperaError, match=r"torchmetrics.ssim cannot.*give against=RUN"):
-        TorchMetrics(NoEvaluator(), pair).check("any")
-    with pytest.raises(TemperaError, match=r"torchmetrics.tv cannot.*the name is taken"):
-        TorchMetrics(NoEvaluator(), {"tv": TotalVariation})  # a divergence of ours
-    sets = TorchMetrics(NoEvaluator(), {"mine": FrechetInceptionDistance})
-    with pytest.raises(TemperaError, match=r"torchmetrics.mine cannot.*no real images"):
-        sets.check("any")
-    with pytest.raises(TemperaError, match="it needs features"):
-        list(sets.load(CPU))
-    wrong = TorchMetrics(NoEvaluator(), {"noise": partial(TotalVariation, reduction="no")})
-    with pytest.raises(TemperaError, match=r"torchmetrics.noise cannot.*cannot make it"):
-        wrong.check("any")
-    large = partial(StructuralSimilarityIndexMeasure, sigma=99.0)
-    evaluator = TorchMetrics(NoEvaluator(), {"ssim": large}, str(run))
-    evaluator.check("any")
-    with pytest.raises(TemperaError, match=r"torchmetrics.ssim cannot.*cannot compute it"):
+    def refused(
+        why: str, metric: TorchMetric, key: str = "own", against: str | None = None
+    ) -> None:
+        with pytest.raises(TemperaError, match=f"torchmetrics.{key} cannot.*{why}"):
+            measured_after_its_check({key: metric}, against)
+
+    def measured_after_its_check(metrics: dict[str, TorchMetric], against: str | None) -> None:
+        evaluator = TorchMetrics(NoEvaluator(), metrics, against)
+        evaluator.check("any")
         measured(evaluator, tmp_path)
+
+    variation = TorchMetric("picture", TotalVariation)
+    refused("give against=RUN", SSIM)
+    refused("the name is taken", variation, key="tv")  # a divergence of ours
+    refused("kind=picture does not fit .*'target'", SSIM._replace(kind="picture"))
+    refused("kind=pair does not fit .*too many", variation._replace(kind="pair"), against=str(run))
+    refused("cannot make it", TorchMetric("picture", partial(TotalVariation, reduction="no")))
+    large = TorchMetric("pair", partial(StructuralSimilarityIndexMeasure, sigma=99.0))
+    refused("cannot compute it", large, against=str(run))

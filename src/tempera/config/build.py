@@ -455,11 +455,15 @@ def build_evaluator(cfg: DictConfig) -> "Evaluator":
     if not named and cfg.against is None:
         return evaluator
     import_torchvision()  # torchmetrics imports it
-    from tempera.metrics.torch_metrics import TorchMetrics
+    from tempera.metrics.torch_metrics import Kind, TorchMetric, TorchMetrics
 
-    # networks are not read before it is their turn
-    makers = {str(name): part(node).partial() for name, node in named.items()}
-    return TorchMetrics(evaluator, makers, cfg.against)
+    metrics = {}
+    for name in map(str, named):
+        place = f"torchmetrics.{name}"
+        kind = fitting(OmegaConf.select(cfg, f"{place}.kind"), Kind, f"{place}.kind")
+        metric: Part[object] = part(OmegaConf.select(cfg, f"{place}.metric"))
+        metrics[name] = TorchMetric(kind, metric.partial())  # its network is read in its turn
+    return TorchMetrics(evaluator, metrics, cfg.against)
 
 
 @contextmanager
