@@ -114,7 +114,13 @@ def test_parquet(tmp_path: Path) -> None:
     path = str(tmp_path / "0.PARQUET")
     pandas.DataFrame({"Prompts": ["a", "b"]}).to_parquet(path)
     assert file_prompts(path) == [Prompt("0-000001", "a"), Prompt("0-000002", "b")]
-    wrong: list[list[Any]] = [["a", None], ["a", float("nan")], [1, 2], [b"x", b"y"], [{"en": "x"}]]
+    wrong: list[list[Any]] = [
+        ["a", None],
+        ["a", float("nan")],
+        [1, 2],
+        [b"caf\xe9", b"y"],
+        [{"en": "x"}],
+    ]
     for texts in wrong:
         pandas.DataFrame({"Prompts": texts}).to_parquet(path)
         with pytest.raises(TemperaError, match="0.PARQUET:[12] "):

@@ -102,6 +102,16 @@ def test_a_folder_with_captions_beside_the_images(tmp_path: Path) -> None:
     assert image_folder(str(tmp_path)).describe() != before
 
 
+def test_what_is_wrong_with_a_caption_is_told_by_its_cause(tmp_path: Path) -> None:
+    """Bytes of Windows-1252, in a text that was read as Latin-1, or as they are; UTF-8 is read."""
+    captions: list[Any] = ["it\x92s", "one", None]
+    for column in (captions, [b"it\x92s", "caf\u00e9".encode(), None]):
+        rows = [{"image": picture(), "caption": caption} for caption in column]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+        read = ["one"] if column is captions else ["caf\u00e9"]
+        check(parquet(str(tmp_path)), read, "1: its caption is not UTF-8", "3: no caption")
+
+
 def tar_of(path: Path, members: dict[str, bytes]) -> None:
     with tarfile.open(path, "w") as archive:
         for name, content in members.items():

@@ -37,3 +37,11 @@ def test_a_centred_interval_holds_its_estimate_and_keeps_its_bounds() -> None:
     assert (held.low, held.high) == (-100.0, 200.0)
     skewed = np.array([0.0] * 999 + [1e6])
     assert bootstrap.centred(5.0, skewed, 9).high == bootstrap.centred(5.0, -skewed, 9).low == 5.0
+
+
+def test_an_interval_holds_its_estimate_by_construction() -> None:
+    assert bootstrap.Interval(1, 2, 0.5, 3) == bootstrap.Interval(1, 1, 1, 3)
+    nothing = bootstrap.Interval(1, np.nan, np.nan, 3)
+    assert np.isnan([nothing.low, nothing.high]).all()
+    tenths = bootstrap.mean(np.full(7, 0.1))
+    assert tenths.low <= tenths.value <= tenths.high

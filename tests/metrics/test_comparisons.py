@@ -63,7 +63,7 @@ def test_equal_runs_do_not_differ_and_missing_units_do_not_count() -> None:
     assert other.difference.value == pytest.approx(-1)
     assert partly.difference.n == other.difference.n == gaps.sum()
     assert compare_all([]) == []
-    (other,) = compare_all([(weighted(np.ones(3)), weighted(np.zeros(3)))])
+    (other,) = compare_all([(weighted(np.ones(20)), weighted(np.zeros(20)))])
     assert other.p == 2 / 2001  # the observed sample is one of the resamples
 
 
@@ -77,3 +77,12 @@ def test_infinite_units_are_ranked_and_not_subtracted() -> None:
     assert np.isnan(rank_correlation(values, [values[1]] * 3).value)
     noisy = [weighted(RNG.normal(0, 1, 30)) for _ in range(4)]
     assert rank_correlation(noisy, noisy).low == pytest.approx(1)  # the same units on both sides
+
+
+@pytest.mark.parametrize("units", [1, 4])
+def test_few_units_prove_nothing(units: int) -> None:
+    """Even if all of them differ: a test of signs cannot do with fewer than six."""
+    (found,) = compare_all([(weighted(np.full(units, 9.0)), weighted(np.zeros(units)))])
+    assert not found.significant and found.p == 2.0 ** (1 - units)
+    (many,) = compare_all([(weighted(np.full(20, 9.0)), weighted(np.zeros(20)))])
+    assert many.significant

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
+from tempera.errors import TemperaError
 from tempera.metrics import bootstrap, distances
 from tempera.metrics.distances import (
     Distance,
@@ -162,3 +163,42 @@ def test_rows_in_parts_give_the_same_distances(monkeypatch: pytest.MonkeyPatch) 
     parts = [metric(left, right, resamples=5) for metric in (kernel, precision, recall)]
     for one, other in zip(whole, parts, strict=True):
         assert [one.value, one.low, one.high] == pytest.approx([other.value, other.low, other.high])
+
+
+ONE = features(1).repeat(40, 0)
+ENDS = {
+    "identical": (features(40), features(40)),
+    "large and identical": (1e4 * features(40), 1e4 * features(40)),
+    "copies of one picture": (ONE, features(50, seed=1)),
+    "real copies of one": (features(50, seed=1), ONE),
+    "both": (ONE, ONE),
+    "every picture twice": (features(20).repeat(2, 0), features(50, seed=1)),
+    "constant features": (np.pad(features(40), (0, 3)), np.pad(features(50, seed=1), (0, 3))),
+    "nothing but constants": (np.zeros((40, 8)), np.zeros((40, 8))),
+    "fewest": (features(5), features(5, seed=1)),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_intervals_are_ordered_and_in_range_at_the_ends_of_a_range(name: str) -> None:
+    left, right = ENDS[name]
+    found = {key: distance(left, right, 40) for key, distance in distances.DISTANCES.items()}
+    found["inception_score"] = inception_score(1e3 * left, 40)
+    for key, interval in found.items():
+        assert interval.low <= interval.value <= interval.high, (key, interval)
+        assert np.isfinite([interval.low, interval.high]).all()
+        if interval.pseudovalues is not None:
+            assert interval.pseudovalues.mean() == pytest.approx(interval.value, abs=1e-6)
+    least = {"fid": 0, "precision": 0, "recall": 0, "inception_score": 1}
+    assert all(found[key].low >= low for key, low in least.items())
+    assert max(found["precision"].high, found["recall"].high) <= 1
+    if left.shape == right.shape and (left == right).all():
+        assert found["fid"].value == pytest.approx(0, abs=1e-6)
+        assert [found[key].value for key in ("precision", "recall")] == [1, 1]
+
+
+@pytest.mark.parametrize("distance", distances.DISTANCES.values())
+def test_too_few_pictures_are_told(distance: Distance) -> None:
+    for left, right, words in ((1, 50, "1 generated"), (50, 4, "4 real")):
+        with pytest.raises(TemperaError, match=f"^{words} pictures are too few"):
+            distance(features(left), features(right), 2)

@@ -16,7 +16,7 @@ import PIL.Image
 from huggingface_hub import HfFileSystem
 from typing_extensions import override
 
-from tempera.data.prompts import UNPRINTABLE, field_of
+from tempera.data.prompts import NOT_UTF8, UNPRINTABLE, field_of
 from tempera.errors import shortened
 from tempera.runtime.distributed import Processes
 
@@ -222,6 +222,8 @@ def usable_entry(
     """
     if caption is None:
         return Broken(where, "no caption")
+    if UNPRINTABLE.search(caption):
+        return Broken(where, f"its caption is {NOT_UTF8}")
     if UNPRINTABLE.search(key):
         return Broken(where, "its name is not text")
     if isinstance(image, str):

@@ -29,7 +29,9 @@ QUOTED = re.compile(r'(?:(?:"(?:[^"]|"")*+"|[^"\t\n]*+)(?:[\t\n]|\Z))*+')
 
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, line separators and lone surrogates."""
+"""Control characters, line separators and lone surrogates, which are bytes that are not UTF-8."""
+NOT_UTF8 = "not UTF-8 or has control characters, as Windows-1252 has that was read as Latin-1"
+"""What is wrong with such a text."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,15 @@ class Prompt:
 
 
 def text_of(value: Any) -> str | None:
-    """A caption from data: a text, or the first of a list of texts, on one line. None if the value
-    is neither, is empty, or has control characters.
+    """A caption from data: a text, its bytes, or the first of a list of texts, on one line, which
+    may be `UNPRINTABLE`. None if the value is neither, or is empty.
     """
     if isinstance(value, list | tuple):
         texts = [text for text in value if isinstance(text, str) and text.strip()]
         value = texts[0] if texts else None
-    if not isinstance(value, str):
-        return None
-    text = " ".join(value.split())
-    return text if text and not UNPRINTABLE.search(text) else None
+    if isinstance(value, bytes):
+        value = value.decode(errors="surrogateescape")
+    return (" ".join(value.split()) or None) if isinstance(value, str) else None
 
 
 def field_of(row: Any, name: str | None = None) -> str | None:
@@ -90,7 +91,7 @@ def one_prompt(content: str | float) -> list[Prompt]:
         TemperaError: it is empty, or neither text nor number.
     """
     text = text_of(str(content)) if isinstance(content, str | int | float) else None
-    if text is None:
+    if text is None or UNPRINTABLE.search(text):
         raise TemperaError(
             "the prompt must be one printable text: give one, or several in a file, as in "
             "data=file path=FILE.",
@@ -120,10 +121,9 @@ def file_prompts(
     prompts = []
     for number, row in rows_of(file):
         text = field_of(row)
-        if text is None:
-            raise TemperaError(
-                f"{file}:{number} holds no printable text for a prompt: repair or delete it."
-            )
+        if text is None or UNPRINTABLE.search(text):
+            why = "holds no text for a prompt" if text is None else f"is {NOT_UTF8}"
+            raise TemperaError(f"{file}:{number} {why}: repair or delete it.")
         prompts.append(Prompt(f"{stem}-{number:06d}", text))
     return chosen(prompts, limit, offset, path)
 

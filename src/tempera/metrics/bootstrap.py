@@ -16,7 +16,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95% interval, from `n` units (prompts or images).
+    """An estimate and its 95% interval, which holds it, from `n` units (prompts or images).
 
     `pseudovalues`, if known, are one number a unit whose mean is the estimate: under other weights
     of the units their weighted mean is the estimate too, to first order (the infinitesimal
@@ -28,6 +28,10 @@ class Interval:
     high: float
     n: int
     pseudovalues: Array | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "low", min(self.low, self.value))  # NaN stays NaN
+        object.__setattr__(self, "high", max(self.high, self.value))
 
     def as_dict(self) -> dict[str, float]:
         """The interval as JSON."""
@@ -92,15 +96,12 @@ def percentile(value: float, replicates: Array, n: int) -> Interval:
 def centred(
     value: float, replicates: Array, n: int, bounds: tuple[float, float] = (-np.inf, np.inf)
 ) -> Interval:
-    """A percentile interval of the replicates, shifted so that its centre is the estimate.
+    """A percentile interval of the replicates, shifted so that its centre is the estimate. Estimate
+    and ends are within the bounds, which rounding may pass.
 
     It is meant for estimates that resampling biases, such as FID and recall (repeated images raise
     the one and lower the other): their replicates have the right spread around the wrong centre.
     """
     interval = percentile(value, replicates - replicates.mean() + value, n)
-    return Interval(
-        value,
-        max(min(interval.low, value), bounds[0]),
-        min(max(interval.high, value), bounds[1]),
-        n,
-    )
+    value, low, high = np.clip([value, interval.low, interval.high], *bounds).tolist()
+    return Interval(value, low, high, n)

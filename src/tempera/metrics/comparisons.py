@@ -67,7 +67,8 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]]) -> list[Comparison]:
     """Left minus right of every pair, all over the same n units, which are resampled together.
 
     p is twice the smaller share of resampled differences on one side of 0, where the observed
-    sample counts as a resample. So that corrected intervals and p-values can be resolved, the
+    sample counts as a resample; of k units it is at least 2^(1−k), as small as a test of signs can
+    get. So that corrected intervals and p-values can be resolved, the
     number of resamples grows with the number of pairs.
 
     Args:
@@ -94,7 +95,8 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]]) -> list[Comparison]:
     outside = (1 - LEVEL) / len(pairs) / 2
     lows, highs = np.quantile(resampled, [outside, 1 - outside], axis=0)
     tails = np.minimum((resampled <= 0).sum(0), (resampled >= 0).sum(0))
-    p = np.minimum(2 * (tails + 1) / (resamples + 1), 1.0)
+    least = 2.0 ** (1 - np.array([units.sum() for units in shared]))
+    p = np.minimum(np.maximum(2 * (tails + 1) / (resamples + 1), least), 1.0)
     corrected = holm(p)
     compared = []
     for index, units in enumerate(shared):

@@ -7,7 +7,8 @@ all pairs of sets of any sizes.
 
 Features are float64 [n, D], arrays or tensors; tensors are processed on their own device. Intervals
 hold the reference set fixed. FID and recall depend on the number of images, so compare only runs
-with the same number. `tempera.metrics.quality` leaves them out for fewer than 16.
+with the same number. `tempera.metrics.quality` leaves them out for fewer than 16; fewer than
+`LEAST` are refused.
 """
 
 import warnings
@@ -37,6 +38,8 @@ ROWS = 2048
 """Rows of a pairwise matrix that are held in memory at once."""
 NEIGHBOURS = 3
 """k of precision and recall, as in the papers."""
+LEAST = NEIGHBOURS + 2
+"""Fewest pictures of each side: recall takes subsets of one less, each with its neighbours."""
 PARTS = 10
 """Parts of the pictures for the inception score, as in its paper."""
 SUBSETS = 50
@@ -101,7 +104,7 @@ def frechet(generated: Features, real: Features, resamples: int = 200) -> Interv
     too wide.
     """
     x, y = _tensors(generated, real)
-    value = accumulated(_torchmetrics("fid").FrechetInceptionDistance, x, y)
+    value = max(0.0, accumulated(_torchmetrics("fid").FrechetInceptionDistance, x, y))
     n = len(x)
     average = x.mean(0)
     centred = x - average
@@ -167,7 +170,9 @@ def kernel(generated: Features, real: Features, resamples: int = 200) -> Interva
     )
     total = weights.sum(1)
     pairs = total.square() - weights.square().sum(1)
-    distances = (within / pairs + constant - 2 * (weights @ to_real) / total).cpu().numpy()
+    possible = pairs > 0  # a resample may be copies of one image
+    within, to_all = (within / pairs)[possible], (weights @ to_real / total)[possible]
+    distances = (within + constant - 2 * to_all).cpu().numpy()
     value = float(distances[0])
     pseudovalues = _pseudovalues(value, 2 * (to_own - to_real))
     return replace(bootstrap.centred(value, distances[1:], n), pseudovalues=pseudovalues)
@@ -218,7 +223,8 @@ def inception_score(logits: Features, resamples: int = 200) -> Interval:
         logits: class logits, [n, classes].
         resamples: number of bootstrap resamples for the interval.
     """
-    classes = torch.as_tensor(logits).double()
+    # of more certain classes 0 × log 0 would be NaN
+    classes = torch.as_tensor(logits).double().log_softmax(1).clamp(min=-700)
     n = len(classes)
     value = accumulated(partial(_torchmetrics("inception").InceptionScore, splits=PARTS), classes)
     logs = classes.log_softmax(1)
@@ -277,6 +283,16 @@ def _euclidean(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _tensors(generated: Features, real: Features) -> tuple[Tensor, Tensor]:
-    """Both sets as float64 tensors on the device of the generated one."""
+    """Both sets as float64 tensors on the device of the generated one.
+
+    Raises:
+        TemperaError: one of them is too small.
+    """
+    for side, name in ((generated, "generated"), (real, "real")):
+        if len(side) < LEAST:
+            raise TemperaError(
+                f"{len(side)} {name} pictures are too few to measure a distance between sets: give "
+                f"{LEAST} or more."
+            )
     x = torch.as_tensor(generated).double()
     return x, torch.as_tensor(real, device=x.device).double()
