@@ -18,7 +18,6 @@ from tempera.config.build import AnyTarget
 from tempera.config.instantiate import instantiate
 from tempera.continuous.target import MARTarget
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import DECODED_CODES
 from tempera.metrics.evaluators import Evaluator
 from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
@@ -64,8 +63,7 @@ def decoding_memory(target: AnyTarget, cfg: DictConfig, prompts: list[str]) -> M
     """What decoding a batch takes, by a target and a configuration of `without_weights`."""
     drafter = build.build_drafter(cfg, target)
     decoder = build.build_image_decoder(cfg)
-    images = min(len(prompts), max(1, DECODED_CODES // target.length))
-    shape = (images, *target.grid, *([target.channels] if isinstance(target, MARTarget) else []))
+    shape = (1, *target.grid, *([target.channels] if isinstance(target, MARTarget) else []))
     kind = torch.float32 if isinstance(target, MARTarget) else torch.int64
     layers: list[int] = [0]
 

@@ -36,10 +36,6 @@ class ImageDecoder(Protocol):
         """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
 
 
-DECODED_CODES = 2**12
-"""Codes that the image decoder takes at a time, those of about a million pixels."""
-
-
 @dataclass(frozen=True)
 class Method:
     """How discrete tokens are decoded: a drafter and a rule."""
@@ -151,21 +147,17 @@ class Pipeline:
     @torch.no_grad()  # a decoder may keep tensors, and be trained later
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:
         """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W], made of the
-        last grid of tokens: a preview before it (`ModelSpec.preview`) is dropped. The decoder's
-        activations take gigabytes for a large image, so it takes few of these at a time. Where
-        memory runs out it takes fewer, and if one is too many it moves to the CPU.
+        last grid of tokens: a preview before it (`ModelSpec.preview`) is dropped. The decoder takes
+        one image at a time: a picture does not depend on others, not even by rounding, and the
+        activations of a large one take gigabytes. Where memory runs out it moves to the CPU.
 
         Args:
             tokens: of the images.
             prompts: their texts, for a decoder that reads them.
         """
         codes = tokens[:, -math.prod(self.target.grid) :].unflatten(1, self.target.grid)
-        size = max(1, DECODED_CODES // self.target.length)
-        pictures = []
-        for first in range(0, len(codes), size):
-            texts = prompts[first : first + size]
-            pictures.append(self._decoded(codes[first : first + size], texts))
-        return np.concatenate(pictures)
+        alone = [slice(place, place + 1) for place in range(len(codes))]
+        return np.concatenate([self._decoded(codes[one], prompts[one]) for one in alone])
 
     def _decoded(self, codes: Tensor, prompts: Sequence[str]) -> NDArray[np.uint8]:
         """Pictures of codes [B, h, w, …]; see `pictures`."""
@@ -181,16 +173,10 @@ class Pipeline:
         except RuntimeError as problem:
             from accelerate.utils.memory import should_reduce_batch_size  # half a second to import
 
-            alone = len(codes) == 1
-            if not should_reduce_batch_size(problem) or (alone and device.type == "cpu"):
+            if not should_reduce_batch_size(problem) or device.type == "cpu":
                 raise
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        if not alone:
-            half = (len(codes) + 1) // 2
-            first = self._decoded(codes[:half], prompts[:half])
-            second = self._decoded(codes[half:], prompts[half:])
-            return np.concatenate([first, second])
         print(f"an image takes more memory than {device} has free: the CPU decodes the images.")
         decoder.to("cpu")
         return self._decoded(codes, prompts)

@@ -21,7 +21,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import now
 from tempera.decoding.trace import joined
 from tempera.errors import TemperaError, shown
-from tempera.evaluation.pipeline import DECODED_CODES, ImageDecoder, Method, observer
+from tempera.evaluation.pipeline import ImageDecoder, Method, observer
 from tempera.held.chameleon import Chameleon, in_ids
 from tempera.held.emu3 import Emu3
 from tempera.held.family import Family, Request
@@ -265,12 +265,11 @@ class Accelerated:
         decoder: Any = self._decoder
         lines, columns = spec.grid
         codes = tokens[:, -lines * columns :].unflatten(1, spec.grid)
-        size = max(1, DECODED_CODES // (lines * columns))
         decoded = []
-        for first in range(0, len(codes), size):
-            rows = slice(first, first + size)
-            texts = [prompts[rows]] if getattr(decoder, "reads_prompts", False) else []
-            decoded.append(decoder.decode_codes(codes[rows], *texts).float().cpu())
+        for place in range(len(codes)):  # a picture does not depend on others
+            one = slice(place, place + 1)
+            texts = [prompts[one]] if getattr(decoder, "reads_prompts", False) else []
+            decoded.append(decoder.decode_codes(codes[one], *texts).float().cpu())
         images = torch.cat(decoded)
         return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
