@@ -145,7 +145,8 @@ class CaseSweeper(BasicSweeper):
         """
         if self.hydra_context is None or self.config is None:
             return jobs
-        from tempera.config.build import check_draft
+        from tempera.config.instantiate import part
+        from tempera.config.parts import check_draft
         from tempera.errors import TemperaError
         from tempera.reporting.paper_results import find
 
@@ -155,7 +156,7 @@ class CaseSweeper(BasicSweeper):
             cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(job))
             try:
                 if "drafter" in cfg and "dry_run" in cfg and not cfg.dry_run:
-                    check_draft(cfg)
+                    check_draft(part(cfg.drafter), cfg.model.name)
             except TemperaError as problem:
                 lacking[job] = problem
         kept = [job for job in jobs if _choosing(job) not in lacking]

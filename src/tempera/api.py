@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 from PIL import Image
 from torch import Tensor
 
-from tempera.config import build
 from tempera.config.compose import composed_with_choices, in_one_sentence, written
+from tempera.config.parts import Parts
 from tempera.data.prompts import Prompt, one_prompt, warnings_of
 from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule, Target
 from tempera.decoding.probabilities import Sampling
@@ -73,24 +73,22 @@ class LoadedModel:
     turns: a batch uses the model's caches alone.
     """
 
-    def __init__(self, cfg: DictConfig, method: str, own: "Parts") -> None:
-        rule = build.build_rule(cfg)
-        if own != Parts():
-            build.check_discrete(
-                cfg, "rule, drafter and target can be objects with discrete tokens"
-            )
+    def __init__(self, cfg: DictConfig, method: str, own: "Own") -> None:
+        objects = "rule, drafter and target can be objects with discrete tokens"
+        parts = Parts.of(cfg, discrete="" if own == Own() else objects)
+        rule = parts.rule()
         if own.rule is not None:
             rule = own.rule
-            build.check_rule(cfg, rule)
-        if cfg.batch_size == "auto":
+            parts.check_rule(rule)
+        if parts.shrinks:
             raise TemperaError("give batch_size a number here", option="batch_size")
         self._lock = Lock()
-        self._captions = build.build_captions(cfg) if own.target is None else None
-        target = own.target or build.build_fast_target(cfg)
-        self.pipeline: Pipeline = own.placed(build.build_pipeline(cfg, target, rule))
-        self.model: str = cfg.model.name
+        self._captions = parts.captions() if own.target is None else None
+        target = own.target or parts.fast_target()
+        self.pipeline: Pipeline = own.placed(parts.pipeline(target, rule))
+        self.model: str = parts.model
         self.method: str = method
-        self.batch_size = cfg.batch_size
+        self.batch_size = parts.batch_size
         self.diagnostics: bool = cfg.diagnostics
 
     @property
@@ -234,7 +232,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Own:
     """Objects of the caller's in place of what the configuration names, else None.
 
     Attributes:
@@ -338,20 +336,20 @@ def load(
     """
     named = {"rule": rule, "drafter": drafter}
     options |= {name: part for name, part in named.items() if isinstance(part, str)}
-    parts = Parts(
+    own = Own(
         None if isinstance(rule, str) else rule,
         None if isinstance(drafter, str) else drafter,
         target,
     )
-    parts.check(options)
-    if parts.drafter is not None and method not in (None, "ar"):
+    own.check(options)
+    if own.drafter is not None and method not in (None, "ar"):
         raise TemperaError(
             f"a drafter of your own takes the place of method={method}: leave one of the two away",
             option="drafter",
         )
-    if parts.drafter is not None:
+    if own.drafter is not None:
         method = "ar"  # drafts nothing itself
-    if parts.rule is not None:
+    if own.rule is not None:
         options["rule"] = "exact"  # so that options of the method's rule are refused
     _check_names(options)
     if method is not None:
@@ -360,7 +358,7 @@ def load(
     arguments = [written(name, value) for name, value in all_options.items()]
     cfg, choices = composed_with_choices("generate", arguments)
     with in_one_sentence("generate", arguments):
-        return LoadedModel(cfg, choices["method"], parts)
+        return LoadedModel(cfg, choices["method"], own)
 
 
 def _check_names(options: Mapping[str, Any]) -> None:

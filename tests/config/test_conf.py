@@ -16,19 +16,10 @@ from paths import CONF
 from tiny_training import GRID, tiny_draft, tiny_target
 
 from tempera.commands.train import build_recipe
-from tempera.config.build import (
-    build_captions,
-    build_drafter,
-    build_fast_target,
-    build_rule,
-    build_sampling,
-    build_target,
-    build_tree,
-    draft_depth,
-)
 from tempera.config.compose import composed as composed_options
 from tempera.config.instantiate import instantiate, part
 from tempera.config.options import check_options
+from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Drafter, drafts
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
@@ -217,22 +208,22 @@ def test_every_method_generates(method: str, draft: Path, parallel: Path, smalle
         weights = [f"model.independent.directory={smaller}"]
     cfg = composed(*method.split(), *weights, TINY_CODES)
     target = tiny_target()
-    drafter = build_drafter(cfg, target)
-    rule = build_rule(cfg)
+    drafter = Parts.of(cfg).drafter(target)
+    rule = Parts.of(cfg).rule()
     output = decode(target, drafter, rule, RandomStreams(0, ["a"]), ["a red ring"])
     assert output.tokens.shape == (1, target.length)
     drawn = "".join(chr(ord("a") + token) for token in output.tokens[0].tolist())
     assert GOLDEN.get(method) in (None, (drawn, int(output.trace.rounds)))
-    assert draft_depth(cfg) == drafter.depth
+    assert Parts.of(cfg).draft_depth == drafter.depth
     assert drafter.nodes == cfg.get(
-        "nodes", build_tree(cfg).nodes if drafted else cfg.get("window", 0)
+        "nodes", Parts.of(cfg).tree.nodes if drafted else cfg.get("window", 0)
     )
 
 
 @pytest.mark.parametrize("model", ["shapes", "llamagen_xl_stage1", "lumina"])
 def test_the_method_of_a_family_is_exact_and_has_its_draft(model: str) -> None:
     cfg = composed(f"model={model}")
-    assert isinstance(build_rule(cfg), Exact | BlockVerification)
+    assert isinstance(Parts.of(cfg).rule(), Exact | BlockVerification)
     assert "train_draft" not in str(cfg.drafter.get("path"))
 
 
@@ -287,14 +278,16 @@ def test_a_revision_is_that_of_the_weights() -> None:
 
 
 def test_the_shipped_models_check_prompts_before_they_are_built() -> None:
-    build_captions(composed("model=shapes")).check(["a dog"])  # it takes any text, with a warning
+    Parts.of(composed("model=shapes")).captions().check(
+        ["a dog"]
+    )  # it takes any text, with a warning
     with pytest.raises(TemperaError, match="'a dog', is not a shape"):
-        build_captions(composed("model=shapes_mar", "weights=/nowhere")).check(["a dog"])
+        Parts.of(composed("model=shapes_mar", "weights=/nowhere")).captions().check(["a dog"])
 
 
 def test_the_published_schedule_of_cool_sd() -> None:
     cfg = composed("method=coolsd", "delta=1.1")
-    rule: Any = build_rule(cfg)
+    rule: Any = Parts.of(cfg).rule()
     assert rule.schedule == pytest.approx((2.855, 1.418, 0.704, 0.350, 0.174), abs=1e-3)
     assert rule.residual_kind == "optimal"
 
@@ -302,19 +295,19 @@ def test_the_published_schedule_of_cool_sd() -> None:
 @pytest.mark.parametrize("option", ["compile=true", "plain_rows=2"])
 def test_options_of_discrete_tokens_are_refused_for_continuous_ones(option: str) -> None:
     with pytest.raises(TemperaError, match=f"{option} is for models of discrete tokens"):
-        build_fast_target(composed("model=shapes_mar", option))
+        Parts.of(composed("model=shapes_mar", option)).fast_target()
 
 
 def test_options_reach_the_objects() -> None:
     options = "delta=2 floor=1 residual=vanilla guidance=7.5 temperature=0.9 top_k=10 top_p=0.8"
     cfg = composed("method=coolsd", *options.split())
-    rule: Any = build_rule(cfg)
+    rule: Any = Parts.of(cfg).rule()
     assert sum(omega for omega in rule.schedule if omega > 1) == pytest.approx(
         2 * (2.855 + 1.418 + 0.704) / 1.1, abs=2e-3
     )
     assert min(rule.schedule) == 1
     assert rule.residual_kind == "vanilla"
-    assert build_sampling(cfg) == Sampling(7.5, 0.9, 10, 0.8)
+    assert Parts.of(cfg).sampling == Sampling(7.5, 0.9, 10, 0.8)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +323,7 @@ def test_a_draft_has_the_dtype_of_the_target_unless_it_has_its_own(
     options: list[str], rounded: bool
 ) -> None:
     cfg = composed("method=eagle", "device=cpu", "drafter.path=random", *options)
-    draft = build_drafter(cfg, build_target(cfg)).model.run  # type: ignore[attr-defined]
+    draft = Parts.of(cfg).drafter(Parts.of(cfg).target()).model.run  # type: ignore[attr-defined]
     weight = draft.network.fc.weight
     assert draft.dtype == weight.dtype == torch.float32
     assert torch.equal(weight, weight.half().float()) == rounded
@@ -360,13 +353,13 @@ def undeclared(target: Any) -> Drafter:
 def test_a_drafter_says_what_it_is_wherever_it_stands() -> None:
     cfg = composed("method=uniform_rsd", "delta=2")
     cfg.drafter = {"_target_": f"{__name__}.copies", "copied": 4}
-    assert draft_depth(cfg) == 4 and len(build_rule(cfg).schedule) == 4
+    assert Parts.of(cfg).draft_depth == 4 and len(Parts.of(cfg).rule().schedule) == 4
     cfg.drafter = {"_target_": f"{__name__}.undeclared"}
     with pytest.raises(TemperaError, match="undeclared does not say how deep it drafts"):
-        draft_depth(cfg)
+        Parts.of(cfg).rule()
     continuous = composed("model=shapes_mar", "method=cspd")
     continuous.drafter = {"_target_": f"{__name__}.copies", "copied": 4}
     with pytest.raises(
         TemperaError, match="has continuous tokens, but the drafter is for discrete"
     ):
-        build_rule(continuous)
+        Parts.of(continuous).rule()

@@ -6,12 +6,12 @@ import pytest
 
 from tempera.commands.evaluate import main as evaluate
 from tempera.commands.train import build_recipe
-from tempera.config.build import build_rule, build_sampling
 from tempera.config.cli import _read, literal, named
 from tempera.config.compose import composed, composed_run, quoted
 from tempera.config.instantiate import from_options, instantiate, part
 from tempera.config.messages import sentence
 from tempera.config.options import METHOD, Role, names_with, role_of
+from tempera.config.parts import Parts
 from tempera.data.prepare import prepare
 from tempera.errors import TemperaError
 
@@ -75,8 +75,7 @@ def parts(config: str, arguments: str) -> None:
     if config == "eval":
         part(cfg.speed)
         part(cfg.matching)
-        build_sampling(cfg)
-        build_rule(cfg)
+        Parts.of(cfg).rule()
 
 
 @pytest.mark.parametrize(("config", "arguments", "named"), REFUSED)

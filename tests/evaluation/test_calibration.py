@@ -2,7 +2,6 @@
 for it keeps its promise in the loop.
 """
 
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,10 +16,7 @@ from safetensors.torch import load_file, save_file
 from table_models import FirstRoundOnly
 from torch import Tensor
 
-from tempera.commands import calibrate
-from tempera.config.build import build_rule
-from tempera.config.compose import composed
-from tempera.config.tracking import Tracking
+from tempera.config.parts import Parts
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -230,21 +226,9 @@ def test_what_cannot_have_been_measured_is_refused(
         load_statistics(Path(statistics))
 
 
-def test_the_length_that_is_advised_is_possible(
-    statistics: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tracking = Tracking.of(composed("calibrate", ["tracking=none"]), "calibrate", {})
-    calibrate._show(made_up(), calibrate.Checked(Path(statistics), {}, [], tracking, "parallel"))
-    out = capsys.readouterr().out
-    told = re.search(r"_length=(\S+)   \(possible: (\S+) to (\S+)\)", out)
-    assert told is not None and " drafter=parallel " in out
-    advised, low, high = map(float, told.groups())
-    assert low < advised < high
-
-
 def rule(*options: str) -> Any:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return build_rule(compose("eval", ["model.draft=draft", "depth=3", *options]))
+        return Parts.of(compose("eval", ["model.draft=draft", "depth=3", *options])).rule()
 
 
 @pytest.mark.slow

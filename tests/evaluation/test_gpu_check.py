@@ -10,8 +10,8 @@ import torch
 from tiny_networks import tiny_eagle, tiny_target
 
 from tempera.commands import gpu_check
-from tempera.config import build
 from tempera.config.compose import composed
+from tempera.config.parts import Parts
 from tempera.decoding import compiled
 from tempera.decoding.trees import Tree
 from tempera.drafters.eagle import EagleDraft
@@ -64,12 +64,12 @@ def test_a_model_that_does_not_fit_costs_its_rows(
 ) -> None:
     """In building or in timing; the others are timed."""
 
-    def built(cfg: Any) -> str:
-        if cfg.model.name == "lumina":
+    def built(parts: Parts) -> str:
+        if parts.model == "lumina":
             raise torch.OutOfMemoryError("no room")
-        return cfg.model.name
+        return parts.model
 
-    monkeypatch.setattr(build, "build_fast_target", built)
+    monkeypatch.setattr(Parts, "fast_target", built)
     monkeypatch.setattr(gpu_check, "timed", lambda *_: {"ms": 2.0})
     gpu_check.main(options(tmp_path, "families=[]", "real=[lumina,llamagen_b_c2i]"))
     found = json.loads((tmp_path / "gpu.json").read_text())

@@ -15,8 +15,9 @@ from near_codes import near
 from table_models import tables
 from tiny_evaluation import tiny_options
 
-from tempera.commands import evaluate, expected_length
-from tempera.config.compose import composed, composed_run
+from tempera.commands import evaluate
+from tempera.commands.expected_length import Wanted
+from tempera.config.compose import composed_run
 from tempera.data.prompts import Prompt
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
@@ -113,7 +114,7 @@ def test_a_run_finds_its_parameter_and_keeps_it(
     assert (content["settings"]["expected_length"], found["prompts"]) == (1.6, 4)
     if found["option"] != "delta":
         return
-    monkeypatch.setattr(expected_length, "_searched", None)  # nothing is searched again
+    monkeypatch.setattr(Wanted, "_searched", None)  # nothing is searched again
     again = evaluated(options, tmp_path / "run", *given, "limit=8")
     assert (again["about"]["matched"], again["images"]) == (found, 8)
     with pytest.raises(TemperaError, match="other conditions"):
@@ -135,7 +136,6 @@ MISTAKES = [
 @pytest.mark.parametrize(("given", "message"), slow_but(MISTAKES, MISTAKES[1]))
 def test_mistakes(given: list[str], message: str) -> None:
     with pytest.raises(TemperaError, match=message):
-        cfg = composed("eval", ["expected_length=3", *given])
-        expected_length.check_options(cfg, given)
-        shared = [Prompt("world-000000", ""), Prompt("world-000001", "")]
-        expected_length.check_prompts(cfg, shared)
+        wanted = Wanted.of(composed_run("eval", ["expected_length=3", *given], "."))
+        assert wanted is not None
+        wanted.check_prompts([Prompt("world-000000", ""), Prompt("world-000001", "")])

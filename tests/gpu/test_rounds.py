@@ -11,7 +11,7 @@ import torch
 from tiny_targets import METHODS, composed, method_options
 
 from tempera.commands import gpu_check
-from tempera.config.build import build_drafter, build_rule, build_target
+from tempera.config.parts import Parts
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 
@@ -22,12 +22,12 @@ PROMPTS = ["a small red ring", "a large blue star left of a small white square"]
 def parts(name: str, compiled: bool) -> tuple[Any, Any, Any]:
     """The shipped model on the GPU, in float32, with a method."""
     cfg = composed(*method_options(name), "device=cuda", "dtype=float32")
-    target: Any = build_target(cfg)
+    target: Any = Parts.of(cfg).target()
     target.pack()
     if compiled:
         target.compile()
-    drafter = build_drafter(cfg, target)
-    return target, drafter, build_rule(cfg)
+    drafter = Parts.of(cfg).drafter(target)
+    return target, drafter, Parts.of(cfg).rule()
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tempera.config.build import META, build_drafter, build_rule, build_target, without_weights
+from tempera.config.parts import META, Parts
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
@@ -106,9 +106,9 @@ def neighbours(codebook: Any, count: int) -> Neighbours:
     return Neighbours(near, "l2", "0")
 
 
-def independent(cfg: Any, target: Any) -> StaticTreeDrafter:
+def independent(sized: Parts, target: Any) -> StaticTreeDrafter:
     """A second model of the family as the draft."""
-    draft: Any = build_target(cfg)
+    draft: Any = sized.target()
     draft.pack()
     return StaticTreeDrafter(IndependentDraft(draft, target), Tree.chain(3))
 
@@ -119,8 +119,8 @@ def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path)
     options = FAMILIES[name].write(tmp_path)
     prompts, found = list(FAMILIES[name].prompts), {}
     methods = METHODS if name == "llamagen_text" else EVERYWHERE
-    with without_weights(composed(*options)) as (sized, _):
-        target: Any = build_target(sized)
+    with Parts.of(composed(*options)).sized() as (sized, _):
+        target: Any = sized.target()
         target.pack()
         for method in methods:
             cfg = composed(*method_options(method))
@@ -128,7 +128,7 @@ def test_a_round_stays_on_the_device_and_is_read_once(name: str, tmp_path: Path)
             if "neighbours" in cfg:
                 near = {"_target_": f"{__name__}.neighbours", "count": target.vocab_size}
                 cfg.neighbours = near
-            drafter = independent(sized, target) if alone else build_drafter(cfg, target)
-            rule = build_rule(cfg)
+            drafter = independent(sized, target) if alone else Parts.of(cfg).drafter(target)
+            rule = Parts.of(cfg).rule()
             found[method] = rounds(target, drafter, rule, prompts)
     assert found == dict.fromkeys(methods, ([1] * ROUNDS, 0))

@@ -18,15 +18,15 @@ from tiny_targets import DISTINCT, FAMILIES, composed, write_lumina
 from tempera.commands import costs
 from tempera.commands.evaluate import main as evaluate
 from tempera.commands.train import main as train
-from tempera.config import build
 from tempera.config.messages import sentence
+from tempera.config.parts import Parts
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import run
 from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import RunPlan
 from tempera.runtime.distributed import Processes
-from tempera.runtime.pretrained import PretrainedFiles
+from tempera.runtime.pretrained import PretrainedFiles, sizes_only
 from tempera.shapes.scenes import world_prompts
 from tempera.targets import packed_linear
 
@@ -45,11 +45,11 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_holds(
     monkeypatch.setattr(packed_linear, "packs", lambda weight: False)  # as on a GPU
     cfg = composed(f"method={method.split()[0]}", *method.split()[1:], "device=cpu")
     prompts = [Prompt(str(number), "a red ring") for number in range(2)]
-    with build.without_weights(cfg) as (sized, _):
-        target = build.build_fast_target(sized)
+    with Parts.of(cfg).sized() as (sized, _):
+        target = sized.fast_target()
         told = costs.decoding_memory(target, sized, ["a red ring"] * 2)
     with LiveBytes() as held:
-        pipeline = build.build_pipeline(cfg, build.build_fast_target(cfg), build.build_rule(cfg))
+        pipeline = Parts.of(cfg).pipeline(Parts.of(cfg).fast_target(), Parts.of(cfg).rule())
         assert told["weights"] == pytest.approx(held.live, rel=0.03)
     pipeline.tokens(prompts)
     assert told["KV cache"] == pipeline.target.session.cache.nbytes()
@@ -137,7 +137,7 @@ def test_sizes_come_from_config_json_and_downloads_are_counted(
         hub.add("x/y", {"a.safetensors": b"12345", "config.json": b'{"width": 3}'})
         files = PretrainedFiles("x/y", ["a.safetensors"], "x/y")
         assert costs.to_download([files, files]) == 17
-        with build.sizes_only():
+        with sizes_only():
             assert files.stated({"width": 2}, "x") == {"width": 3}
         assert costs.to_download([files]) == 5 and files.find()
         assert costs.to_download([files]) == 0

@@ -35,14 +35,8 @@ from tiny_targets import (
 )
 from torch.nn.functional import gelu
 
-from tempera.config import build
-from tempera.config.build import (
-    build_drafter,
-    build_encoder,
-    build_rule,
-    build_target,
-    build_tokenizer,
-)
+from tempera.config.instantiate import part
+from tempera.config.parts import Parts
 from tempera.data.entries import Entry
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -78,7 +72,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def targets(options: dict[str, list[str]]) -> dict[str, Any]:
     """Every tiny family, loaded as the scripts load it."""
-    return Made(lambda name: build_target(composed(*options[name])))
+    return Made(lambda name: Parts.of(composed(*options[name])).target())
 
 
 LUMINA_TEXT = "Generate an image of 64x64 according to the following prompt:\n"
@@ -239,8 +233,10 @@ def generate(
             monkeypatch.setattr(
                 target, "sampling", replace(target.sampling, temperature=temperature)
             )
-        drafter = build_drafter(cfg, target)
-        return decode(target, drafter, build_rule(cfg), RandomStreams(0, prompts), prompts).tokens
+        drafter = Parts.of(cfg).drafter(target)
+        return decode(
+            target, drafter, Parts.of(cfg).rule(), RandomStreams(0, prompts), prompts
+        ).tokens
 
     return call
 
@@ -301,8 +297,8 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(
 
     def rounds(*more: str) -> Any:
         cfg, prompts = composed(*choose, f"weights={tmp_path}", *more), ["3", "7"]
-        target: Any = build_target(cfg)
-        drafter = build_drafter(cfg, target)
+        target: Any = Parts.of(cfg).target()
+        drafter = Parts.of(cfg).drafter(target)
         return decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts).trace.rounds
 
     same = f"model.independent.network.weights={tmp_path / 'c2i_3B_384.pt'}"
@@ -323,7 +319,7 @@ def test_a_model_of_a_shared_vocabulary_drafts_for_another(
     smaller = f"+model.independent={{_target_:tempera.drafters.independent.SmallerModel,{parts}}}"
     cfg = composed(*options[name], smaller, "method=independent", "depth=3")
     target, prompts = targets[name], list(FAMILIES[name].prompts)
-    drafter: Any = build_drafter(cfg, target)
+    drafter: Any = Parts.of(cfg).drafter(target)
     output = decode(target, drafter, Exact(), RandomStreams(0, prompts), prompts)
     assert output.trace.rounds.tolist() == [-(-target.length // 4)] * 2
 
@@ -336,9 +332,9 @@ def test_tokens_become_pixels_and_come_back_in_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the target's grid, without its weights."""
-    monkeypatch.setattr(build, "build_target", None)
+    monkeypatch.setattr(Parts, "target", None)
     cfg, grid = composed("+encoder=vq", *options[name]), targets[name].grid
-    tokenizer: Any = build_tokenizer(cfg)
+    tokenizer: Any = Parts.of(cfg).tokenizer()
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(tokenizer.vocab_size, (2, *grid), generator=generator)
     with torch.no_grad():
@@ -346,7 +342,7 @@ def test_tokens_become_pixels_and_come_back_in_shape(
         again = tokenizer.encode(images)
     assert images.shape == (2, 3, *tokenizer.image_size(grid)) and images.abs().max() <= 1
     assert again.shape == (2, *grid) and tokenizer.vocab_size == targets[name].vocab_size
-    encoder = build_encoder(cfg)
+    encoder = Parts.of(cfg).code_encoder(part(cfg.encoder))
     found = encoder.encode([Entry("a.png", "a", "a red ring", Image.new("RGB", (50, 40)))]).codes
     assert encoder.grid == grid and found.shape == (1, grid[0] * grid[1])
     assert found.max() < targets[name].vocab_size

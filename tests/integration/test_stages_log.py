@@ -10,8 +10,8 @@ from sent_runs import SentRun, keep_sent_runs
 from tiny_evaluation import tiny_options
 
 from tempera.commands import bench, calibrate, gpu_check, prepare
-from tempera.config import build
 from tempera.config.compose import composed_run
+from tempera.config.parts import Parts
 from tempera.runtime.files import read_json
 
 Runs = dict[str, SentRun]
@@ -78,7 +78,7 @@ def test_preparing_sends_what_was_read(tmp_path: Path, tiny: list[str], sent_run
 def test_a_check_of_the_gpu_sends_its_checks_and_its_table(
     tmp_path: Path, sent_runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "build_fast_target", lambda cfg: cfg.model.name)
+    monkeypatch.setattr(Parts, "fast_target", lambda parts: parts.model)
     monkeypatch.setattr(gpu_check, "timed", lambda *_: {"ms": 2.0})
     monkeypatch.setattr(gpu_check, "same_tokens", lambda *_: {"shapes sjd": 1.0})
     options = ["device=cpu", "families=[shapes]", "real=[lumina]", "batch_sizes=[1]"]

@@ -12,8 +12,8 @@ import torch
 from accelerate.state import AcceleratorState
 from paths import ROOT
 
-from tempera.config.build import build_drafter, build_target
 from tempera.config.compose import composed
+from tempera.config.parts import Parts
 from tempera.drafters.draft_files import read_draft
 from tempera.drafters.eagle_network import EagleModel
 
@@ -54,7 +54,7 @@ def test_drafts_of_the_world_and_of_shards(
     assert metrics["finished"] and metrics["model"] == "shapes"
     assert metrics["best"]["accepted_length"] >= 1
     cfg = composed("eval", ["method=eagle", f"drafter.path={draft}"])
-    assert build_drafter(cfg, build_target(cfg)).depth == 5
+    assert Parts.of(cfg).drafter(Parts.of(cfg).target()).depth == 5
     uploaded: list[Any] = []
     monkeypatch.setattr("huggingface_hub.whoami", dict)
     monkeypatch.setattr("huggingface_hub.create_repo", lambda *given, **_: uploaded.extend(given))

@@ -21,10 +21,10 @@ from paths import CONF, ROOT
 from report_runs import finished
 from tiny_evaluation import tiny_options
 
-from tempera.config import build, changes
-from tempera.config.build import build_method, build_rule, build_target
+from tempera.config import changes, parts
 from tempera.config.compose import composed_run
 from tempera.config.instantiate import instantiate, part
+from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Target
 from tempera.errors import TemperaError
 from tempera.reporting import figures, paper_tables
@@ -163,7 +163,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("presets"))
         return {
-            name: build_target(composed(f"model={name}", "method=ar"))
+            name: Parts.of(composed(f"model={name}", "method=ar")).target()
             for name in paper_tables.SHIPPED
         }
 
@@ -192,7 +192,7 @@ def test_every_job(
         kind = tuple(cfg.choices.get(name) for name in GROUPS)
         model = targets.get(cfg.model.name)
         if model and kind not in built and not {"calibrated", "optimal"} & {*kind}:
-            build_method(cfg, model, build_rule(cfg))
+            Parts.of(cfg).method(model, Parts.of(cfg).rule())
             part(cfg.pipeline)
             instantiate(cfg.speed)
             instantiate(cfg.metrics)
@@ -207,7 +207,7 @@ def test_a_table_that_is_useful_in_part_leaves_out_the_rows_without_a_draft(
         if cfg.method not in present:
             raise TemperaError(f"train one for {cfg.method}")
 
-    monkeypatch.setattr(build, "check_draft", check)
+    monkeypatch.setattr(parts, "check_draft", check)
 
     def load(config: Any, job: list[str]) -> DictConfig:
         return OmegaConf.create({"drafter": {}, "dry_run": False, "method": job[0][7:]})

@@ -24,7 +24,7 @@ from tiny_targets import (
 from torch import nn
 
 from tempera.commands import evaluate
-from tempera.config.build import build_target
+from tempera.config.parts import Parts
 from tempera.continuous.mar import MARConfig
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQConfig, VQModel
@@ -98,14 +98,14 @@ def test_tensors_are_mapped_and_none_is_copied(
 def test_a_network_in_half_precision_keeps_its_identity(write: Any, tmp_path: Path) -> None:
     options = write(tmp_path)
     single, half, stored = (
-        build_target(composed(*options, f"dtype={dtype}"))
+        Parts.of(composed(*options, f"dtype={dtype}")).target()
         for dtype in ("float32", "bfloat16", "float16")
     )
     assert single.identity == half.identity == identity_of(half.network)  # type: ignore[attr-defined]
     assert stored.identity == single.identity  # type: ignore[attr-defined]
     for weight in stored.network.parameters():  # type: ignore[attr-defined]
         assert weight.dtype == torch.float32 and torch.equal(weight, weight.half().float())
-    random = build_target(composed(*options, "model.weights=random"))
+    random = Parts.of(composed(*options, "model.weights=random")).target()
     assert random.identity != single.identity  # type: ignore[attr-defined]
 
 
@@ -120,7 +120,7 @@ def test_sizes_of_no_network() -> None:
 
 def refusal(options: list[str], *more: str) -> str:
     with pytest.raises(TemperaError) as problem:
-        build_target(composed(*options, *more))
+        Parts.of(composed(*options, *more)).target()
     assert "\n" not in str(problem.value)
     return str(problem.value)
 

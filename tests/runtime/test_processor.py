@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_targets import composed
 
-from tempera.config.build import build_image_decoder
+from tempera.config.parts import Parts
 from tempera.errors import TemperaError
 from tempera.runtime.processor import (
     arithmetic,
@@ -78,7 +78,7 @@ def test_several_processes_do_not_share_one_gpu(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("model", ["shapes", "shapes_mar"])
 def test_pictures_are_made_in_bfloat16_with_the_model(model: str) -> None:
     decoders = [
-        build_image_decoder(composed(f"model={model}", "device=cpu", f"dtype={dtype}"))
+        Parts.of(composed(f"model={model}", "device=cpu", f"dtype={dtype}")).image_decoder()
         for dtype in ("bfloat16", "float16")
     ]
     codes = torch.zeros(1, 12, 12, dtype=torch.int64)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from tempera.config.build import build_rule
 from tempera.config.compose import composed
+from tempera.config.parts import Parts
 from tempera.shapes.networks import load_tokenizer
 
 
@@ -22,7 +22,7 @@ def vectors() -> Tensor:
 
 
 def test_neighbours_are_near_where_the_decoder_reads() -> None:
-    rule = build_rule(composed("eval", ["method=lantern", "k=8"]))
+    rule = Parts.of(composed("eval", ["method=lantern", "k=8"])).rule()
     read = vectors()
     distances = torch.cdist(read, read)
     table = rule.neighbours.table

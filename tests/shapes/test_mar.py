@@ -13,8 +13,8 @@ from shapes_recipe.scenes import pictures, single_shapes
 from tiny_targets import composed
 
 from tempera.commands.calibrate import main as calibrate
-from tempera.config import build
 from tempera.config.instantiate import instantiate
+from tempera.config.parts import Parts
 from tempera.continuous.mar import MAR
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import VQModel
@@ -101,9 +101,9 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
     """
     options = ["model=shapes_mar", "method=ar", "data=shape_classes", "device=cpu"]
     cfg = composed(*options, "limit=48", "denoising_steps=12")
-    target = build.build_target(cfg)
-    parts = {"target": target, "method": build.build_method(cfg, target, build.build_rule(cfg))}
-    decoder = build.build_tokenizer(cfg)
+    target = Parts.of(cfg).target()
+    parts = {"target": target, "method": Parts.of(cfg).method(target, Parts.of(cfg).rule())}
+    decoder = Parts.of(cfg).tokenizer()
     pipeline = instantiate(cfg.pipeline, **parts, image_decoder=decoder, device=torch.device("cpu"))
     prompts = instantiate(cfg.data)[::5]
     drawn = torch.from_numpy(pipeline.pictures(pipeline.tokens(prompts).tokens)).float()

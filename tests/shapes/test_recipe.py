@@ -23,14 +23,8 @@ from shapes_recipe.target import TargetTraining
 from shapes_recipe.tokenizer import TokenizerTraining
 from tiny_targets import composed
 
-from tempera.config.build import (
-    build_drafter,
-    build_method,
-    build_rule,
-    build_target,
-    build_tokenizer,
-)
 from tempera.config.instantiate import instantiate
+from tempera.config.parts import Parts
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import records
 from tempera.image_tokenizers.vq import VQConfig
@@ -109,8 +103,8 @@ def test_stages_are_built_once_and_record_what_made_them(
 @pytest.mark.parametrize("method", ["eagle", "parallel", "medusa"])
 def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None:
     cfg = composed(f"method={method}", "depth=2", "tree=chain", f"weights={output}", "device=cpu")
-    network = build_target(cfg)
-    drafter = build_drafter(cfg, network)
+    network = Parts.of(cfg).target()
+    drafter = Parts.of(cfg).drafter(network)
     with torch.no_grad():
         images = new_images(1, network.length, drafter.depth)
         network.begin(["a red ring"], drafter.nodes)
@@ -124,9 +118,9 @@ def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None
 def test_the_mar_generates_through_the_configuration(method: str, output: Path) -> None:
     options = f"method={method} denoising_steps=3 data=shape_classes limit=3 device=cpu".split()
     cfg = composed("model=shapes_mar", f"weights={output}", *options)
-    network = build_target(cfg)
-    parts = {"target": network, "method": build_method(cfg, network, build_rule(cfg))}
-    decoder = build_tokenizer(cfg)
+    network = Parts.of(cfg).target()
+    parts = {"target": network, "method": Parts.of(cfg).method(network, Parts.of(cfg).rule())}
+    decoder = Parts.of(cfg).tokenizer()
     pipeline = instantiate(cfg.pipeline, **parts, image_decoder=decoder, device=network.device)
     prompts = instantiate(cfg.data)
     rows = records(prompts, pipeline.tokens(prompts), 1.0)

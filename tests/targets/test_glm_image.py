@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from tempera.config import build
+from tempera.config.parts import Parts
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
@@ -91,9 +91,9 @@ def test_prompts_are_those_of_the_processor(tmp_path: Path) -> None:
 
 
 def test_published_sizes() -> None:
-    with build.without_weights(composed("model=glm_image")) as (sized, files):
-        target: Any = build.build_target(sized)
-        build.build_tokenizer(sized)
+    with Parts.of(composed("model=glm_image")).sized() as (sized, files):
+        target: Any = sized.target()
+        sized.tokenizer()
     assert target.length == 256 + 1024 and target.sampling.rows == 1
     weights = sum(weight.numel() for weight in target.network.parameters())
     assert round(weights / 1e9, 1) == 8.9
@@ -103,7 +103,7 @@ def test_published_sizes() -> None:
 
 def test_guidance_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TemperaError, match="is not guided: give guidance=1"):
-        build.build_target(composed("model=glm_image", "weights=random", "guidance=3", *tiny()))
+        Parts.of(composed("model=glm_image", "weights=random", "guidance=3", *tiny())).target()
 
 
 def tiny() -> list[str]:

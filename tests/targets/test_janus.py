@@ -8,7 +8,7 @@ import torch
 from tiny_targets import composed, tiny_janus, write_janus
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from tempera.config.build import build_target, build_tokenizer, without_weights
+from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
@@ -37,7 +37,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @torch.no_grad()
 def test_logits_and_guidance_equal_those_of_hugging_face(official: Any, options: list[str]) -> None:
-    target: Any = build_target(composed(*options))
+    target: Any = Parts.of(composed(*options)).target()
     tokens = torch.randint(24, (2, 3), generator=torch.Generator().manual_seed(1))
     target.begin(PROMPTS, 3)
     scores = target.score(Draft(tokens, torch.full((2, 3, 24), 1 / 24), Tree.chain(3)), 0)
@@ -66,7 +66,7 @@ def test_a_greedy_image_is_that_of_hugging_face(
 
     write_tokenizer(tmp_path, *SPECIAL)
     words = f"model.prompt_weights={tmp_path}"
-    target: Any = build_target(composed(*options, "temperature=0", words))
+    target: Any = Parts.of(composed(*options, "temperature=0", words)).target()
     own = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     start, padding = map(own.token_to_id, SPECIAL)
     ids = [[100000, *own.encode(FORMAT.format(prompt)).ids] for prompt in PROMPTS]
@@ -87,7 +87,10 @@ def test_a_greedy_image_is_that_of_hugging_face(
 
 @torch.no_grad()
 def test_codes_and_pixels_equal_those_of_hugging_face(official: Any, options: list[str]) -> None:
-    tokenizer, vq = build_tokenizer(composed(*options)).double(), official.model.vqmodel.double()
+    tokenizer, vq = (
+        Parts.of(composed(*options)).tokenizer().double(),
+        official.model.vqmodel.double(),
+    )
     generator = torch.Generator().manual_seed(2)
     images = torch.rand(2, 3, 64, 64, generator=generator).double() * 2 - 1
     assert torch.equal(tokenizer.encode(images).flatten(), vq.encode(images).image_tokens)
@@ -126,8 +129,8 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_both_sizes_are_the_published_ones() -> None:
     count = {}
     for size in ("1b", "7b"):
-        with without_weights(composed(f"model=janus_pro_{size}")) as (cfg, _):
-            network = build_target(cfg).network  # type: ignore[attr-defined]
+        with Parts.of(composed(f"model=janus_pro_{size}")).sized() as (sized, _):
+            network = sized.target().network  # type: ignore[attr-defined]
             count[size] = sum(parameter.numel() for parameter in network.parameters())
     # 2.09B and 7.42B in all, of which the image encoder has 0.31B, the text head 0.21B and 0.42B,
     # the image tokenizer 0.07B

@@ -10,7 +10,7 @@ import torch
 from tiny_networks import lively
 from tiny_targets import composed
 
-from tempera.config import build
+from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
@@ -60,7 +60,7 @@ def options(directory: Path) -> list[str]:
 
 def test_logits_are_those_of_transformers(official: Any) -> None:
     model, directory = official
-    target = build.build_target(composed(*options(directory), "guidance=6", "dtype=float32"))
+    target = Parts.of(composed(*options(directory), "guidance=6", "dtype=float32")).target()
     target.sampling = Sampling(6.0)
     prompts = ["a cat", "two dogs on a sofa"]
     tokens = torch.tensor([[3, 1, 23], [0, 7, 7]])
@@ -82,9 +82,9 @@ def test_published_sizes_and_format() -> None:
     spec = simplear()
     assert spec.length == 4096
     assert spec.first_code == 151672
-    with build.without_weights(composed("model=simplear_15b")) as (sized, files):
-        network = build.build_target(sized).network
-        build.build_tokenizer(sized)
+    with Parts.of(composed("model=simplear_15b")).sized() as (sized, files):
+        network = sized.target().network
+        sized.tokenizer()
     layers = sum(weight.numel() for weight in network.model.layers.parameters())
     assert layers == pytest.approx(1.31e9, rel=0.01)  # Qwen2.5-1.5B without its table
     names = {name for file in files for name in file.files}

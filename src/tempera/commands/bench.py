@@ -1,14 +1,13 @@
 """`tempera-bench`: the time of a round and its parts, without a data set."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from tempera.config import build
-from tempera.config.build import AnyRule
 from tempera.config.instantiate import from_options
+from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import (
@@ -36,71 +35,32 @@ FORMATS = {
 """Of what is no time."""
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A benchmark whose options are right, before weights are read.
-
-    Attributes:
-        rule: the acceptance rule.
-        plan: what is measured.
-        tracking: where the result goes.
-        model: the model's name.
-        made_of: what network and draft are read from, or `random`.
-        dtype: of the weights.
-        directory: of bench.json.
-    """
-
-    rule: AnyRule | None
-    plan: BenchmarkPlan
-    tracking: Tracking
-    model: str
-    made_of: Mapping[str, str | None]
-    dtype: str
-    directory: Path
-
-
 def main(cfg: DictConfig) -> None:
     """Measure, print a table and write bench.json."""
-    checked = _check(cfg)
-    target = build.build_fast_target(cfg)
-    console = Output()
-    with console.status("timing") as status:
-        method = build.build_method(cfg, target, checked.rule)
-        report = measure(
-            target, method, checked.plan, lambda part: status.update(f"timing: {part}")
-        )
-    _show(replace(report, dtype=checked.dtype), checked, console)
-
-
-def _check(cfg: DictConfig) -> Checked:
     tracking = Tracking.of(cfg, "bench")
-    rule = build.build_rule(cfg)
-    if not build.is_discrete(cfg) and "gamma" not in cfg.decoding:
+    parts = Parts.of(cfg)
+    rule = parts.rule()
+    if not parts.is_discrete and "gamma" not in parts.decoding_part.options:
         raise TemperaError(
             "a benchmark of continuous tokens times rounds of draft and verification: choose "
             "method=cspd, cspd_published or cspd_exact."
         )
+    plan = from_options(cfg, BenchmarkPlan)
+    target = parts.fast_target()
+    console = Output()
+    with console.status("timing") as status:
+        method = parts.method(target, rule)
+        report = measure(target, method, plan, lambda part: status.update(f"timing: {part}"))
     # that of the weights differs from the target's for float16 on a CPU
-    dtype = build.place_of(cfg).dtype_name
-    return Checked(
-        rule=rule,
-        plan=from_options(cfg, BenchmarkPlan),
-        tracking=tracking,
-        model=cfg.model.name,
-        made_of={"weights": cfg.model.get("weights"), "draft": cfg.drafter.get("path")},
-        dtype=dtype,
-        directory=Path(str(cfg.directory)),
-    )
-
-
-def _show(report: BenchmarkReport, checked: Checked, console: Output) -> None:
-    """Print and write what was measured, and send it to the tracker."""
-    section = as_table(report, checked)
+    report = replace(report, dtype=parts.place.dtype_name)
+    made_of = {"weights": cfg.model.get("weights"), "draft": parts.draft}
+    section = as_table(report, parts.model, made_of)
     shown = transposed(section)
     show(shown, section.title, console)
-    file = checked.directory / "bench.json"
-    write_json(file, {"model": checked.model, "made_of": checked.made_of, **asdict(report)})
-    checked.tracking.record(checked.directory, _medians(report), shown, [file])
+    directory = Path(str(cfg.directory))
+    file = directory / "bench.json"
+    write_json(file, {"model": parts.model, "made_of": made_of, **asdict(report)})
+    tracking.record(directory, _medians(report), shown, [file])
 
 
 def _medians(report: BenchmarkReport) -> dict[str, float]:
@@ -113,10 +73,12 @@ def _medians(report: BenchmarkReport) -> dict[str, float]:
     }
 
 
-def as_table(report: BenchmarkReport, checked: Checked) -> Section:
-    """What was measured, a row for each batch size."""
-    random = [name for name, path in checked.made_of.items() if path == "random"]
-    title = checked.model + (f" (random {' and '.join(random)})" if random else "")
+def as_table(report: BenchmarkReport, model: str, made_of: Mapping[str, str | None]) -> Section:
+    """What was measured, a row for each batch size. made_of: what network and draft are read from,
+    or `random`.
+    """
+    random = [name for name, path in made_of.items() if path == "random"]
+    title = model + (f" (random {' and '.join(random)})" if random else "")
     title += f" · {report.device} · {report.dtype}"
     if report.compiled:
         title += " · compiled"

@@ -3,88 +3,59 @@ and `schedule=optimal`.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
-from tempera.config import build
 from tempera.config.compose import option_name, typed
 from tempera.config.instantiate import instantiate
 from tempera.config.options import Role, role_of
+from tempera.config.parts import Parts
 from tempera.config.resolvers import drafter_of
 from tempera.config.tracking import Tracking
-from tempera.data.prompts import Prompt
 from tempera.evaluation import calibration
-from tempera.evaluation.calibration import Statistics
 from tempera.rules.optimal_prices import reachable_by_price
 from tempera.runtime.installation import command
-from tempera.runtime.processor import parse_device
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A calibration whose options are right, before weights are read.
-
-    Attributes:
-        path: of the file of statistics.
-        measured_with: what they depend on.
-        prompts: whose drafts are measured.
-        tracking: where the result goes.
-        drafter: what drafts.
-        shared: options of the user's that are an evaluation's, too.
-    """
-
-    path: Path
-    measured_with: Mapping[str, Any]
-    prompts: list[Prompt]
-    tracking: Tracking
-    drafter: str
-    shared: Sequence[str] = ()
 
 
 def main(cfg: DictConfig) -> None:
     """Write the statistics, and print what they make possible."""
-    checked = _check(cfg)
-    target = build.build_discrete_target(cfg)
-    target.pack()
-    drafter = build.build_drafter(cfg, target)
-    device = parse_device(cfg.device)
-    found = calibration.record(target, drafter, checked.prompts, cfg.seed, device, cfg.batch_size)
-    calibration.save_statistics(checked.path, found, checked.measured_with)
-    _show(found, checked)
-
-
-def _check(cfg: DictConfig) -> Checked:
-    build.check_tokens(cfg)
-    build.check_discrete(cfg, f"`{command('calibrate')}` measures drafts of discrete tokens")
-    calibration.check_tree(build.build_tree(cfg))
-    build.check_draft(cfg)
+    what = f"`{command('calibrate')}` measures drafts of discrete tokens"
+    parts = Parts.of(cfg, discrete=what)
+    calibration.check_tree(parts.tree)
+    parts.check_draft()
     path = Path(str(cfg.statistics))
     calibration.check_place(path)
     tracking = Tracking.of(cfg, "calibrate")
+    measured_with = calibration.conditions(**parts.measured_with)
     prompts = list(instantiate(cfg.data))
-    drafter = drafter_of(cfg.drafter._target_)
-    measured_with = calibration.conditions(**build.measured_with(cfg))
-    shared = [
+    target = parts.discrete_target()
+    target.pack()
+    drafter = parts.drafter(target)
+    found = calibration.record(
+        target, drafter, prompts, cfg.seed, parts.place.device, parts.batch_size
+    )
+    calibration.save_statistics(path, found, measured_with)
+    rounds = found.rounds
+    low, high = reachable_by_price(rounds)
+    count = len(rounds.weights)
+    print(f"{count} rounds of {rounds.tree.nodes} drafted tokens: {path}")
+    print(
+        f"next: {command('eval')} {_next(cfg, (low + high) / 2)}   "
+        f"(possible: {low:.2f} to {high:.2f})"
+    )
+    values = {"rounds": count, "shortest": low, "longest": high}
+    tracking.record(path.with_suffix(""), values, files=[path])
+
+
+def _next(cfg: DictConfig, length: float) -> str:
+    """The options of an evaluation of a length that uses the statistics."""
+    kept = [
         option
         for option in typed(cfg)
         if (name := option_name(option)) not in ("method", "drafter")
         and Role.OWN not in role_of(name, "calibrate")
     ]
-    return Checked(path, measured_with, prompts, tracking, drafter, shared)
-
-
-def _show(found: Statistics, checked: Checked) -> None:
-    """Print what was measured and which lengths are possible, and send it to the tracker."""
-    rounds = found.rounds
-    low, high = reachable_by_price(rounds)
-    count = len(rounds.weights)
-    print(f"{count} rounds of {rounds.tree.nodes} drafted tokens: {checked.path}")
-    options = ["method=optimal_rsd", f"drafter={checked.drafter}", "schedule=optimal"]
-    options += [*checked.shared, f"expected_length={(low + high) / 2:.1f}"]
-    print(f"next: {command('eval')} {shlex.join(options)}   (possible: {low:.2f} to {high:.2f})")
-    values = {"rounds": count, "shortest": low, "longest": high}
-    checked.tracking.record(checked.path.with_suffix(""), values, files=[checked.path])
+    drafter = drafter_of(cfg.drafter._target_)
+    options = ["method=optimal_rsd", f"drafter={drafter}", "schedule=optimal", *kept]
+    return shlex.join([*options, f"expected_length={length:.1f}"])

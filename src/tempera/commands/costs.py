@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
-from omegaconf import DictConfig
 from rich.filesize import decimal
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
-from tempera.config import build
-from tempera.config.build import AnyTarget
-from tempera.config.instantiate import instantiate
+from tempera.config.instantiate import Part
+from tempera.config.parts import META, AnyTarget, Parts
 from tempera.continuous.target import MARTarget
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Evaluator
 from tempera.runtime.hub import CannotReach, together
@@ -42,27 +41,25 @@ allocator's rounding, the CUDA context and the activations of training come on t
 """
 
 
-def dry_evaluation(
-    cfg: DictConfig, place: Place, prompts: Sequence[str], evaluator: Evaluator
-) -> dict[str, float]:
+def dry_evaluation(parts: Parts, prompts: Sequence[str], evaluator: Evaluator) -> dict[str, float]:
     """Print what an evaluation takes; returns the bytes of `memory`, and those to `download` if the
     hub can be reached.
     """
-    if not {"neighbours", "statistics"} & set(cfg):  # made of files that are not read here
-        build.build_rule(cfg)
-    batch = list(prompts[: build.batch_size(cfg)])
-    with build.without_weights(cfg) as (sized, files):
-        target = build.build_fast_target(sized)
+    if not parts.reads_files:  # that are not read here
+        parts.rule()
+    batch = list(prompts[: parts.batch_size])
+    with parts.sized() as (sized, files):
+        target = sized.fast_target()
         memory = decoding_memory(target, sized, batch)
     images = "1 image" if len(prompts) == 1 else f"{len(prompts):,} images"
     work = f"{images} of {target.length:,} tokens, {len(batch)} at a time"
-    return _shown(work, place, memory, to_download(files, evaluator))
+    return _shown(work, parts.place, memory, to_download(files, evaluator))
 
 
-def decoding_memory(target: AnyTarget, cfg: DictConfig, prompts: list[str]) -> Memory:
-    """What decoding a batch takes, by a target and a configuration of `without_weights`."""
-    drafter = build.build_drafter(cfg, target)
-    decoder = build.build_image_decoder(cfg)
+def decoding_memory(target: AnyTarget, sized: Parts, prompts: list[str]) -> Memory:
+    """What decoding a batch takes, by a target of `sized`, the parts without data."""
+    drafter = sized.drafter(target)
+    decoder = sized.image_decoder()
     shape = (1, *target.grid, *([target.channels] if isinstance(target, MARTarget) else []))
     kind = torch.float32 if isinstance(target, MARTarget) else torch.int64
     layers: list[int] = [0]
@@ -77,7 +74,7 @@ def decoding_memory(target: AnyTarget, cfg: DictConfig, prompts: list[str]) -> M
             cache, logits = _batch(target, prompts, drafter.nodes)
         watched = register_module_forward_hook(note)
         try:
-            decoder.decode_codes(torch.zeros(shape, dtype=kind, device=build.META))
+            decoder.decode_codes(torch.zeros(shape, dtype=kind, device=META))
         finally:
             watched.remove()
     weights = size_of(*networks(target), *networks(drafter), decoder)
@@ -94,35 +91,33 @@ def _batch(target: TransformerTarget, prompts: list[str], nodes: int) -> tuple[i
     return session.cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
 
 
-def dry_training(cfg: DictConfig, place: Place, recipe: Recipe) -> dict[str, float]:
+def dry_training(
+    parts: Parts, draft: Part[DraftNetwork], recipe: Recipe, drawn: int, work: str
+) -> dict[str, float]:
     """Print what a training takes in each process that holds the target as a whole; see
     `dry_evaluation`.
+
+    Args:
+        parts: the model.
+        draft: makes the network to train.
+        recipe: the recipe.
+        drawn: images that the target draws at a time.
+        work: what is to be done, with `{tokens}` in place of the tokens of an image.
     """
-    drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
     captions = [CAPTION] * max(drawn, recipe.decodes)
-    with build.without_weights(cfg) as (sized, files):
-        target = build.build_discrete_target(sized)
+    with parts.sized() as (sized, files):
+        target = sized.discrete_target()
         with target.device:
-            draft = instantiate(sized.draft, target=target, model=cfg.model.name)
-        nets = [*networks(target), build.build_tokenizer(sized), draft]
+            network = draft.make(target=target, model=parts.model)
+        nets = [*networks(target), sized.tokenizer(), network]
         with torch.inference_mode():
             cache, logits = _batch(target, captions, recipe.depth)
-    work = _training(cfg, recipe, target.length)
+    work = work.format(tokens=f"{target.length:,}")
     copies = 5 if recipe.ema else 4
     logits = max(logits, 4 * recipe.logit_chunk * target.vocab_size)
     memory = {"weights": size_of(*nets), "KV cache": cache, "logits": logits}
-    memory["gradients and optimiser"] = copies * size_of(draft)
-    return _shown(work, place, memory, to_download(files))
-
-
-def _training(cfg: DictConfig, recipe: Recipe, tokens: int) -> str:
-    """What a training does: `20 epochs of 30,000 images, 2,304 tokens each, 16 at a time`."""
-    if cfg.steps:
-        return f"{cfg.steps:,} steps of {recipe.batch_size} images, {tokens:,} tokens each"
-    images = "all images" if cfg.limit is None else f"{cfg.limit:,} images"
-    return (
-        f"{cfg.epochs:g} epochs of {images}, {tokens:,} tokens each, {recipe.batch_size} at a time"
-    )
+    memory["gradients and optimiser"] = copies * size_of(network)
+    return _shown(work, parts.place, memory, to_download(files))
 
 
 def _shown(work: str, place: Place, memory: Memory, download: int | None) -> dict[str, float]:
@@ -152,28 +147,24 @@ def to_download(files: Sequence[PretrainedFiles], evaluator: Evaluator | None = 
         return None
 
 
-def read_with_files(
-    cfg: DictConfig, make: Callable[[DictConfig], object], read: Callable[[], T]
-) -> T:
+def read_with_files(parts: Parts, make: Callable[[Parts], object], read: Callable[[], T]) -> T:
     """Read what a run needs beside its networks, and check that the files of these can be had, so
-    that it does not stop after hours of downloads. A dry run reports downloads by itself.
+    that it does not stop after hours of downloads.
 
     Args:
-        cfg: the composed configuration.
-        make: builds the networks.
+        parts: whose files they are.
+        make: builds the networks, of parts without data.
         read: reads the rest.
 
     Raises:
         TemperaError: names all files that cannot be had.
     """
-    if cfg.dry_run or cfg.family.toy:
-        return read()
     problems: list[TemperaError] = []
     try:
         found = read()
     except CannotReach as problem:
         problems.append(problem)
-    with build.without_weights(cfg) as (sized, files):
+    with parts.sized() as (sized, files):
         make(sized)
     for network in files:
         try:

@@ -12,8 +12,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from tempera.config import build
 from tempera.config.compose import composed
+from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking
 from tempera.decoding.interfaces import JointRule, Rule
 from tempera.decoding.loop import decode
@@ -166,27 +166,27 @@ def same_tokens(device: str, family: str, deadline: Deadline) -> dict[str, float
     """By family and method, the share of tokens that eager and compiled rounds both emit."""
     options = [f"device={device}", f"model={family}", *FAMILIES.get(family, TINY)]
     options += ["dtype=float32", "top_k=10"]
-    plain = composed("bench", [*options, "method=ar"])
-    eager = build.build_discrete_target(plain)
+    plain = Parts.of(composed("bench", [*options, "method=ar"]))
+    eager = plain.discrete_target()
     eager.pack()
-    compiled = build.build_discrete_target(plain)
+    compiled = plain.discrete_target()
     compiled.pack()
     compiled.compile()
     shares = {}
     for method in METHODS + (SHIPPED_METHODS if family == "shapes" else ()):
         if not deadline.allows(f"{family} {method}"):
             continue
-        cfg = composed("bench", [*options, *f"method={method}".split()])
-        rule = cast(Rule | JointRule, build.build_rule(cfg))
-        same = tokens(cfg, eager, rule) == tokens(cfg, compiled, rule)
+        parts = Parts.of(composed("bench", [*options, *f"method={method}".split()]))
+        rule = cast(Rule | JointRule, parts.rule())
+        same = tokens(parts, eager, rule) == tokens(parts, compiled, rule)
         shares[f"{family} {method}"] = float(same.double().mean())
     return shares
 
 
-def tokens(cfg: DictConfig, target: TransformerTarget, rule: Rule | JointRule) -> Tensor:
+def tokens(parts: Parts, target: TransformerTarget, rule: Rule | JointRule) -> Tensor:
     """The tokens of two batches [2B, N]; if compiled, the second one replays the first's graphs."""
     with redirect_stdout(StringIO()):  # which says of each draft that it is random
-        drafter = build.build_drafter(cfg, target)
+        drafter = parts.drafter(target)
     batches = []
     for seed in range(2):
         streams = RandomStreams(seed, PROMPTS, target.device)
@@ -199,7 +199,7 @@ def timed_rounds(cfg: DictConfig, model: str, deadline: Deadline) -> Iterator[di
     options = [f"model={model}", "weights=random", f"device={cfg.device}", f"compile={cfg.compile}"]
     target: TransformerTarget | None = None
     for name, method in ROUNDS.items():
-        chosen = composed("bench", [*options, *f"method={method}".split()])
+        chosen = Parts.of(composed("bench", [*options, *f"method={method}".split()]))
         for size in cfg.batch_sizes:
             title = f"{model}, {name}, batch {size}"
             if not deadline.allows(title):
@@ -207,16 +207,16 @@ def timed_rounds(cfg: DictConfig, model: str, deadline: Deadline) -> Iterator[di
             print(f"timing {title}", flush=True)
             row = {"model": model, "round": name, "batch": size}
             try:
-                target = target or cast(TransformerTarget, build.build_fast_target(chosen))
+                target = target or cast(TransformerTarget, chosen.fast_target())
                 row |= timed(target, chosen, BenchmarkPlan([size], cfg.repeats))
             except torch.OutOfMemoryError:
                 print("does not fit into the memory")
             yield row
 
 
-def timed(target: TransformerTarget, cfg: DictConfig, plan: BenchmarkPlan) -> dict[str, Any]:
+def timed(target: TransformerTarget, parts: Parts, plan: BenchmarkPlan) -> dict[str, Any]:
     """Milliseconds of a round, and what it gives the device to do."""
-    method = cast(Method, build.build_method(cfg, target, build.build_rule(cfg)))
+    method = cast(Method, parts.method(target, parts.rule()))
     (column,) = measure(target, method, plan).columns
     prompts = PROMPTS[:1] * column.batch_size
     row = {

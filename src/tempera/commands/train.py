@@ -1,7 +1,7 @@
 """`tempera-train`: train the draft of a model."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tempera.commands.costs import dry_training, read_with_files
-from tempera.config import build
 from tempera.config.compose import option_name, pasted, typed
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
 from tempera.config.options import Role, role_of
+from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking
 from tempera.data.entries import Source
 from tempera.drafters.draft_network import DraftNetwork
@@ -25,7 +25,7 @@ from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import draft_directory
 from tempera.runtime.pretrained import Taken, recording_taken
-from tempera.runtime.processor import Place, parse_device, parse_dtype, tell_slow_bfloat16
+from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import Loss
@@ -33,86 +33,60 @@ from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, TrainingRun
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A training whose options are right, before anything is read.
-
-    Attributes:
-        recipe: its `steps` are 1 if epochs will set them.
-        loss: the loss to minimise.
-        draft: makes the network to train.
-        codes: makes the training images.
-        place: of the target.
-        processes: share the work.
-        tracking: where the numbers go.
-    """
-
-    recipe: Recipe
-    loss: Loss
-    draft: Part[DraftNetwork]
-    codes: Part[Codes]
-    place: Place
-    processes: Processes
-    tracking: Tracking
-
-
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
-    checked = _check(cfg)
-    if cfg.dry_run:
-        is_main = checked.processes.is_main
-        return dry_training(cfg, checked.place, checked.recipe) if is_main else {}
-    run = _build(cfg, checked)
-    notes = {"data": run.record.get("data"), "target": run.target.identity}
-    metrics = run.train(partial(checked.tracking.start, run.directory, notes))
-    if checked.processes.is_main:
-        _publish(run, cfg.push_to_hub)
-    return metrics
-
-
-def _check(cfg: DictConfig) -> Checked:
-    """Check the options, and the places of drafts that are read or written."""
     tracking = Tracking.of(cfg, "train_draft")
-    build.check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
+    parts = Parts.of(cfg, discrete=f"`{command('train')}` trains drafts of discrete tokens")
     recipe = build_recipe(cfg)
     loss: Loss = instantiate(cfg.loss)
     codes: Part[Codes] = part(cfg.train_data)
     draft: Part[DraftNetwork] = part(cfg.draft)
     _check_effect(cfg, loss, draft)
     _check_drafts(cfg)
-    place = build.place_of(cfg, dry=cfg.dry_run)
-    processes = Processes(cpu=place.device.type == "cpu")
+    processes = Processes(cpu=parts.place.device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
-        tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", place.device)
-    return Checked(recipe, loss, draft, codes, place, processes, tracking)
-
-
-def _build(cfg: DictConfig, checked: Checked) -> TrainingRun:
-    """Read the target and the images, and make the draft."""
+        tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", parts.place.device)
+    if cfg.dry_run:
+        drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
+        work = _work(cfg, recipe)
+        return dry_training(parts, draft, recipe, drawn, work) if processes.is_main else {}
     directory = writable_directory(Path(str(cfg.directory)))
-    offered: dict[str, object] = {"processes": checked.processes}
+    offered: dict[str, object] = {"processes": processes}
     if "source" in cfg:
-        source: Source = read_with_files(cfg, _networks, part(cfg.source).make)
-        source.fetch(checked.processes)
-        offered |= {"source": source, "captions": build.build_captions(cfg)}
+        make = part(cfg.source).make
+        source: Source = make() if cfg.family.toy else read_with_files(parts, _networks, make)
+        source.fetch(processes)
+        offered |= {"source": source, "captions": parts.captions()}
     with recording_taken() as taken:
-        target = build.build_discrete_target(cfg)
-        tokenizer = build.build_tokenizer(cfg)
-    codes = checked.codes.make_with(
-        offered, target=target, tokenizer=tokenizer, directory=directory
-    )
-    steps = _steps(cfg, codes, checked.recipe.batch_size)
-    recipe = replace(checked.recipe, steps=steps)
+        target = parts.discrete_target()
+        tokenizer = parts.tokenizer()
+    images = codes.make_with(offered, target=target, tokenizer=tokenizer, directory=directory)
+    recipe = replace(recipe, steps=_steps(cfg, images, recipe.batch_size))
     torch.manual_seed(recipe.seed)
-    return TrainingRun(
+    run = TrainingRun(
         target=target,
-        draft=checked.draft.make(target=target, model=cfg.model.name),
-        codes=codes,
-        loss=checked.loss,
+        draft=draft.make(target=target, model=parts.model),
+        codes=images,
+        loss=loss,
         recipe=recipe,
         directory=directory,
-        record=_record(cfg, recipe, codes, taken),
+        record=_record(cfg, recipe, images, taken),
         decode_codes=tokenizer.decode_codes,
+    )
+    notes = {"data": run.record.get("data"), "target": target.identity}
+    metrics = run.train(partial(tracking.start, directory, notes))
+    if processes.is_main:
+        _publish(run, cfg.push_to_hub)
+    return metrics
+
+
+def _work(cfg: DictConfig, recipe: Recipe) -> str:
+    """What a training does: `20 epochs of 30,000 images, {tokens} tokens each, 16 at a time`."""
+    if cfg.steps:
+        return f"{cfg.steps:,} steps of {recipe.batch_size} images, {{tokens}} tokens each"
+    images = "all images" if cfg.limit is None else f"{cfg.limit:,} images"
+    return (
+        f"{cfg.epochs:g} epochs of {images}, {{tokens}} tokens each, {recipe.batch_size} at a time"
     )
 
 
@@ -189,9 +163,9 @@ def _check_drafts(cfg: DictConfig) -> None:
         draft_directory(str(cfg.start), advice)
 
 
-def _networks(cfg: DictConfig) -> None:
-    build.build_target(cfg)
-    build.build_tokenizer(cfg)
+def _networks(parts: Parts) -> None:
+    parts.target()
+    parts.tokenizer()
 
 
 def _steps(cfg: DictConfig, codes: Codes, batch_size: int) -> int:

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from tempera.commands import evaluate
-from tempera.config import build
 from tempera.config.compose import composed, composed_run, option_name, written
 from tempera.config.instantiate import from_options, instantiate
 from tempera.config.options import Role, role_of
+from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking
 from tempera.data.prompts import Prompt, check_prompts
 from tempera.decoding.interfaces import Drafter, Rule
@@ -129,14 +129,15 @@ def main(cfg: DictConfig) -> None:
 def _check(cfg: DictConfig) -> Checked:
     """Check the options, and read the prompts."""
     tracking = Tracking.of(cfg, "tune")
-    build.check_discrete(cfg, f"`{command('tune')}` chooses among methods for discrete tokens")
+    what = f"`{command('tune')}` chooses among methods for discrete tokens"
+    parts = Parts.of(cfg, discrete=what)
     for name in cfg.trees:
         Tree.named(name)  # raises TemperaError
     instantiate(cfg.metrics).check(cfg.model.name)
     budget = Budget.parse(cfg.budget)
     settings = _Settings(cfg, lossless=budget.measure == "none")
     prompts = list(instantiate(cfg.data))
-    captions = build.build_captions(cfg)
+    captions = parts.captions()
     if captions is not None:
         check_prompts(prompts, captions)
     plan = from_options(cfg, TuningPlan)
@@ -147,7 +148,7 @@ def _predict(checked: Checked, console: Output) -> list[Outcome]:
     """What every setting is expected to do, by rounds and drafts measured here."""
     settings = checked.settings
     candidates = list(settings.candidates())
-    target = build.build_fast_discrete_target(settings.evaluation((DRAFTS[0].exact,)))
+    target = cast(TransformerTarget, settings.parts((DRAFTS[0].exact,)).fast_target())
     drafters = settings.drafters(target)
     with console.status("measuring") as status:
         predictions = predict(
@@ -201,7 +202,7 @@ class _Settings:
         self.tried: dict[str, str] = {}
         for draft in DRAFTS:
             try:
-                build.check_draft(self.evaluation((draft.exact,)), draft.path)
+                self.parts((draft.exact,)).check_draft(draft.path)
                 self.tried |= dict.fromkeys((draft.name, *draft.dynamic), "tried")
             except TemperaError as problem:
                 self._leave_out(draft, problem)
@@ -227,9 +228,9 @@ class _Settings:
             return [*self.shared, *options]
         return [*(option for option in self.shared if not option.startswith(dropped)), *options]
 
-    def evaluation(self, options: Sequence[str]) -> DictConfig:
-        """The configuration of an evaluation with a setting."""
-        return composed("eval", self.arguments(options))
+    def parts(self, options: Sequence[str]) -> Parts:
+        """Model and method of an evaluation with a setting."""
+        return Parts.of(composed("eval", self.arguments(options)))
 
     def drafters(self, target: TransformerTarget) -> dict[str, Drafter]:
         """The drafters by the name of their shape: chains and static trees of each draft, and
@@ -249,7 +250,7 @@ class _Settings:
         found: dict[str, Drafter] = {}
         if trees:
             shallowest = min(trees, key=lambda name: trees[name].max_depth)
-            first = build.build_drafter(self.evaluation((draft.exact, shallowest)), target)
+            first = self.parts((draft.exact, shallowest)).drafter(target)
             model = cast(StaticTreeDrafter, first).model
         for name, tree in trees.items():
             try:
@@ -258,8 +259,7 @@ class _Settings:
             except DraftTooShort as problem:
                 self.tried[f"{draft.name}, {name}"] = f"left out: it drafts {problem.slots} tokens"
         for method in draft.dynamic:
-            dynamic = self.evaluation((f"method={method}",))
-            found[method] = build.build_drafter(dynamic, target)
+            found[method] = self.parts((f"method={method}",)).drafter(target)
         return found
 
     def candidates(self) -> Iterator[Candidate]:
@@ -274,12 +274,11 @@ class _Settings:
     def _chains(self, draft: _DraftKind) -> Iterator[Candidate]:
         deepest = max(self.cfg.depths, default=0)
         for method in self._methods(draft):
-            cfg = self.evaluation(method.options)
+            usual = self.parts(method.options)
             for value in method.values:
-                if method.varied:
-                    OmegaConf.update(cfg, method.varied, value)
+                varied = usual.with_option(method.varied, value) if method.varied else usual
                 for depth in self.cfg.depths:
-                    OmegaConf.update(cfg, "depth", depth if method.by_depth else deepest)
+                    parts = varied.with_option("depth", depth if method.by_depth else deepest)
                     chain = written("depth", depth)
                     setting = [written(method.varied, value)] if method.varied else []
                     yield Candidate(
@@ -287,7 +286,7 @@ class _Settings:
                         draft.name,
                         f"{draft.name} {chain}",
                         TestedRule(
-                            cast(Rule | BlockVerification, build.build_rule(cfg)),
+                            cast(Rule | BlockVerification, parts.rule()),
                             lossless=not method.varied,
                             depth=depth if method.by_depth else None,
                         ),

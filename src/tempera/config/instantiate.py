@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import hydra
@@ -76,6 +76,25 @@ class Part(Generic[T]):
             if problem.option is not None and problem.option in self.node:
                 problem.option = option_of(self.node, problem.option)
             raise
+
+    def having(self, **options: object) -> "Part[T]":
+        """The same with other values of some arguments."""
+        return replace(self, options={**self.options, **options})
+
+    def with_option(self, name: str, value: object) -> "Part[T]":
+        """The same with another value of what the user calls `name`, here and in parts of it.
+
+        Raises:
+            TemperaError: it does not fit.
+        """
+        hints = _hints(self.call)
+        options = {
+            key: inner.with_option(name, value) if isinstance(inner, Part) else inner
+            for key, inner in self.options.items()
+        }
+        named = [key for key in options if key in self.node and option_of(self.node, key) == name]
+        options |= {key: fitting(value, hints.get(key, Any), name) for key in named}
+        return self.having(**options)
 
     def partial(self) -> "functools.partial[T]":
         """A function that makes the object of the arguments that no option sets."""

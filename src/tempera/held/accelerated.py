@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tempera.api import Result, check_callable, seeded_prompts, whole_seed
-from tempera.config import build
 from tempera.config.compose import composed, in_one_sentence, written
+from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Rule
 from tempera.decoding.loop import Output
 from tempera.decoding.probabilities import Sampling
@@ -81,8 +81,8 @@ class Accelerated:
         self.method = method
         self._sampling = sampling
         self._decoder = decoder or family.decoder()
-        self._cfg = _method(family.preset, method, options)
-        self._rule: Any = rule or build.build_rule(self._cfg)
+        self._parts = _method(family.preset, method, options)
+        self._rule: Any = rule or self._parts.rule()
         self._target: TransformerTarget | None = None
         self._lock = Lock()
 
@@ -245,7 +245,7 @@ class Accelerated:
                 f"do not fit the model's {request.spec.context} positions: shorten the prompt."
             )
         with in_one_sentence("generate", []):
-            decoding = cast(Method, build.build_method(self._cfg, target, self._rule))
+            decoding = cast(Method, self._parts.method(target, self._rule))
         streams = RandomStreams(seed, ids, self._device)
         output: Output = decoding.decode(target, streams, ids, observe=observe)
         return output
@@ -365,8 +365,9 @@ def _method(preset: str, method: str, options: dict[str, Any]) -> Any:
             option="method",
         )
     with in_one_sentence("generate", arguments):
-        build.build_rule(cfg)
-    return cfg
+        parts = Parts.of(cfg)
+        parts.rule()
+    return parts
 
 
 def check_model(family: Family) -> None:

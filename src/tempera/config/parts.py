@@ -1,0 +1,504 @@
+"""What a configuration describes: a model, and a method for it. `Parts.of` checks all of their
+options once, where a command begins; nothing is read until a part is asked for.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+import hydra
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from tempera.config.compose import written
+from tempera.config.instantiate import Part, fitting, from_options, part, product
+from tempera.continuous.rules import DensityRule
+from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule
+from tempera.decoding.probabilities import Sampling
+from tempera.decoding.trees import Tree
+from tempera.drafters.none import NoDraft
+from tempera.errors import TemperaError
+from tempera.rules.schedules import floored
+from tempera.rules.standard import BlockVerification
+from tempera.runtime.distributed import started_as_main
+from tempera.runtime.hub import Repository
+from tempera.runtime.installation import command
+from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
+from tempera.runtime.network_identity import identity_of
+from tempera.runtime.pretrained import RANDOM, PretrainedFiles, sizes_only
+from tempera.runtime.processor import Place
+from tempera.targets.forward import granularity_on
+
+if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
+    from tempera.continuous.loop import Decoding
+    from tempera.continuous.target import MARTarget
+    from tempera.data.encoders import CodeEncoder
+    from tempera.data.prompts import CaptionCheck
+    from tempera.evaluation.pipeline import Method, Pipeline
+    from tempera.image_tokenizers.cosmos import CosmosTokenizer
+    from tempera.image_tokenizers.emu3 import Emu3Tokenizer
+    from tempera.image_tokenizers.kl import KLModel
+    from tempera.image_tokenizers.vq import VQModel
+    from tempera.targets.transformer import TransformerTarget
+
+AnyTarget: TypeAlias = "ImageTarget | MARTarget"
+"""A target of discrete or of continuous tokens."""
+AnyRule: TypeAlias = Rule | JointRule | DensityRule
+"""A rule for discrete or for continuous tokens."""
+AnyTokenizer: TypeAlias = "VQModel | KLModel | Emu3Tokenizer | CosmosTokenizer"
+"""An image tokenizer."""
+Tokens: TypeAlias = Literal["discrete", "continuous"]
+META = torch.device("meta")
+METHODS_FOR = {
+    "discrete": "method=ar, eagle or coolsd",
+    "continuous": "method=ar, cspd, cspd_published or cspd_exact",
+}
+DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A model with a method, whose options are right; without a method it decodes plainly.
+
+    Attributes:
+        model: the model's name.
+        tokens: the kind of its tokens.
+        place: of its networks.
+        sampling: `tempera.decoding.probabilities.Sampling`, or what `model.sampling` names.
+        batch_size: prompts decoded together.
+        shrinks: decode fewer together where memory runs out: `batch_size=auto`.
+        compiled: whether rounds are compiled; `auto`: on a GPU.
+        plain_rows: rows up to which products are not packed; None: timed.
+        truncate: whether texts that are too long are cut; None if the script has no such option.
+        floor: what every depth of the schedule is raised to.
+        target_part, network_part, text_encoder_part, tokenizer_part: make the model.
+        captions_part: checks prompts before weights are read.
+        grid_part: describes the model's grid, where its configuration does.
+        drafter_part, tree_part, rule_part, schedule_part, neighbours_part: make the method.
+        decoding_part: of method and rule makes what decodes.
+        pipeline_part: makes pictures; None in scripts that make none.
+    """
+
+    model: str
+    tokens: Tokens
+    place: Place
+    sampling: Any
+    batch_size: int
+    shrinks: bool
+    compiled: bool | Literal["auto"]
+    plain_rows: int | None
+    truncate: bool | None
+    floor: float | None
+    target_part: Part[AnyTarget]
+    network_part: Part[nn.Module]
+    text_encoder_part: Part[nn.Module]
+    tokenizer_part: Part[AnyTokenizer]
+    captions_part: "Part[CaptionCheck] | None"
+    grid_part: Part[Any] | None
+    drafter_part: Part[Drafter]
+    tree_part: Part[Tree] | None
+    rule_part: Part[AnyRule] | None
+    schedule_part: Part[Any] | None
+    neighbours_part: Part[Any] | None
+    decoding_part: "Part[Method | Decoding]"
+    pipeline_part: "Part[Pipeline] | None"
+
+    @classmethod
+    def of(cls, cfg: DictConfig, discrete: str = "") -> "Parts":
+        """Those of a composed configuration.
+
+        Args:
+            cfg: the configuration.
+            discrete: what is for discrete tokens alone, where a model of others is to be refused.
+
+        Raises:
+            TemperaError: an option is not possible, or model, method, drafter, tree and rule do not
+                fit each other.
+        """
+        model = cfg.model
+        kind: Tokens = fitting(
+            model.get("tokens", "discrete"), Literal["discrete", "continuous"], "model.tokens"
+        )
+        if discrete and kind != "discrete":
+            raise TemperaError(
+                f"{discrete}, but those of model={model.name} are continuous: choose another "
+                "model; a MAR's draft is a smaller MAR, as in drafter=mar_base."
+            )
+        _check_tokens(cfg, kind)
+        _check_image_size(cfg)
+        sampling = hydra.utils.get_class(model.sampling) if "sampling" in model else Sampling
+        plain_rows = cfg.get("plain_rows", "auto")
+        batch_size = cfg.get("batch_size", cfg.family.batch_size)
+        made = cls(
+            model=model.name,
+            tokens=kind,
+            place=Place.named(cfg.device, cfg.dtype, dry=bool(cfg.get("dry_run"))),
+            sampling=from_options(cfg, sampling),
+            batch_size=int(cfg.family.batch_size if batch_size == "auto" else batch_size),
+            shrinks=batch_size == "auto",
+            compiled=cfg.get("compile", "auto"),
+            plain_rows=None if plain_rows == "auto" else plain_rows,
+            truncate=cfg.get("truncate"),
+            floor=fitting(cfg.floor, float, "floor") if "floor" in cfg else None,
+            rule_part=_part(cfg, "rule"),
+            schedule_part=_part(cfg, "schedule"),
+            neighbours_part=_part(cfg, "neighbours"),
+            tree_part=_part(cfg, "tree"),
+            target_part=part(model.target),
+            network_part=part(model.network),
+            text_encoder_part=part(model.text_encoder),
+            tokenizer_part=part(model.tokenizer),
+            captions_part=_part(model, "captions"),
+            grid_part=_part(model, "spec") or _part(model.network, "config"),
+            drafter_part=_drafter(cfg, kind),
+            decoding_part=_part(cfg, "decoding") or Part(_plain_method, {}, cfg),
+            pipeline_part=_part(cfg, "pipeline"),
+        )
+        if made.drafter_part.needs("tree") and not made.tree.nodes:
+            raise TemperaError(
+                "the drafter drafts along a tree, and this one has no nodes: give depth=1 or more, "
+                "add +tree=chain, or choose a method without a draft, such as method=ar."
+            )
+        return made
+
+    def with_option(self, name: str, value: object) -> "Parts":
+        """The same with another value of an option of the method, such as `delta`.
+
+        Raises:
+            TemperaError: it does not fit.
+        """
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: dict[str, Any] = {
+            field: one.with_option(name, value)
+            for field, one in parts.items()
+            if isinstance(one, Part)
+        }
+        return replace(self, **changed)
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether the model's tokens are discrete; otherwise they are continuous."""
+        return self.tokens == "discrete"
+
+    @property
+    def tree(self) -> Tree:
+        """The draft tree; empty if the method has none."""
+        return self.tree_part.make() if self.tree_part else Tree.empty()
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether the rule is made of files: of a codebook, or of statistics of a draft."""
+        solved = self.schedule_part is not None and "statistics" in self.schedule_part.options
+        return solved or self.neighbours_part is not None
+
+    @property
+    def draft(self) -> str | None:
+        """Where the draft is read from, `random`, or None without a network of its own."""
+        path = self.drafter_part.options.get("path")
+        return None if path is None else str(path)
+
+    @property
+    def measured_with(self) -> dict[str, Any]:
+        """What the statistics of a draft depend on: the model, the draft and the sampling."""
+        return {"model": self.model, "draft": self.draft, **asdict(self.sampling)}
+
+    @property
+    def draft_depth(self) -> int:
+        """Most tokens in a row that the method drafts, as its drafter declares it
+        (`interfaces.drafts`) or its tree has it; 0 without a draft.
+
+        Raises:
+            TemperaError: the drafter takes no tree and declares nothing.
+        """
+        drafter = self.drafter_part
+        depth = getattr(drafter.call, "depth", None)
+        if isinstance(depth, int):
+            return depth
+        if depth is not None:
+            return int(depth(**drafter.options))
+        if drafter.takes("tree"):
+            return self.tree.max_depth
+        name = f"{drafter.call.__module__}.{drafter.call.__qualname__}"
+        raise TemperaError(
+            f"{name} does not say how deep it drafts, which the rule's schedule needs: decorate it "
+            "with `@drafts` of tempera.decoding.interfaces, or take rule=exact",
+            option="drafter",
+        )
+
+    def check_draft(self, option: str = "drafter.path", *, of_the_hub: bool = True) -> None:
+        """See `check_draft`."""
+        check_draft(self.drafter_part, self.model, option, of_the_hub=of_the_hub)
+
+    def captions(self) -> "CaptionCheck | None":
+        """Its `check(prompts)` raises TemperaError for a prompt or caption that the model cannot
+        use. It needs no weights; None for a model without it.
+        """
+        if self.captions_part is None:
+            return None
+        return self.captions_part.make_with(self._truncate)
+
+    def tokenizer(self) -> AnyTokenizer:
+        """It maps images to codes and back: frozen, on `device`, in float32."""
+        tokenizer: AnyTokenizer = self.tokenizer_part.make()
+        return tokenizer.to(self.place.device).eval().requires_grad_(False)
+
+    def image_decoder(self) -> AnyTokenizer:
+        """The tokenizer that makes pictures of codes: in bfloat16 if `dtype` is, since the
+        activations of a large picture take gigabytes, otherwise in float32.
+        """
+        dtype = self.place.dtype if self.place.dtype == torch.bfloat16 else torch.float32
+        return self.tokenizer().to(dtype)
+
+    def target(self) -> AnyTarget:
+        """The target with its network and text encoder, which are frozen, on `device` in `dtype`
+        (see `processor.arithmetic`). Its identity is that of the weights before they are rounded.
+        """
+        place = self.place
+        network = self.network_part.make_with({"device": place.device, "dtype": place.arithmetic})
+        identity = identity_of(network)
+        return self.target_part.make_with(
+            {"identity": identity},
+            network=place.frozen(network),
+            conditioner=place.frozen(self.text_encoder_part.make_with(self._truncate)).encode,
+            sampling=self.sampling,
+        )
+
+    def discrete_target(self) -> "TransformerTarget":
+        """`target`, of parts that are `discrete`."""
+        return cast("TransformerTarget", self.target())
+
+    def fast_target(self) -> AnyTarget:
+        """The target with its weights packed for decoding, and its rounds compiled if they are to
+        be.
+
+        Raises:
+            TemperaError: also for `compile=true` or `plain_rows=N` with continuous tokens.
+        """
+        if not self.is_discrete:
+            for option, usual in (
+                (written("compile", self.compiled), self.compiled in ("auto", False)),
+                (written("plain_rows", self.plain_rows), self.plain_rows is None),
+            ):
+                if not usual:
+                    raise TemperaError(f"{option} is for models of discrete tokens: leave it out.")
+            return self.target()
+        target = self.discrete_target()
+        target.pack(self.plain_rows)
+        is_on_gpu = target.device.type == "cuda"
+        if is_on_gpu if self.compiled == "auto" else self.compiled:
+            target.compile()
+        return target
+
+    def drafter(self, target: AnyTarget) -> Drafter:
+        """The drafter, with the target and the tree if it takes them, and the dtype of the target's
+        weights unless it has its own.
+
+        Raises:
+            TemperaError: it drafts more tokens than an image has.
+        """
+        has_dtype = self.drafter_part.options.get("dtype", "") is not None
+        dtype = {} if has_dtype else {"dtype": self.place.dtype_name}
+        made = self.drafter_part.make_with({"target": target, "tree": self.tree}, **dtype)
+        has_window = "window" in self.drafter_part.options
+        if self.is_discrete and not has_window and made.depth > target.length:
+            raise TemperaError(
+                f"depth={made.depth} drafts more tokens than an image of this model has "
+                f"({target.length}): give a smaller depth",
+                option="depth",
+            )
+        return made
+
+    def rule(self) -> AnyRule | None:
+        """The acceptance rule; None if the method has none. It needs no target: made before weights
+        are read, it tells what is wrong in time. A relaxed rule's schedule spreads its budget over
+        the depth of a draft, and is raised to `floor` if there is one. A rule with `neighbours`
+        gets those of the tokenizer's codebook.
+
+        Raises:
+            TemperaError: also for a rule of the other kind of tokens, and for a rule of chains
+                beside a tree that branches.
+        """
+        if self.rule_part is None:
+            return None
+        objects: dict[str, object] = {}
+        if self.schedule_part is not None:
+            objects["schedule"] = self._schedule(self.schedule_part)
+        if self.neighbours_part is not None:
+            tokenizer: Any = self.tokenizer_part.make()
+            objects["neighbours"] = self.neighbours_part.make(codebook=tokenizer.codebook)
+        rule = self.rule_part.make(**objects)
+        self.check_rule(rule)
+        return rule
+
+    def check_rule(self, rule: object) -> None:
+        """Raise TemperaError for a rule that is not for the model's tokens or the method's tree."""
+        if self.is_discrete and not isinstance(rule, Rule | JointRule):
+            raise TemperaError(
+                f"{type(rule).__name__} is a rule for continuous tokens, and those of "
+                f"model={self.model} are discrete: choose rule=exact, relaxed or lantern",
+                option="rule",
+            )
+        if isinstance(rule, BlockVerification) and self.tree.max_children > 1:
+            raise TemperaError(
+                f"{type(rule).__name__} accepts one chain by its prefixes, but this tree has "
+                "branches: give tree=chain, or rule=exact",
+                option="tree",
+            )
+
+    def _schedule(self, schedule: Part[Any]) -> object:
+        """The relaxations, or prices, of a draft's depths."""
+        depth = self.draft_depth
+        if not depth:
+            raise TemperaError(
+                "the rule's schedule needs a draft, and this method drafts nothing: give depth=1 "
+                "or more, choose a method with a draft, such as method=coolsd, or rule=exact."
+            )
+        offered = {"tree": self.tree, "measured_with": self.measured_with}
+        made = schedule.make_with(offered, length=depth)
+        return made if self.floor is None else floored(made, self.floor)
+
+    def method(self, target: AnyTarget, rule: AnyRule | None) -> "Method | Decoding":
+        """What decodes the target's tokens; it takes the drafter, and the rule, if it needs one."""
+        if isinstance(rule, Rule):
+            rule = rule.for_target(target)
+        return self.decoding_part.make_with({"drafter": self.drafter(target), "rule": rule})
+
+    def pipeline(self, target: AnyTarget, rule: AnyRule | None) -> "Pipeline":
+        """A target from `fast_target` with method, image decoder and seed."""
+        assert self.pipeline_part is not None
+        return self.pipeline_part.make(
+            target=target,
+            method=self.method(target, rule),
+            image_decoder=self.image_decoder(),
+            device=self.place.device,
+        )
+
+    def code_encoder(self, encoder: "Part[CodeEncoder]") -> "CodeEncoder":
+        """What maps captions and images to codes. The target's weights are read only if it needs
+        the target.
+        """
+        objects: dict[str, object] = {"tokenizer": self.tokenizer()}
+        if encoder.takes("target"):
+            objects["target"] = self.target()
+        if encoder.takes("grid"):
+            described: Any = self.grid_part.make() if self.grid_part else self.target()
+            rows, columns = described.grid
+            objects["grid"] = rows, columns
+        return encoder.make(**objects)
+
+    @contextmanager
+    def sized(self) -> Iterator[tuple["Parts", list[PretrainedFiles]]]:
+        """Inside the `with` block the networks of the parts that it yields have sizes and no data,
+        on the meta device in the dtype that they would have; the files that they would be read from
+        are listed as they are built. A trained draft has its own sizes, another one the usual.
+        """
+        target = self.target_part
+        if target.takes("granularity"):
+            target = target.having(granularity=granularity_on(self.place.device))
+        drafter = self.drafter_part
+        elsewhere = self.draft is not None and not (Path(self.draft) / CONFIG).is_file()
+        if elsewhere:  # not trained yet, or on the hub
+            drafter = drafter.having(path=RANDOM)
+        place = Place(META, self.place.arithmetic)
+        with sizes_only() as files:
+            if elsewhere and Repository.named(str(self.draft)):
+                files.append(PretrainedFiles(str(self.draft), (WEIGHTS, PICKLE), str(self.draft)))
+            sized = replace(self, target_part=target, drafter_part=drafter)
+            yield replace(sized, place=place, compiled=False), files
+
+    @property
+    def _truncate(self) -> dict[str, bool]:
+        """The option `truncate`, for parts of the model that take it."""
+        return {} if self.truncate is None else {"truncate": self.truncate}
+
+
+def check_draft(
+    drafter: Part[Any], model: str, option: str = "drafter.path", *, of_the_hub: bool = True
+) -> None:
+    """Raise TemperaError if the draft should be in a directory but is not. Called before any
+    weights are read.
+
+    Args:
+        drafter: makes the drafter.
+        model: the model's name.
+        option: with which the user can name the directory.
+        of_the_hub: also download a draft of the hub.
+    """
+    path = drafter.options.get("path")
+    if path is None or path == RANDOM:
+        return
+    is_here = Path(str(path)).exists()
+    if not of_the_hub and not is_here and Repository.named(str(path)) is not None:
+        return
+    trained_by = getattr(drafter.call, "trained_by", None)
+    kind = f" draft={trained_by}" if trained_by else ""
+    place = draft_directory(
+        str(path),
+        f"train a draft with `{command('train')} model={model}{kind}`, give another with "
+        f"{option}=DIR or owner/name, or take a method without one, such as method=sjd",
+    )
+    if not is_here and started_as_main():
+        print(f"draft: {path} of the hub, commit {place.name}")
+
+
+def _part(node: DictConfig, name: str) -> Part[Any] | None:
+    """The part of this name, if there is one."""
+    return part(node[name]) if node.get(name) else None
+
+
+def _plain_method() -> "Method":
+    """Plain autoregression, of a script without methods."""
+    from tempera.evaluation.pipeline import Method
+    from tempera.rules.standard import Exact
+
+    return Method(NoDraft(), Exact())
+
+
+def _drafter(cfg: DictConfig, kind: Tokens) -> Part[Drafter]:
+    """The drafter's part, by default of no draft; raises TemperaError for one of the other kind of
+    tokens.
+    """
+    if "_target_" not in (cfg.get("drafter") or {}):
+        return Part(NoDraft, {}, cfg)
+    made = product(cfg.drafter)
+    if made is not None and made is not NoDraft:
+        suited = "discrete" if issubclass(made, Drafter) else "continuous"
+        if suited != kind:
+            raise TemperaError(
+                f"model={cfg.model.name} has {kind} tokens, but the drafter is for {suited} ones: "
+                f"choose another drafter, such as {DRAFTERS_FOR[kind]}."
+            )
+    drafter: Part[Drafter] = part(cfg.drafter)
+    return drafter
+
+
+def _check_tokens(cfg: DictConfig, kind: Tokens) -> None:
+    """Raise TemperaError unless method and model have the same kind of tokens; the default is
+    discrete.
+    """
+    has_method = "_target_" in (cfg.get("drafter") or {})
+    wanted = cfg.get("tokens", "discrete" if has_method else "any")
+    if wanted not in (kind, "any"):
+        raise TemperaError(
+            f"model={cfg.model.name} has {kind} tokens, but the method is for {wanted} ones; "
+            f"choose another model, or a method for {kind} tokens, such as {METHODS_FOR[kind]}.",
+            option="method",
+        )
+
+
+def _check_image_size(cfg: DictConfig) -> None:
+    """Raise TemperaError for a size of images for which no weights are published, unless they are
+    one's own.
+    """
+    sizes = cfg.model.get("image_sizes")
+    if not sizes or cfg.model.get("weights", cfg.weights) != cfg.model.hub:
+        return
+    if cfg.image_size not in sizes:
+        raise TemperaError(
+            f"model={cfg.model.name} is published for images of {', '.join(map(str, sizes))} "
+            f"pixels, not {cfg.image_size}: choose one of these, or give weights=DIR of your own",
+            option="image_size",
+        )
