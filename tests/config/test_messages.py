@@ -18,7 +18,10 @@ TOLD = [
     (MemoryError(), "^out of memory: give a smaller batch_size"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"), "^out of memory"),
     (RuntimeError("No executable batch size found, reached zero."), "^out of memory"),
-    (OSError(errno.ENOSPC, "Full"), "^cannot write the run's files: Full; free some space"),
+    (
+        OSError(errno.ENOSPC, "Full"),
+        "^cannot write the run's directory .*: Full; free some space",
+    ),
     (OSError(errno.EDQUOT, "Full", "a.txt"), "^cannot write 'a.txt': Full; free some space"),
     (OSError(errno.EROFS, "No", "a.txt"), "^cannot write 'a.txt': No; choose .*hydra.run.dir=DIR"),
     (OSError(errno.ENOENT, "No", "a.txt"), "^cannot read 'a.txt': No; give another file"),

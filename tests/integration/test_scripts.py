@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -138,6 +139,14 @@ def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(
     assert "Traceback" in Path("run/eval.log").read_text(encoding="utf-8")
 
 
+def test_a_log_on_a_full_disk_adds_no_tracebacks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(28, "No space left on device")
+    with monkeypatch.context() as patched:
+        patched.setattr("tempera.commands.evaluate.main", Mock(side_effect=KeyError("lost")))
+        patched.setattr("logging.FileHandler.flush", Mock(side_effect=full))
+        refused(run("eval/run.py", "hydra.run.dir=run"), "KeyError")
+
+
 def test_streams_that_are_closed_unread_or_ascii_are_no_error(tmp_path: Path) -> None:
     """As in `--help | head`: quiet, and with the status that shells give."""
     script = f"{sys.executable} {ROOT / 'eval/run.py'}"
@@ -159,14 +168,17 @@ def test_python_without_docstrings_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["hydra", "torch"])
-def test_an_interruption_is_one_sentence_from_the_first_moment(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "name"), [("hydra", "SIGINT"), ("torch", "SIGINT"), ("torch", "SIGTERM")]
+)
+def test_an_interruption_is_one_sentence_from_the_first_moment(module: str, name: str) -> None:
+    """By Ctrl-C, or by a scheduler that takes the machine."""
     code = (
         "import os, signal, runpy, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a caller may ignore it
         "def interrupt(event, given):\n"
         f"    if event == 'import' and given[0] == '{module}':\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        os.kill(os.getpid(), signal.{name})\n"
         "sys.addaudithook(interrupt)\n"
         "sys.argv = ['eval/run.py', 'limit=1', 'metrics=none', 'tracking=none']\n"
         f"runpy.run_path({str(ROOT / 'eval/run.py')!r}, run_name='__main__')"
@@ -174,6 +186,7 @@ def test_an_interruption_is_one_sentence_from_the_first_moment(module: str) -> N
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 130 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("interrupted")
+    assert ("this goes on: " in done.stderr) == (module == "torch")
 
 
 def test_an_interrupted_sweep_says_which_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,24 @@
+import errno
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tempera.errors import TemperaError
-from tempera.runtime.files import check_same, create_json, read_json, replacing, write_text
+from tempera.runtime.files import (
+    check_same,
+    create_json,
+    read_json,
+    replacing,
+    unwritable,
+    writable_directory,
+    write_text,
+)
 
 
 def test_weights_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
@@ -70,3 +81,38 @@ def test_a_fact_that_is_new_or_gone_is_a_difference() -> None:
     for before, now in (({"seed": 1}, {"seed": 1, "steps": 2}), ({"steps": 2}, {})):
         with pytest.raises(TemperaError, match="made with steps="):
             check_same(Path("run"), before, now)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+    ],
+)
+def test_short_space_is_told_as_such(
+    problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by errors without a number, of which the disk itself is asked."""
+    path = tmp_path / "a"
+    if isinstance(problem, RuntimeError):
+        assert "a directory that can be written" in str(unwritable(path, problem))
+        full = Mock(side_effect=OSError(errno.ENOSPC, "full"))
+        monkeypatch.setattr("tempera.runtime.files.TemporaryFile", full)
+    assert "; free some space, or give another directory." in str(unwritable(path, problem))
+
+
+def test_what_killed_writers_left_is_removed_once_nobody_can_be_writing_it(tmp_path: Path) -> None:
+    left = [".manifest.json.7-7.tmp", "draft/.config.json.7-8.tmp", ".run.json.7-7.new"]
+    own = [".env", "draft/.a.tmp", "notes.7-7.tmp", "run.json"]
+    (tmp_path / "draft").mkdir()
+    for name in (*left, *own):
+        (tmp_path / name).touch()
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    writable_directory(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == names
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (1, 1))
+    writable_directory(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == names - {*left}

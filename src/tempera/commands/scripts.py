@@ -2,9 +2,10 @@
 
 Called with a configuration, as in tests and notebooks, each is a plain function: it returns its
 result and raises `TemperaError`. Each imports its module only when it runs: a wrong option is
-reported before torch is imported, and Ctrl-C is answered from the first moment.
+reported before torch is imported, and Ctrl-C, or SIGTERM, is answered from the first moment.
 """
 
+import signal
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -72,6 +73,8 @@ def _script(
     if sys.flags.optimize > 1:
         sys.exit("error: python -OO drops the docstrings that transformers reads: use python -O")
     try:
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # of a scheduler, as Ctrl-C
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         from tempera.config.cli import run
 
         run(config_name, main, positional)

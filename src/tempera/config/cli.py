@@ -199,6 +199,7 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    logging.raiseExceptions = False  # a log that cannot be written has no tracebacks of its own
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # of joblib after Ctrl-C
 
 

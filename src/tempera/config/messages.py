@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Sequence
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import (
     HydraException,
     MissingConfigException,
@@ -111,7 +112,7 @@ def _of_files(problem: OSError) -> str | None:
     name = shortened(str(problem.filename), most=100)
     reason = problem.strerror
     if problem.errno in FULL:
-        what = "the run's files" if problem.filename is None else f"'{name}'"
+        what = _place(problem) if problem.filename is None else f"'{name}'"
         return f"cannot write {what}: {reason}; free some space, and run the command again"
     if problem.filename is None or reason is None:
         return None
@@ -121,6 +122,17 @@ def _of_files(problem: OSError) -> str | None:
             "(for -m: hydra.sweep.dir=DIR)"
         )
     return f"cannot read '{name}': {reason}; give another file or directory"
+
+
+def _place(problem: OSError) -> str:
+    """What was written to, by an error that does not say it."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    line = (frames[-1].line or "") if frames else ""
+    if line.startswith("print(") or "stdout" in line:
+        return "what is printed"
+    if HydraConfig.initialized():
+        return f"in '{HydraConfig.get().runtime.output_dir}'"
+    return "the run's directory (hydra.run.dir)"
 
 
 def _raised_in(problem: BaseException, *places: str) -> bool:

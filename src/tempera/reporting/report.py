@@ -4,7 +4,6 @@
 the same files.
 """
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +17,6 @@ from tempera.reporting.console import FOR_FID
 from tempera.reporting.finished_run import Run, labels, results
 from tempera.reporting.tables import Cell, Section, escaped, long, markdown, table, texts
 from tempera.runtime.files import reason, writable_directory, write_text
-
-log = logging.getLogger("tempera")
 
 
 def write_report(
@@ -45,7 +42,7 @@ def write_report(
     """
     sections = sections_of(runs, baseline)
     warnings = cautions(runs, unfinished, damaged)
-    failed: list[str] = []
+    failed: list[TemperaError] = []
     figures: list[Path] = []
     writable_directory(output)
     with _costing_itself_alone(output / "pareto.png", failed):
@@ -58,20 +55,22 @@ def write_report(
     with _costing_itself_alone(output / "report.html", failed):
         page.write(output / "report.html", runs, sections, warnings)
     if failed:
-        raise TemperaError(f"{' and '.join(failed)}; the rest of the report is in {output}.")
+        told = "; ".join(str(problem).rstrip(".") for problem in failed)
+        raise TemperaError(f"{told}; the rest of the report is in {output}.") from failed[0]
     return [*(output / name for name in (*frames, "report.md", "report.html")), *figures]
 
 
 @contextmanager
-def _costing_itself_alone(path: Path, failed: list[str]) -> Iterator[None]:
-    """What fails inside the `with` block becomes a clause about the file in `failed`."""
+def _costing_itself_alone(path: Path, failed: list[TemperaError]) -> Iterator[None]:
+    """What fails inside the `with` block becomes a sentence about the file in `failed`."""
     try:
         yield
+    except TemperaError as problem:
+        failed.append(problem)
     except Exception as problem:
-        log.error("%s was not written", path, exc_info=problem)
-        is_told = isinstance(problem, TemperaError)
-        why = str(problem) if is_told else f"{path} cannot be drawn: {reason(problem)}"
-        failed.append(why.rstrip("."))
+        told = TemperaError(f"{path} cannot be drawn: {reason(problem)}")
+        told.__cause__ = problem
+        failed.append(told)
 
 
 def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:

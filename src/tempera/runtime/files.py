@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +22,10 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """No space left on the disk, or for one user or one file."""
 MISPLACED = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
 """A file where a directory should be, or the other way round."""
+
+
+LEFT = re.compile(r"\..+\.\d+-\d+\.(tmp|new)")
+"""Names of the temporary files of `replacing` and `create_json`."""
 
 
 @contextmanager
@@ -57,12 +62,25 @@ def unwritable(path: Path, problem: Exception) -> TemperaError:
     """The error for a file that could not be written."""
     told = getattr(problem, "strerror", None) or str(problem)
     kind = getattr(problem, "errno", None)
+    if kind is None and (number := re.search(r"\b(?:os error|errno) (\d+)", told)):
+        kind = int(number[1])
     advice = "give a directory that can be written"
-    if kind in FULL:
+    if kind in FULL or (kind is None and _is_full(path.parent)):
         advice = "free some space, or give another directory"
     elif kind in MISPLACED:
         advice = "a file or a directory is in the way, so move it or give another directory"
     return TemperaError(f"cannot write {path}: {shortened(told)}; {advice}.")
+
+
+def _is_full(place: Path) -> bool:
+    """Whether space is short in a directory, which torch does not say."""
+    try:
+        with TemporaryFile(dir=place) as file:
+            file.write(bytes(2**20))
+            file.flush()
+    except OSError as problem:
+        return problem.errno in FULL
+    return False
 
 
 def is_unwritable(problem: BaseException) -> bool:
@@ -217,15 +235,20 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def writable_directory(path: Path) -> Path:
-    """Create `path` if necessary and check that files can be written in it.
+    """Create `path` if necessary and check that files can be written in it. What writers that were
+    killed left there, or one level below, is removed once it is an hour old.
 
     Raises:
         TemperaError: the directory cannot be created or written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=path):
-            pass
+        with TemporaryFile(dir=path) as file:
+            now = os.fstat(file.fileno()).st_mtime  # by the clock that dates the files
+        for left in (*path.glob(".*"), *path.glob("*/.*")):
+            with suppress(OSError):  # another process removed it first
+                if LEFT.fullmatch(left.name) and left.stat().st_mtime < now - 3600:
+                    left.unlink()
     except (OSError, ValueError) as problem:  # ValueError: a null byte in the path
         raise TemperaError(
             f"cannot write in {shortened(str(path), 200)}: {reason(problem)}; give another output "
