@@ -127,7 +127,7 @@ from datetime import timedelta
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 try:
-    processes = Processes(cpu=True, meeting=timedelta(seconds={limit}))
+    processes = Processes(cpu=True, patience=timedelta(seconds={limit}))
     print(processes.gather(processes.rank))
 except TemperaError as problem:
     print(problem)
@@ -149,6 +149,7 @@ def free_port() -> int:
     return port
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_come_are_waited_for_aloud_and_not_forever() -> None:
     """By the main process and by others; and the wait can be interrupted."""
     alone = [started(free_port(), rank, 3) for rank in range(2)]
@@ -157,13 +158,12 @@ def test_processes_that_do_not_come_are_waited_for_aloud_and_not_forever() -> No
         assert process.stderr is not None
         assert process.stderr.readline().startswith("waiting for 2 processes to meet at 127.0.0.1")
         process.send_signal(signal.SIGINT)
-        assert "KeyboardInterrupt" in process.communicate(timeout=60)[1], rank
+        assert process.wait(timeout=60) == -signal.SIGINT, rank
     for rank, process in enumerate(alone):
         out, told = process.communicate(timeout=200)
-        assert all(line.startswith("waiting for 2 processes") for line in told.splitlines()), told
+        assert "waiting for 2 processes" in told
         assert out.startswith(f"process {rank} of 2 did not meet the others")
-        assert "(nobody came within 3 s)" in out and "unset WORLD_SIZE" in out
-        assert told and len(out.splitlines()) == 1
+        assert "unset WORLD_SIZE" in out and len(out.splitlines()) == 1
 
 
 @pytest.mark.slow

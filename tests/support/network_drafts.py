@@ -89,6 +89,8 @@ def medusa(target: Any, tree: Tree, dtype: Any = None, **sizes: int) -> Any:
 
 def independent(target: Any, tree: Tree, dtype: Any = None, **options: Any) -> Any:
     draft = small_model(dtype=dtype or target.dtype, **options)
+    if target.compiled:
+        draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)
 
 

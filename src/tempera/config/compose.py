@@ -58,14 +58,12 @@ def composed_with_choices(
 
 
 def check_added(config_name: str, arguments: Sequence[str]) -> None:
-    """Raise TemperaError for an option of other choices that `+` or `++` adds at the top: nothing
-    reads it.
-    """
-    added = [
-        argument
-        for argument in arguments
-        if argument.startswith("+") and "." not in option_name(argument)
-    ]
+    """Raise TemperaError for an option of other choices that `+` or `++` adds: nothing reads it."""
+    added = []
+    for argument in arguments:
+        is_within_a_part = "." in option_name(argument)  # its signature checks it
+        if argument.startswith("+") and not is_within_a_part:
+            added.append(argument)
     if not added:
         return
     others = [argument for argument in arguments if argument not in added]

@@ -78,6 +78,12 @@ def kept(buffer: Tensor, value: Tensor) -> Tensor:
     like = buffer.shape, buffer.dtype, buffer.device
     if like == (value.shape, value.dtype, value.device):
         return buffer.copy_(value)
-    made = value.clone(memory_format=torch.contiguous_format)
-    torch._dynamo.mark_static_address(made)
-    return made
+    return static(value.clone(memory_format=torch.contiguous_format))
+
+
+def static(tensor: Tensor) -> Tensor:
+    """The same tensor, which compiled rounds read and write where it lies: on a GPU, each replay of
+    a graph copies all other inputs to where the graph reads them.
+    """
+    torch._dynamo.mark_static_address(tensor)
+    return tensor

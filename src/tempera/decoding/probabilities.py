@@ -220,7 +220,7 @@ def sample(p: Tensor, u: Tensor) -> Tensor:
     """
     # float64: a parallel float32 sum is not monotone, and could land on a token without mass
     cdf = running_sum(p, torch.float64)
-    threshold = u.unsqueeze(-1) * cdf[..., -1:]
+    threshold = (u.unsqueeze(-1) * cdf[..., -1:]).contiguous()  # torch warns of other strides
     return torch.searchsorted(cdf, threshold, right=True).squeeze(-1).clamp_(max=p.shape[-1] - 1)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import kept, static
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
 from tempera.decoding.trees import Frontier, Tree
@@ -147,7 +147,7 @@ def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Ten
     embeds = target.head.embed(tokens)[: len(tokens)]
     first = model.markov(embeds.to(model.mask_embed.dtype)).to(embeds)
     columns = model.markov_out.weight.T.to(embeds)
-    return first, target.head.directions(columns)
+    return static(first), static(target.head.directions(columns))
 
 
 @drafts(trained_by="parallel")

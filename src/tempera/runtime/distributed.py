@@ -4,11 +4,10 @@ or as the tasks of a Slurm step (`srun`, `launcher=slurm`).
 
 import os
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any, TypeVar
 
 from tempera.errors import TemperaError, shortened
@@ -19,8 +18,6 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(days=1)
 """Processes may wait for hours where one downloads, or draws the last images."""
-MEETING = timedelta(minutes=10)
-"""How long they wait for each other to start."""
 
 MPI = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -40,15 +37,12 @@ class Processes:
     Args:
         cpu: communicate through gloo instead of NCCL.
         patience: how long to wait for another process before failing.
-        meeting: how long to wait for all to start.
 
     Raises:
         TemperaError: the environment does not say where they meet, or some do not come.
     """
 
-    def __init__(
-        self, cpu: bool, patience: timedelta = PATIENCE, meeting: timedelta = MEETING
-    ) -> None:
+    def __init__(self, cpu: bool, patience: timedelta = PATIENCE) -> None:
         self._state: Any = None
         os.environ.update(launched(os.environ))
         if not started_with_others():
@@ -57,9 +51,8 @@ class Processes:
             check_meeting(os.environ, cpu)
             from accelerate import PartialState
 
-            if not PartialState._shared_state:
-                _meet(cpu, patience, meeting)
-            self._state = PartialState(cpu=cpu, timeout=patience)
+            with _met(os.environ):
+                self._state = PartialState(cpu=cpu, timeout=patience)
         self.rank: int = self._state.process_index if self._state else 0
         self.count: int = self._state.num_processes if self._state else 1
 
@@ -108,46 +101,25 @@ class Processes:
             ) from problem
 
 
-def _meet(cpu: bool, patience: timedelta, meeting: timedelta) -> None:
-    """Join the group that accelerate would join, with a limit for those who do not come.
-
-    Raises:
-        TemperaError: some did not come.
+@contextmanager
+def _met(environment: Mapping[str, str]) -> Iterator[None]:
+    """Every process says that it waits for the others to start, and ends at Ctrl-C, for which
+    torch's wait would not stop; what torch raises if some do not come becomes a sentence.
     """
-    from torch import cuda, distributed
-    from torch.distributed.rendezvous import rendezvous
-
-    environment = os.environ
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     count = environment["WORLD_SIZE"]
-    rank = environment["RANK"]
     place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
-    told = f"{count} processes to meet at {place}, as WORLD_SIZE and MASTER_ADDR say"
-    met = SimpleQueue[Any]()
-
-    def meet() -> None:
-        try:
-            met.put(next(iter(rendezvous("env://", timeout=patience))))
-        except (RuntimeError, ValueError) as problem:
-            met.put(problem)
-
-    # torch's own wait cannot be interrupted, and tells in traces of C++ that it ends
-    Thread(target=meet, daemon=True).start()
     try:
-        with waiting(told):
-            found = met.get(timeout=meeting.total_seconds())
-    except Empty:
-        found = TimeoutError(f"nobody came within {meeting.total_seconds():.0f} s")
-    if isinstance(found, Exception):
+        with waiting(f"{count} processes to meet at {place}, as WORLD_SIZE and MASTER_ADDR say"):
+            yield
+    except (RuntimeError, ValueError) as problem:
         raise TemperaError(
-            f"process {rank} of {count} did not meet the others at {place} ({reason(found)}): "
-            "start them all, with torchrun or srun, or unset WORLD_SIZE and RANK, which a launcher "
-            "may have left behind."
-        ) from found
-    store, number, total = found
-    backend = "gloo" if cpu or not cuda.is_available() else "nccl"
-    distributed.init_process_group(
-        backend, store=store, rank=number, world_size=total, timeout=patience
-    )
+            f"process {environment['RANK']} of {count} did not meet the others at {place} "
+            f"({reason(problem)}): start them all, with torchrun or srun, or unset WORLD_SIZE and "
+            "RANK, which a launcher may have left behind."
+        ) from problem
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def check_meeting(environment: Mapping[str, str], cpu: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import static
 from tempera.decoding.trees import Frontier, Tree
 
 
@@ -91,9 +92,8 @@ class KVCache:
         self._starts = starts.view(2, rows, self.heads, 1)
         for _ in range(self.layers):
             shape = count * capacity, self.head_dim
-            self.entries.append(torch.zeros(shape, dtype=self.dtype, device=self.device))
-            if self.static:
-                torch._dynamo.mark_static_address(self.entries[-1])
+            entries = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            self.entries.append(static(entries) if self.static else entries)
         self.rows = rows
         self.capacity = capacity
 

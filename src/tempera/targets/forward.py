@@ -130,10 +130,12 @@ class Session:
         """
         cache.begin(self.prompt.rows, self.capacity(nodes))
         cache.room = 2 + nodes  # the root, all nodes, and the token after them
-        padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
-        if padding is not None:
-            padding = kept(padding if cache.padding is None else cache.padding, padding)
-        cache.padding = padding
+        if self.compiled or not bool(keep.all()):  # one graph for batches with and without
+            padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
+            buffer = torch.empty(0) if cache.padding is None else cache.padding
+            cache.padding = kept(buffer, padding)
+        else:
+            cache.padding = None
         if cache.capacity > self.turns.shape[1]:
             rotary = self.network.model.rotary
             table = rotary.table(cache.capacity, self.prompt.prefix, self.device)

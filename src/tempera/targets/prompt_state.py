@@ -104,12 +104,10 @@ class PromptState:
         places = last[:, None] + torch.arange(count, device=states.device)
         return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
-    def padding(self, keep: Tensor, capacity: int, dtype: torch.dtype) -> Tensor | None:
+    def padding(self, keep: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
         """Additive mask [R, 1, 1, S] that hides prefix tokens where `keep`, bool [R, T], is False,
-        with S = `capacity` slots; None if it hides nothing.
+        with S = `capacity` slots.
         """
-        if bool(keep.all()):
-            return None
         padding = torch.zeros(self.rows, capacity, dtype=dtype, device=keep.device)
         padding[:, : self.prefix].masked_fill_(~keep, torch.finfo(dtype).min)
         return padding[:, None, None]

@@ -1,0 +1,185 @@
+"""CUDA graphs on a CPU: what `torch.compile(mode="reduce-overhead")` asks of compiled code."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from host_reads import HostReads
+from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+MADE_ON_A_DEVICE = (
+    torch.arange,
+    torch.empty,
+    torch.full,
+    torch.ones,
+    torch.rand,
+    torch.zeros,
+)
+LONGEST_SUM = 8192
+STATIC = "_dynamo_static_input_type"
+
+
+class GraphReplays:
+    """A `run` for the decoding loop under which each part is one graph that is replayed.
+
+    - A graph reads its inputs where they were when it was made. Those that are not marked static
+      are copied there at each replay; static ones must be there still.
+    - Outputs live until the next step begins, and are then overwritten. A step begins at
+      `begin_step`, which stands in for `torch.compiler.cudagraph_mark_step_begin`; if that is never
+      called, at each call.
+    - A graph neither reads on the host, nor makes tensors on the CPU, nor writes into an input that
+      is not static.
+    - No code is generated for a sum over more than 8,192 tokens: torch 2.11 cannot do it.
+
+    Attributes:
+        variants: how many graphs were made of each part, by its name.
+        calls: the parts in the order of their calls, and "step".
+        copied: bytes of each input that every replay copies, by part and by the name of the input.
+    """
+
+    def __init__(self) -> None:
+        self.variants: Counter[str] = Counter()
+        self.calls: list[str] = []
+        self.copied: dict[str, dict[str, int]] = {}
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._outputs: list[Tensor] = []
+        self._marked = False
+        self._part = ""
+
+    def __call__(self, part: Callable[..., Any], *arguments: Any) -> Any:
+        if not self._marked:
+            self._overwrite()
+        self._part = part.__name__
+        self.calls.append(self._part)
+        if part not in self._compiled:
+            self._compiled[part] = torch.compile(
+                part, backend=self._graph, fullgraph=True, dynamic=False
+            )
+        with _disable_current_modes():
+            return self._compiled[part](*arguments)
+
+    def begin_step(self) -> None:
+        """A round begins."""
+        self._marked = True
+        self.calls.append("step")
+        self._overwrite()
+
+    def _overwrite(self) -> None:
+        with _disable_current_modes():
+            for output in self._outputs:
+                whole = torch.empty(0, dtype=output.dtype).set_(output.untyped_storage())
+                if output.dtype == torch.bool:
+                    whole.logical_not_()
+                elif output.is_floating_point():
+                    whole.fill_(torch.nan)
+                else:
+                    whole.fill_(torch.iinfo(output.dtype).max)
+        self._outputs.clear()
+
+    def _graph(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """The backend: called once for each variant."""
+        self.variants[self._part] += 1
+        for node in graph.graph.nodes:
+            assert node.target is not torch.tensor, f"a constant of the host: {node.stack_trace}"
+            if node.target in MADE_ON_A_DEVICE:
+                assert node.kwargs.get("device"), f"made on the CPU: {node.stack_trace}"
+            if node.target in ("cumsum", torch.cumsum):
+                length = node.meta["example_value"].shape[-1]
+                assert length <= LONGEST_SUM, f"torch 2.11 cannot generate: {node.stack_trace}"
+        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        read = [_Input(*pair) for pair in zip(placeholders, inputs, strict=True)]
+        return _Graph(self, self._part, graph, read)
+
+    def returned(self, outputs: list[Tensor]) -> None:
+        """Outputs of a graph, to be overwritten when the next step begins."""
+        self._outputs += outputs
+
+
+class _Input:
+    """Where a graph reads an input."""
+
+    def __init__(self, node: fx.Node, example: Any) -> None:
+        self.name = node.meta["grapharg"].source.name
+        self.tensor = isinstance(example, Tensor)
+        self.static = self.tensor and STATIC in node.meta["tensor_dict"]
+        self.place: int | None = None  # of a static one
+        if self.tensor and not self.static:
+            strides = example.stride()
+            self._copy = torch.empty_strided(example.shape, strides, dtype=example.dtype)
+            self._written = self._narrow(self._copy)
+            self.nbytes = self._written.nbytes
+
+    @staticmethod
+    def _narrow(x: Tensor) -> Tensor:
+        """Without repetitions of expanded dimensions."""
+        for dim, stride in enumerate(x.stride()):
+            if stride == 0:
+                x = x.narrow(dim, 0, min(1, x.shape[dim]))
+        return x
+
+    def read(self, given: Any) -> Any:
+        if not self.tensor:
+            return given
+        if self.static:
+            if not given.is_mkldnn:  # packed weights, on CPUs alone
+                self.place = self.place or given.data_ptr()
+                assert given.data_ptr() == self.place, f"the static {self.name} has moved"
+            return given
+        self._written.copy_(self._narrow(given))
+        self._version = self._copy._version
+        return self._copy
+
+    def check(self) -> None:
+        if self.tensor and not self.static:
+            assert self._copy._version == self._version, f"written, but not static: {self.name}"
+
+
+class _Graph:
+    def __init__(
+        self, replays: GraphReplays, part: str, graph: fx.GraphModule, inputs: list[_Input]
+    ) -> None:
+        self.replays = replays
+        self.graph = graph
+        self.inputs = inputs
+        copied = {one.name: one.nbytes for one in inputs if one.tensor and not one.static}
+        replays.copied.setdefault(part, {}).update(copied)
+
+    def __call__(self, *given: Any) -> Any:
+        read = [one.read(value) for one, value in zip(self.inputs, given, strict=True)]
+        reads = HostReads()
+        with reads:
+            outputs = self.graph.forward(*read)
+        assert not reads.count, f"a graph reads on the host: {dict(reads.count)}"
+        for one in self.inputs:
+            one.check()
+        copies = {
+            _storage(copy): value
+            for one, copy, value in zip(self.inputs, read, given, strict=True)
+            if one.tensor and not one.static
+        }
+        static = {
+            _storage(value)
+            for one, value in zip(self.inputs, read, strict=True)
+            if one.static and not value.is_mkldnn
+        }
+        returned, own = [], []
+        for output in outputs:
+            if isinstance(output, Tensor) and _storage(output) in copies:
+                output = _same_view(output, copies[_storage(output)])
+            elif isinstance(output, Tensor) and _storage(output) not in static:
+                own.append(output)
+            returned.append(output)
+        self.replays.returned(own)
+        return tuple(returned)
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _same_view(of_copy: Tensor, original: Tensor) -> Tensor:
+    """The view of an input that a graph returned of its copy."""
+    offset = original.storage_offset() + of_copy.storage_offset()
+    return original.as_strided(of_copy.shape, of_copy.stride(), offset)
