@@ -2,7 +2,6 @@
 
 import io
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from image_server import _bomb
 from PIL import Image
 
 from tempera.runtime import image_decoding
-from tempera.runtime.image_decoding import PNG, decode_picture
+from tempera.runtime.image_decoding import decode_picture
 
 COLOUR = (200, 90, 40)
 
@@ -21,18 +20,6 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
-
-
-def with_chunk(png: bytes, name: bytes, content: bytes, intact: bool = True) -> bytes:
-    """A PNG with one more chunk after its header."""
-    check = zlib.crc32(name + content) ^ (not intact)
-    chunk = len(content).to_bytes(4) + name + content + check.to_bytes(4)
-    return png[:33] + chunk + png[33:]
-
-
-def with_app1(jpeg: bytes, content: bytes, size: int) -> bytes:
-    """A JPEG with one more segment of EXIF, which states a size."""
-    return jpeg[:2] + b"\xff\xe1" + size.to_bytes(2) + b"Exif\0\0" + content + jpeg[2:]
 
 
 PLAIN = Image.new("RGB", (6, 4), COLOUR)
@@ -44,18 +31,6 @@ SHOWN = {
     "16-bit grey, TIFF": (encoded(GREY, "TIFF"), (128, 128, 128)),
     "transparent": (encoded(HALF), (255, 255, 255)),
     "transparent colour": (encoded(PLAIN, transparency=COLOUR), (255, 255, 255)),
-    "text with a wrong checksum": (with_chunk(encoded(PLAIN), b"tEXt", b"a\0b", False), COLOUR),
-    "a bomb of text": (
-        with_chunk(encoded(PLAIN), b"zTXt", b"a\0\0" + zlib.compress(bytes(2**21))), COLOUR,
-    ),
-    "damaged transparency": (with_chunk(encoded(PLAIN), b"tRNS", bytes(6), False), COLOUR),
-    "transparency of another size": (with_chunk(encoded(PLAIN), b"tRNS", bytes(3)), COLOUR),
-    "EXIF beyond the end": (with_app1(encoded(PLAIN, "JPEG"), b"MM\0*junk", 65535), COLOUR),
-    "EXIF over the tables": (with_app1(encoded(PLAIN, "JPEG"), b"MM\0*junk", 200), COLOUR),
-    "EXIF with a thumbnail": (
-        with_app1(encoded(PLAIN, "JPEG"), encoded(HALF.convert("RGB"), "JPEG"), 65535), COLOUR,
-    ),
-    "WebP, cut within EXIF": (encoded(PLAIN, "WEBP", exif=b"Exif\0\0MM\0*")[:-4], COLOUR),
     "damaged EXIF": (encoded(PLAIN, "PNG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09junk"), COLOUR),
 }  # fmt: skip
 
@@ -78,7 +53,7 @@ def test_a_picture_stands_upright() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"nonsense", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", PNG,
+    [b"", b"nonsense", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"\x89PNG\r\n\x1a\n",
      encoded(PLAIN)[:-30], _bomb(), encoded(Image.new("F", (6, 4)), "TIFF"),
      encoded(Image.fromarray(np.full((4, 6), 2**20, np.int32)), "TIFF")],
 )  # fmt: skip

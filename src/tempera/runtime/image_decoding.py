@@ -1,8 +1,6 @@
 """Images of any format as 8-bit RGB, from files that may be damaged or hostile."""
 
 import io
-import struct
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,17 +21,11 @@ ENDINGS = (
     *("jp2", "jpx", "j2k", "ppm", "pgm", "pbm", "pnm", "tga", "ico", "dib"),
 )
 """What the names of such files end in; of several pictures of one thing the first is taken."""
-PNG = b"\x89PNG\r\n\x1a\n"
-PNG_IMAGE = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
-"""The chunks of a PNG that are the image; all others but tRNS, of transparency, are metadata."""
-JPEG = b"\xff\xd8"
-JPEG_METADATA = {*range(0xE0, 0xEE), 0xEF, 0xFE}
-"""Segments of a JPEG that are metadata: comments, and all of applications but the colour space."""
 
 
 def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
     """An image in any format as a viewer shows it, in 8-bit RGB: upright by its EXIF orientation,
-    on white where it is transparent, 16-bit grey scaled down. Damaged metadata is ignored.
+    on white where it is transparent, 16-bit grey scaled down. Damaged EXIF is ignored.
 
     Raises:
         OSError: it cannot be decoded, is not a regular file, or is implausibly large.
@@ -43,13 +35,7 @@ def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
             return _shown(image)
         if isinstance(image, Path):
             image = regular_file(image).read_bytes()
-        try:
-            return _shown(Image.open(io.BytesIO(image), formats=FORMATS))
-        except Exception:
-            for bare in _without_metadata(image):
-                with suppress(Exception):
-                    return _shown(Image.open(io.BytesIO(bare), formats=FORMATS))
-            raise
+        return _shown(Image.open(io.BytesIO(image), formats=FORMATS))
     except MemoryError:
         raise
     except UnidentifiedImageError:  # its text names an object in memory
@@ -82,46 +68,3 @@ def _in_8_bits(image: Image.Image) -> Image.Image:
         raise OSError("its values exceed 16 bits")
     rounded = (grey.astype(np.uint32) + 128) // 257
     return Image.fromarray(rounded.astype(np.uint8))
-
-
-def _without_metadata(content: bytes) -> Iterator[bytes]:
-    """What is left of a PNG, JPEG or WebP without metadata, which may be damaged."""
-    if content.startswith(PNG):
-        yield _png_of(content, (*PNG_IMAGE, b"tRNS"))
-        yield _png_of(content, PNG_IMAGE)
-    elif content.startswith(JPEG):
-        yield _bare_jpeg(content)
-    elif content[8:12] == b"WEBP":
-        place = max(content.find(b"VP8 "), content.find(b"VP8L"))
-        size = 8 + int.from_bytes(content[place + 4 : place + 8], "little")
-        header = b"RIFF%bWEBP" % (size + 4).to_bytes(4, "little")
-        yield header + content[place : place + size]
-
-
-def _png_of(png: bytes, kinds: Sequence[bytes]) -> bytes:
-    """A PNG with its chunks of these kinds alone."""
-    kept = [PNG]
-    place = len(PNG)
-    while place + 8 <= len(png):
-        size, name = struct.unpack_from(">I4s", png, place)
-        if name in kinds:
-            kept.append(png[place : place + size + 12])
-        place += size + 12
-    return b"".join(kept)
-
-
-def _bare_jpeg(jpeg: bytes) -> bytes:
-    """A JPEG without its segments of metadata."""
-    kept = [JPEG]
-    place = len(JPEG)
-    while jpeg[place : place + 1] == b"\xff" and len(jpeg) > place + 4:
-        kind, size = struct.unpack_from(">BH", jpeg, place + 1)
-        end = place + 2 + size
-        if kind == 0xDA:  # the scan: the rest is the image
-            break
-        if jpeg[end : end + 1] != b"\xff":  # too long: the tables follow the thumbnail's end
-            end = jpeg.find(b"\xff\xdb", max(jpeg.rfind(b"\xff\xd9", place, -2), place))
-        elif kind not in JPEG_METADATA:
-            kept.append(jpeg[place:end])
-        place = end
-    return b"".join(kept) + jpeg[place:]
