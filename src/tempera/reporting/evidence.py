@@ -17,16 +17,14 @@ from omegaconf import DictConfig
 from tempera.errors import TemperaError
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.finished_run import Run, labels
-from tempera.reporting.paper_tables import paper_sections
-from tempera.reporting.report import results_section
-from tempera.reporting.tables import Cell, Section, escaped, long, markdown, table, texts
+from tempera.reporting.report import sections_of
+from tempera.reporting.tables import escaped, long, markdown_of
 from tempera.runtime.files import write_json, write_text
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.installation import command
 
 PICTURES = 6
 """Prompts in evidence.png, the first ones."""
-GIB = 2**30
 
 
 class EvidencePage(Callback):
@@ -46,7 +44,7 @@ class EvidencePage(Callback):
 
 def write(directory: Path, runs: Sequence[Run]) -> Path:
     """Write evidence.md, evidence.png and evidence.json, and return the first one's path."""
-    sections = [speed_section(runs), results_section(runs), *paper_sections(runs)]
+    sections = sections_of(runs)
     _draw(directory / "evidence.png", runs)
     write_json(directory / "evidence.json", long(sections).to_dict("records"))
     first = runs[0]
@@ -58,37 +56,10 @@ def write(directory: Path, runs: Sequence[Run]) -> Path:
         "![The same prompts under each method](evidence.png)",
     ]
     for section in sections:
-        parts += [f"## {escaped(section.title)}", escaped(section.text), markdown(texts(section))]
-        parts += [f"> {escaped(note)}" for note in section.notes]
+        parts += [f"## {escaped(section.title)}", markdown_of(section)]
     path = directory / "evidence.md"
-    write_text(path, "\n\n".join(filter(None, parts)) + "\n")
+    write_text(path, "\n\n".join(parts) + "\n")
     return path
-
-
-def speed_section(runs: Sequence[Run]) -> Section:
-    """Tokens per round, seconds of an image at batch 1, and memory."""
-    columns: dict[str, list[Cell]] = {
-        "tokens per round": [run.metrics.get("accepted_length", {}) for run in runs],
-        "seconds an image": [_seconds(run) for run in runs],
-        "speed-up": [run.metrics.get("speedup", {}) for run in runs],
-        "peak memory, GiB": [_memory(run) for run in runs],
-    }
-    formats = dict.fromkeys(columns, ".2f")
-    text = (
-        "Seconds are those of one image at batch 1, in turn with plain autoregression, without "
-        "text encoder and image decoder. Memory is allocated on a GPU, resident on a CPU; there "
-        "it is the process's, which runs all rows."
-    )
-    return Section("Speed", table(labels(runs), columns), formats, text)
-
-
-def _seconds(run: Run) -> Cell:
-    """Of the method; plain autoregression's stand beside every method's."""
-    return run.metrics.get("latency_ar" if run.plain else "latency", {})
-
-
-def _memory(run: Run) -> Cell:
-    return {} if run.memory is None else {"value": run.memory / GIB}
 
 
 def _command() -> str:

@@ -20,11 +20,11 @@ from PIL import Image
 from tempera.decoding.replay import REPLAYS
 from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
-from tempera.reporting import pareto, tables
+from tempera.reporting import pareto
 from tempera.reporting.baseline import same_draws
 from tempera.reporting.console import FOR_FID
 from tempera.reporting.finished_run import Run, labels
-from tempera.reporting.tables import Section
+from tempera.reporting.tables import Section, html_of
 from tempera.runtime.files import write_text
 from tempera.runtime.image_files import Picture, picture_path, read_picture
 from tempera.runtime.row_store import Row, Store
@@ -65,20 +65,16 @@ def write(
         "title": html.escape(f"tempera: {_title(runs)}"),
         "style": here.with_suffix(".css").read_text(encoding="utf-8"),
         "cautions": f'<ul id="cautions">{"".join(lines)}</ul>' if lines else "",
-        "tables": "\n".join(map(_section, sections)),
+        "tables": "\n".join(
+            f"<section><h2>{html.escape(section.title)}</h2>{html_of(section)}</section>"
+            for section in sections
+        ),
         "vega": script,
         "script": here.with_name("replay.js").read_text(encoding="utf-8"),
         "data": _embedded(data),
     }
     template = here.with_suffix(".html").read_text(encoding="utf-8")
     write_text(path, re.sub(r"{{(\w+)}}", lambda place: parts[place[1]], template))
-
-
-def _section(section: Section) -> str:
-    notes = "".join(f'<p class="hint">{html.escape(note)}</p>' for note in section.notes)
-    text = f'<p class="hint">{html.escape(section.text)}</p>' if section.text else ""
-    head = f"<h2>{html.escape(section.title)}</h2>"
-    return f"<section>{head}{text}{tables.page(tables.texts(section))}{notes}</section>"
 
 
 def _embedded(value: object) -> str:

@@ -15,8 +15,10 @@ from tempera.metrics.table import Metric, report_order
 from tempera.reporting import page, paper_tables, pareto, study
 from tempera.reporting.console import FOR_FID
 from tempera.reporting.finished_run import Run, labels, results
-from tempera.reporting.tables import Cell, Section, escaped, long, markdown, table, texts
+from tempera.reporting.tables import Cell, Section, escaped, long, markdown_of, table
 from tempera.runtime.files import reason, writable_directory, write_text
+
+GIB = 2**30
 
 
 def write_report(
@@ -74,12 +76,13 @@ def _costing_itself_alone(path: Path, failed: list[TemperaError]) -> Iterator[No
 
 
 def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
-    """The tables of a report: results, differences from the baseline, the study's tables, and the
-    papers' tables.
+    """The tables that every writer shows, of report.md, report.html, evidence.md and a W&B Report:
+    results, differences from the baseline, speed, the study's tables, and the papers'.
     """
     return [
         results_section(runs),
         *_differences(runs, baseline),
+        *_speed(runs),
         *study.tables(runs, baseline),
         *paper_tables.paper_sections(runs),
     ]
@@ -154,6 +157,36 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
     return [Section(title, table(labels(runs, compared), columns), formats, text)]
 
 
+def _speed(runs: Sequence[Run]) -> list[Section]:
+    """The table of seconds of an image at batch 1, and memory; none if no run was timed."""
+    timed = [run for run in runs if _seconds(run)]
+    if not timed:
+        return []
+    columns: dict[str, list[Cell]] = {
+        "tokens per round": [run.metrics.get("accepted_length", {}) for run in timed],
+        "seconds an image": [_seconds(run) for run in timed],
+        "speed-up": [run.metrics.get("speedup", {}) for run in timed],
+        "peak memory, GiB": [_memory(run) for run in timed],
+    }
+    text = (
+        "Seconds are those of one image at batch 1, in turn with plain autoregression, without "
+        "text encoder and image decoder. Memory is allocated on a GPU, resident on a CPU; there "
+        "it is the process's, which runs all rows."
+    )
+    formats = dict.fromkeys(columns, ".2f")
+    return [Section("Speed", table(labels(runs, timed), columns), formats, text)]
+
+
+def _seconds(run: Run) -> Cell:
+    """Of the method; plain autoregression's stand beside every method's."""
+    return run.metrics.get("latency_ar" if run.plain else "latency", {})
+
+
+def _memory(run: Run) -> Cell:
+    """Its peak."""
+    return {} if run.memory is None else {"value": run.memory / GIB}
+
+
 def report_markdown(
     runs: Sequence[Run],
     sections: Sequence[Section],
@@ -164,8 +197,7 @@ def report_markdown(
     """The report as Markdown: the sections, figures, and a link to each run's page."""
     parts = ["# Evaluation report", *(f"> {escaped(warning)}" for warning in warnings)]
     for section in sections:
-        parts += [f"## {escaped(section.title)}", escaped(section.text), markdown(texts(section))]
-        parts += [f"> {escaped(note)}" for note in section.notes]
+        parts += [f"## {escaped(section.title)}", markdown_of(section)]
     parts += [f"![{escaped(figure.stem)}]({quote(figure.name)})" for figure in figures]
     pages = []
     for label, run in zip(labels(runs), runs, strict=True):

@@ -3,6 +3,7 @@ CSV.
 """
 
 import errno
+import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -166,10 +167,23 @@ def markdown(frame: pd.DataFrame) -> str:
     return str(shown.to_markdown(index=False, tablefmt="pipe", disable_numparse=True))
 
 
+def markdown_of(section: Section) -> str:
+    """What stands below a section's title, as Markdown: its text, table and notes."""
+    notes = [f"> {escaped(note)}" for note in section.notes]
+    return "\n\n".join(filter(None, [escaped(section.text), markdown(texts(section)), *notes]))
+
+
+def html_of(section: Section) -> str:
+    """What stands below a section's title, as HTML."""
+    notes = "".join(f'<p class="hint">{html.escape(note)}</p>' for note in section.notes)
+    text = f'<p class="hint">{html.escape(section.text)}</p>' if section.text else ""
+    return f"{text}{page(texts(section))}{notes}"
+
+
 def page(frame: pd.DataFrame) -> str:
     """A table of text as HTML, intervals below their values."""
-    html = re.sub(r" (\([^()]* … [^()]*\))", r"<br>\1", frame.to_html(index=False, border=0))
-    return f'<div class="wide" tabindex="0">{html}</div>'
+    shown = re.sub(r" (\([^()]* … [^()]*\))", r"<br>\1", frame.to_html(index=False, border=0))
+    return f'<div class="wide" tabindex="0">{shown}</div>'
 
 
 def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -> None:

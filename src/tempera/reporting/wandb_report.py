@@ -10,7 +10,7 @@ from tempera.metrics import table
 from tempera.reporting.finished_run import Run, labels
 from tempera.reporting.paper_tables import paper_values
 from tempera.reporting.report import cautions, sections_of
-from tempera.reporting.tables import escaped, markdown, texts
+from tempera.reporting.tables import escaped, markdown_of
 from tempera.runtime.files import reason
 from tempera.runtime.tracking import WandbTracker, wandb_tracker
 
@@ -90,9 +90,7 @@ def build_report(
     blocks: list[Any] = [v2.MarkdownBlock(f"> {escaped(caution)}") for caution in cautions(runs)]
     blocks.append(grid)
     for section in sections_of(runs, baseline):
-        text = [escaped(section.text), markdown(texts(section))]
-        text += [f"> {escaped(note)}" for note in section.notes]
-        blocks += [v2.H2(section.title), v2.MarkdownBlock("\n\n".join(filter(None, text)))]
+        blocks += [v2.H2(section.title), v2.MarkdownBlock(markdown_of(section))]
     methods = ", ".join(dict.fromkeys(run.method for run in runs))
     title = f"{name}: {methods}"[:128]
     return v2.Report(**place, title=title, blocks=blocks, width="fluid")
