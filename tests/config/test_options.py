@@ -165,6 +165,9 @@ def test_prompts_that_stay_as_they_are() -> None:
     assert literal("prompt=null") == "prompt=null"
     assert literal("prompt='a, b'") == "prompt='a, b'"
     assert literal("delta=1,2") == "delta=1,2"
+    name = "bücher/caf\udce9 1.txt"  # letters that Hydra's grammar lacks, bytes that are no text
+    assert composed("eval", ["data=file", literal(f"path={name}")]).path == name
+    assert literal("path=ü,a.txt") == "path=ü,a.txt"  # two, in a sweep
 
 
 def test_places_of_reports_need_no_name() -> None:

@@ -302,12 +302,14 @@ def _check_quotes(text: str, after: Sequence[str]) -> None:
 
 def literal(argument: str) -> str:
     """Quote the value of an option that is taken literally for Hydra's grammar, unless it is
-    already quoted or null. Return other arguments unchanged.
+    already quoted or null, and a plain one with letters that this grammar lacks, such as ü. Return
+    other arguments unchanged.
     """
     key, separator, value = argument.partition("=")
     whole = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
     is_literal = Role.LITERAL in role_of(option_name(argument))
-    if not is_literal or not separator or value == "null":
+    is_plain = not value.isascii() and not re.search(r"[][,(){}$'\"\\]", value)
+    if not (is_literal or is_plain) or not separator or value == "null":
         return argument
     return argument if re.fullmatch(whole, value, re.DOTALL) else f"{key}={quoted(value)}"
 

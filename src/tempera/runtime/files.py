@@ -150,9 +150,9 @@ def create_json(path: Path, value: object) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text, atomically."""
+    """Write text, atomically; bytes of a file name that are no text as JSON escapes them."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_text(path: Path) -> str:
