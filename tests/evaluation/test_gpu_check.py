@@ -1,6 +1,8 @@
 """`tempera-gpu-check`, on a CPU and without compiling: no GPU is at hand."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,7 @@ def test_the_check_on_a_cpu(
     assert "llamagen_b_c2i, chain" in capsys.readouterr().out
     made = iter([torch.zeros(2, 10), torch.tensor([[0.0] * 8 + [1.0] * 2] * 2)] * 9)
     monkeypatch.setattr(gpu_check, "tokens", lambda *_: next(made))
-    with pytest.raises(TemperaError, match="lumina sjd"):
+    with pytest.raises(TemperaError, match="failed: .*lumina sjd"):
         gpu_check.main(options(tmp_path, "families=[lumina]", "real=[]"))
 
 
@@ -76,6 +78,45 @@ def test_a_model_that_does_not_fit_costs_its_rows(
     assert [row.get("ms") for row in found["rounds"]] == [None, 2.0]
     first, second = (tmp_path / "gpu.md").read_text().splitlines()[2:]
     assert first.count("–") == 1 and "lumina" in first and " 2 " in second
+
+
+def test_an_exception_costs_one_check_and_gpu_json_holds_the_others(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def timed(target: Any, parts: Any, plan: Any) -> Any:
+        if plan.batch_sizes == [1]:
+            raise RuntimeError("no such kernel\nin line 3")
+        return {"ms": 2.0}
+
+    def tokens(parts: Any, *_: Any) -> torch.Tensor:
+        written.append(json.loads((tmp_path / "gpu.json").read_text()))
+        if len(written) == 1:
+            raise ValueError("planted")
+        return torch.zeros(2, 3)
+
+    written: list[Any] = []
+    monkeypatch.setattr(gpu_check, "tokens", tokens)
+    monkeypatch.setattr(gpu_check, "timed", timed)
+    monkeypatch.setattr(Parts, "fast_target", lambda parts: parts.model)
+    both = options(tmp_path, "families=[lumina]", "real=[lumina]", "batch_sizes=[1,2]")
+    with pytest.raises(TemperaError, match=r"failed: 1 checks .*no such kernel; .*planted") as why:
+        gpu_check.main(both)
+    assert "\n" not in str(why.value)
+    assert written[0]["result"] == "unfinished" and len(written[0]["rounds"]) == 2
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert [row.get("ms") for row in found["rounds"]] == [None, 2.0]
+    assert list(found["same_tokens"]) == ["lumina sjd window=6"] and found["result"] == "failed"
+    assert list(found["errors"].values()) == ["RuntimeError: no such kernel", "ValueError: planted"]
+    assert "lumina, chain" in (tmp_path / "gpu.md").read_text()
+
+
+def test_it_needs_neither_pandas_nor_pyarrow_nor_wandb() -> None:
+    """Which a bare GPU machine may lack."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('pandas', 'pyarrow', 'wandb'))); "
+        "import tempera.commands.gpu_check"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_begins_too_late_is_named(tmp_path: Path, quick: None) -> None:

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,6 @@ from tempera.evaluation.benchmark import BenchmarkPlan, measure
 from tempera.evaluation.latency import name_of
 from tempera.evaluation.launches import launches
 from tempera.evaluation.pipeline import Method
-from tempera.reporting.tables import Section, markdown, show, table, texts
 from tempera.runtime.files import write_json, write_text
 from tempera.runtime.processor import parse_device
 from tempera.targets.transformer import TransformerTarget
@@ -95,92 +94,141 @@ FORMATS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
-    """What a check found; gpu.json holds it.
+    """What a check found so far; gpu.json holds it.
 
     Attributes:
         device: its name.
         same_tokens: by family and method, the share of equal tokens.
         rounds: the timed rounds.
+        errors: by the name of what failed, why.
         left_out: what there was no time for.
+        result: `unfinished`, and at the end `passed` or `failed`.
     """
 
     device: str
-    same_tokens: dict[str, float]
-    rounds: list[dict[str, Any]]
-    left_out: list[str]
+    same_tokens: dict[str, float] = field(default_factory=dict)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    result: str = "unfinished"
+
+    @property
+    def wrong(self) -> list[str]:
+        """The checks whose tokens differ."""
+        return [name for name, share in self.same_tokens.items() if share < AGREE]
+
+
+class Check:
+    """A check as far as it is: one thing after the other, of which none stops the next, and after
+    each of which gpu.json is written.
+
+    Args:
+        device: its name.
+        directory: where the files go.
+        minutes: after so many nothing more begins.
+    """
+
+    def __init__(self, device: str, directory: Path, minutes: float) -> None:
+        self.found = Found(device)
+        self.directory = directory
+        self.file = directory / "gpu.json"
+        self.minutes = minutes
+        self._end = time.monotonic() + 60 * minutes
+
+    def allows(self, name: str) -> bool:
+        """Whether there is time left; else the name is kept."""
+        if time.monotonic() < self._end:
+            print(name, flush=True)
+            return True
+        self.found.left_out.append(name)
+        return False
+
+    @contextmanager
+    def one(self, name: str) -> Iterator[None]:
+        """Do one thing in the block. An exception costs this thing alone."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            print(f"{name}: does not fit into the memory")
+        except Exception as problem:
+            first = next(iter(str(problem).strip().splitlines()), "")
+            self.found.errors[name] = f"{type(problem).__name__}: {first}"
+            print(f"{name}: {self.found.errors[name]}")
+        self.write()
+
+    def write(self) -> None:
+        """Write gpu.json."""
+        write_json(self.file, asdict(self.found))
+
+    def finish(self) -> None:
+        """Print and write the table and whether the checks passed.
+
+        Raises:
+            TemperaError: they did not.
+        """
+        found = self.found
+        found.result = "failed" if found.wrong or found.errors else "passed"
+        self.write()
+        table = as_table(found.rounds)
+        write_text(self.directory / "gpu.md", table)
+        print(table)
+        if found.left_out:
+            print(f"left out after {self.minutes:g} minutes: {', '.join(found.left_out)}")
+        checks = f"{len(found.same_tokens)} checks of compiled rounds on {found.device}"
+        if found.result == "passed":
+            print(f"passed: {checks}")
+            return
+        reasons = [f"other tokens than eager rounds with {name}" for name in found.wrong]
+        reasons += [f"{name} ends in {why}" for name, why in found.errors.items()]
+        raise TemperaError(
+            f"failed: {checks}: {'; '.join(reasons)}: this is a fault of tempera or of PyTorch; "
+            f"report it with {self.file}"
+        )
 
 
 def main(cfg: DictConfig) -> None:
     """Time, check, print a table, and write gpu.json and gpu.md."""
     tracking = Tracking.of(cfg, "gpu_check")
     directory = Path(str(cfg.directory))
-    device = name_of(parse_device(cfg.device))
-    deadline = Deadline(60 * cfg.minutes)
-    rounds = [row for model in cfg.real for row in timed_rounds(cfg, model, deadline)]
-    shares: dict[str, float] = {}
+    check = Check(name_of(parse_device(cfg.device)), directory, cfg.minutes)
+    check.write()
+    for model in cfg.real:
+        time_rounds(check, cfg, model)
     for family in cfg.families:
-        print(f"checking {family}", flush=True)
-        shares |= same_tokens(cfg.device, family, deadline)
-    _show(Found(device, shares, rounds, deadline.left_out), directory, tracking, cfg.minutes)
-    wrong = [name for name, share in shares.items() if share < AGREE]
-    if wrong:
-        raise TemperaError(
-            f"compiled rounds emit other tokens than eager ones with {'; '.join(wrong)}: this is a "
-            f"fault of tempera or of PyTorch; report it with {directory / 'gpu.json'}"
-        )
+        compare_tokens(check, cfg.device, family)
+    try:
+        check.finish()
+    finally:
+        found = check.found
+        values: dict[str, Any] = {"device": found.device, "result": found.result}
+        values |= {f"same_tokens/{name}": share for name, share in found.same_tokens.items()}
+        tracking.record(directory, values, files=[check.file, directory / "gpu.md"])
 
 
-def _show(found: Found, directory: Path, tracking: Tracking, minutes: float) -> None:
-    """Print and write what was found, and send it to the tracker."""
-    section = as_table(found.rounds)
-    shown = texts(section)
-    write_json(directory / "gpu.json", asdict(found))
-    write_text(directory / "gpu.md", markdown(shown) + "\n")
-    show(shown, section.title)
-    print(f"{found.device}: {len(found.same_tokens)} checks of compiled rounds")
-    if found.left_out:
-        print(f"left out after {minutes:g} minutes: {', '.join(found.left_out)}")
-    values: dict[str, Any] = {"device": found.device}
-    values |= {f"same_tokens/{name}": share for name, share in found.same_tokens.items()}
-    tracking.record(directory, values, shown, [directory / "gpu.json", directory / "gpu.md"])
-
-
-class Deadline:
-    """After so many seconds nothing more begins; `left_out` names what did not."""
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-        self.left_out: list[str] = []
-
-    def allows(self, name: str) -> bool:
-        """Whether there is time left; else the name is kept."""
-        if time.monotonic() < self.end:
-            return True
-        self.left_out.append(name)
-        return False
-
-
-def same_tokens(device: str, family: str, deadline: Deadline) -> dict[str, float]:
+def compare_tokens(check: Check, device: str, family: str) -> None:
     """By family and method, the share of tokens that eager and compiled rounds both emit."""
     options = [f"device={device}", f"model={family}", *FAMILIES.get(family, TINY)]
     options += ["dtype=float32", "top_k=10"]
-    plain = Parts.of(composed("bench", [*options, "method=ar"]))
-    eager = plain.discrete_target()
-    eager.pack()
-    compiled = plain.discrete_target()
-    compiled.pack()
-    compiled.compile()
-    shares = {}
+    targets: list[TransformerTarget] = []
+    with check.one(family):
+        plain = Parts.of(composed("bench", [*options, "method=ar"]))
+        targets = [plain.discrete_target() for _ in range(2)]
+        for target in targets:
+            target.pack()
+        targets[1].compile()
+    if not targets:
+        return
     for method in METHODS + (SHIPPED_METHODS if family == "shapes" else ()):
-        if not deadline.allows(f"{family} {method}"):
+        name = f"{family} {method}"
+        if not check.allows(name):
             continue
-        parts = Parts.of(composed("bench", [*options, *f"method={method}".split()]))
-        rule = cast(Rule | JointRule, parts.rule())
-        same = tokens(parts, eager, rule) == tokens(parts, compiled, rule)
-        shares[f"{family} {method}"] = float(same.double().mean())
-    return shares
+        with check.one(name):
+            parts = Parts.of(composed("bench", [*options, *f"method={method}".split()]))
+            rule = cast(Rule | JointRule, parts.rule())
+            eager, compiled = (tokens(parts, target, rule) for target in targets)
+            check.found.same_tokens[name] = float((eager == compiled).double().mean())
 
 
 def tokens(parts: Parts, target: TransformerTarget, rule: Rule | JointRule) -> Tensor:
@@ -194,24 +242,21 @@ def tokens(parts: Parts, target: TransformerTarget, rule: Rule | JointRule) -> T
     return torch.cat(batches)
 
 
-def timed_rounds(cfg: DictConfig, model: str, deadline: Deadline) -> Iterator[dict[str, Any]]:
+def time_rounds(check: Check, cfg: DictConfig, model: str) -> None:
     """A model's rows of the table, without numbers where the memory is too small."""
     options = [f"model={model}", "weights=random", f"device={cfg.device}", f"compile={cfg.compile}"]
     target: TransformerTarget | None = None
     for name, method in ROUNDS.items():
-        chosen = Parts.of(composed("bench", [*options, *f"method={method}".split()]))
         for size in cfg.batch_sizes:
             title = f"{model}, {name}, batch {size}"
-            if not deadline.allows(title):
+            if not check.allows(title):
                 continue
-            print(f"timing {title}", flush=True)
-            row = {"model": model, "round": name, "batch": size}
-            try:
+            row: dict[str, Any] = {"model": model, "round": name, "batch": size}
+            check.found.rounds.append(row)
+            with check.one(title):
+                chosen = Parts.of(composed("bench", [*options, *f"method={method}".split()]))
                 target = target or cast(TransformerTarget, chosen.fast_target())
                 row |= timed(target, chosen, BenchmarkPlan([size], cfg.repeats))
-            except torch.OutOfMemoryError:
-                print("does not fit into the memory")
-            yield row
 
 
 def timed(target: TransformerTarget, parts: Parts, plan: BenchmarkPlan) -> dict[str, Any]:
@@ -232,8 +277,12 @@ def timed(target: TransformerTarget, parts: Parts, plan: BenchmarkPlan) -> dict[
     return row | {"GiB": column.memory / 2**30}
 
 
-def as_table(rounds: Sequence[dict[str, Any]]) -> Section:
-    """The timed rounds, with dashes where the memory is too small."""
-    names = [f"{row['model']}, {row['round']}" for row in rounds]
-    columns = {name: [{"value": row.get(name)} for row in rounds] for name in FORMATS}
-    return Section("Rounds of real sizes", table(names, columns, "model, round"), FORMATS)
+def as_table(rounds: Sequence[dict[str, Any]]) -> str:
+    """The timed rounds in Markdown: what at least one of them has, with dashes in the others."""
+    names = [name for name in FORMATS if any(row.get(name) is not None for row in rounds)]
+    lines = [["model, round", *names], ["---"] * (1 + len(names))]
+    for row in rounds:
+        numbers = [(row.get(name), FORMATS[name]) for name in names]
+        shown = ["–" if value is None else format(value, form) for value, form in numbers]
+        lines.append([f"{row['model']}, {row['round']}", *shown])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

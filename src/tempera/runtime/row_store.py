@@ -7,17 +7,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import regular_file, replacing
 from tempera.runtime.waiting import waiting
+
+if TYPE_CHECKING:  # what decodes without reading or writing rows does not need it
+    import pyarrow as pa
 
 Row = dict[str, Any]
 Array = NDArray[Any]
@@ -127,11 +127,14 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]], identity: str = "
         rows: its rows.
         identity: see `Store`.
     """
+    import pyarrow as pa
+    from pyarrow.parquet import write_table as write
+
     names = list(rows[0] if rows else ())
     columns = {name: pa.array([row.get(name) for row in rows], from_pandas=True) for name in names}
     table = pa.table(columns).replace_schema_metadata({MADE_BY: identity})
     with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+        write(table, temporary)
 
 
 def read_table(
@@ -152,6 +155,8 @@ def read_table(
         TemperaError: the file is missing, damaged or of something else, or does not hold such
             columns.
     """
+    from pyarrow import ChunkedArray
+
     table = _table(path, identity=identity)[:most]
     read: dict[str, Any] = dict(zip(table.column_names, table.columns, strict=True))
     for name, wanted in (columns or {}).items():
@@ -166,7 +171,7 @@ def read_table(
                 f"{path} is damaged, its column {name} {problem}: delete the file and run again."
             ) from None
     plain = {
-        name: values.to_pylist() if isinstance(values, pa.ChunkedArray) else values
+        name: values.to_pylist() if isinstance(values, ChunkedArray) else values
         for name, values in read.items()
     }
     return rows_of(plain)
@@ -178,16 +183,19 @@ def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[Row]:
     return [{name: values[row] for name, values in columns.items()} for row in range(count)]
 
 
-def _table(path: Path, columns: list[str] | None = None, identity: str | None = None) -> pa.Table:
+def _table(path: Path, columns: list[str] | None = None, identity: str | None = None) -> "pa.Table":
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_table as read
+
     regular_file(path)
     try:
         with waiting(f"{path} to be read"):
-            table = pq.read_table(path, columns=columns, partitioning=None)
+            table = read(path, columns=columns, partitioning=None)
         table.validate(full=True)  # texts in UTF-8, for instance
         made_by = (table.schema.metadata or {}).get(MADE_BY)
         if identity is None or made_by == identity.encode():
             return table
-    except (pa.ArrowException, OSError, ValueError) as problem:
+    except (ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
             f"{path} is damaged ({shortened(str(problem))}): restore it, or delete it and run "
             "again."
@@ -198,7 +206,9 @@ def _table(path: Path, columns: list[str] | None = None, identity: str | None = 
     )
 
 
-def _values(column: pa.Array, wanted: Numbers | None, limit: pa.ChunkedArray | None) -> list[Any]:
+def _values(
+    column: "pa.Array", wanted: Numbers | None, limit: "pa.ChunkedArray | None"
+) -> list[Any]:
     """The values of a column, with lists of numbers as arrays.
 
     Args:
@@ -209,15 +219,18 @@ def _values(column: pa.Array, wanted: Numbers | None, limit: pa.ChunkedArray | N
     Raises:
         ValueError: they are not the wanted ones.
     """
+    from pyarrow.compute import list_value_length
+    from pyarrow.types import is_large_string, is_string
+
     kind = column.type
     lists = _is_list(column.type)
     if column.null_count and (wanted is None or wanted.needed):
         raise ValueError("lacks values")
-    if wanted is None and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if wanted is None and not (is_string(kind) or is_large_string(kind)):
         raise ValueError("holds other things than texts")
     if wanted is None or column.null_count:
         return column.to_pylist()  # type: ignore[no-any-return]
-    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False) if lists else np.zeros(1)
+    lengths = list_value_length(column).to_numpy(zero_copy_only=False) if lists else np.zeros(1)
     if wanted.length is not None and (lengths != wanted.length).any():
         raise ValueError(f"has rows of other than {wanted.length} numbers")
     numbers = _flat(column)
@@ -233,7 +246,7 @@ def _values(column: pa.Array, wanted: Numbers | None, limit: pa.ChunkedArray | N
     return np.split(numbers, np.cumsum(lengths))[:-1]
 
 
-def _flat(column: pa.Array) -> Array:
+def _flat(column: "pa.Array") -> Array:
     """The numbers of a column of numbers, or of lists of them."""
     while _is_list(column.type):
         column = column.flatten()
@@ -241,5 +254,7 @@ def _flat(column: pa.Array) -> Array:
     return numbers
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))
+def _is_list(kind: "pa.DataType") -> bool:
+    from pyarrow.types import is_fixed_size_list, is_list
+
+    return bool(is_list(kind) or is_fixed_size_list(kind))
