@@ -2,189 +2,28 @@
 `generate`.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from held_models import FAMILIES, IDS, MASK, Held, chameleon, emu3, glm_image, janus
 from markdown_pages import blocks
-from paths import ROOT
+from omegaconf import OmegaConf
+from paths import CONF, ROOT
 from scipy.stats import chi2_contingency, chisquare
-from tiny_targets import tiny_glm
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
-from torch import Tensor
+from torch import Tensor, nn
 
 import tempera
-from tempera import Sampling, TemperaError
+from tempera import TemperaError
+from tempera.held.families import FAMILIES as PARTS
+from tempera.held.ids import generate_ids, installed
 from tempera.runtime import huggingface as hf
-from tempera.targets.cache import KVCache
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
-
-TEXT = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-IDS = torch.tensor([[1, 1, 5, 6, 9], [5, 7, 8, 6, 9]])
-MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-
-
-def scaled(model: Any) -> Any:
-    """Weights large enough for greedy tokens to differ."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.mul_(2.5)
-    return model.eval()
-
-
-@dataclass
-class Held:
-    """A model, the arguments of a call of its `generate`, options of `accelerate`, and the ids that
-    greedy decoding must give.
-    """
-
-    model: Any
-    inputs: dict[str, Any]
-    options: dict[str, Any]
-    greedy: Callable[[], Tensor]
-
-
-def emu3() -> Held:
-    torch.manual_seed(0)
-    names = {f"<|visual token {code:06d}|>": 24 + code for code in range(12)}
-    special = {"<|extra_200|>": 20, "<|extra_201|>": 21, "<|image end|>": 22, "<|image token|>": 9}
-    special |= {"<image>": 19, "<|image start|>": 8}
-    vq: dict[str, Any] = {
-        "codebook_size": 12,
-        "base_channels": 32,
-        "hidden_size": 32,
-        "num_res_blocks": 1,
-    }
-    vq["channel_multiplier"] = [1, 1]
-    text = {**TEXT, "vocab_size": 40, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 1}
-    config = hf.Emu3Config(text_config=text, vq_config=vq, vocabulary_map=names | special)
-    model = scaled(hf.Emu3ForConditionalGeneration(config))
-    lines, columns = 3, 4
-    inputs = {
-        "input_ids": IDS,
-        "attention_mask": MASK,
-        "image_sizes": torch.tensor([[lines, columns]] * 2),
-        "negative_prompt_ids": torch.tensor([[5, 9]] * 2),
-        "negative_prompt_attention_mask": torch.ones(2, 2, dtype=torch.int64),
-        "guidance_scale": 3.0,
-    }
-
-    def allowed(_: int, ids: Tensor) -> list[int]:
-        place = len(ids) - IDS.shape[1]
-        if place >= lines * (columns + 1):
-            return [(21, 22, 3, 1)[min(3, place - lines * (columns + 1))]]
-        return [20] if place % (columns + 1) == columns else list(names.values())
-
-    inputs["prefix_allowed_tokens_fn"] = allowed
-    given = {name: value for name, value in inputs.items() if name != "image_sizes"}
-    return Held(model, inputs, {}, lambda: model.generate(**given, max_new_tokens=18))
-
-
-def janus() -> Held:
-    torch.manual_seed(1)
-    vision = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 48,
-        "patch_size": 16,
-        "num_image_tokens": 9,
-        "projection_dim": 32,
-        "intermediate_size": 32,
-    }
-    vq = {
-        "embed_dim": 8,
-        "num_embeddings": 14,
-        "latent_channels": 8,
-        "base_channels": 32,
-        "channel_multiplier": [1, 1],
-        "num_res_blocks": 1,
-        "num_patches": 3,
-        "projection_dim": 32,
-        "image_token_embed_dim": 32,
-    }
-    text = {**TEXT, "vocab_size": 30, "pad_token_id": 1, "bos_token_id": 5, "eos_token_id": 3}
-    config = hf.JanusConfig(
-        text_config=hf.LlamaConfig(**text), vision_config=vision, vq_config=vq, image_token_id=11
-    )
-    model = scaled(hf.JanusForConditionalGeneration(config))
-    settings = model.generation_config
-    settings.bos_token_id, settings.pad_token_id, settings.guidance_scale = 5, 1, 5.0
-    settings.generation_kwargs = {"boi_token_id": 9}
-    inputs = {"input_ids": IDS, "attention_mask": MASK, "generation_mode": "image"}
-    return Held(model, inputs, {}, lambda: model.generate(**inputs))
-
-
-def chameleon() -> Held:
-    torch.manual_seed(2)
-    names = {f"IMGIMG{chr(65 + code)}Z": 12 + code for code in range(10)}
-    vq = {
-        "embed_dim": 4,
-        "num_embeddings": 10,
-        "latent_channels": 4,
-        "base_channels": 32,
-        "channel_multiplier": [1],
-        "num_res_blocks": 1,
-        "resolution": 32,
-    }
-    special = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-    config = hf.ChameleonConfig(
-        **TEXT, **special, vocab_size=30, vq_config=vq, vocabulary_map=names | {"<image>": 11}
-    )
-    model = scaled(hf.ChameleonForConditionalGeneration(config))
-    layout = ModelSpec(3, 4, 10, 12, ("{text}", 9), (0, 9), 128, line_end=10)
-
-    def greedy() -> Tensor:
-        rows = []
-        for ids, mask in zip(IDS, MASK, strict=True):
-            row = ids[mask == 1]
-            pair, image = [row, torch.tensor([0, 9])], list[int]()
-            for place in range(15):
-                tokens = torch.tensor(image, dtype=torch.int64)
-                with torch.no_grad():
-                    states = [
-                        model.model(torch.cat([prompt, tokens])[None]).last_hidden_state[0, -1]
-                        for prompt in pair
-                    ]
-                    logits = [model.lm_head(state)[12:22] for state in states]
-                best = 12 + int((logits[1] + 3 * (logits[0] - logits[1])).argmax())
-                image.append(10 if place % 5 == 4 else best)
-            rows.append(torch.cat([ids, torch.tensor(image)]))
-        return torch.stack(rows)
-
-    inputs = {"input_ids": IDS, "attention_mask": MASK, "guidance_scale": 3.0}
-    return Held(model, inputs, {"layout": layout}, greedy)
-
-
-def glm_image() -> Held:
-    model = tiny_glm()
-    inputs = {
-        "input_ids": torch.tensor([[190, 190, 40, 41, 24], [50, 51, 52, 53, 24]]),
-        "attention_mask": MASK,
-        "image_grid_thw": torch.tensor([[1, 4, 6], [1, 2, 2]] * 2),
-        "images_per_sample": torch.tensor([2, 2]),
-        "max_new_tokens": 28,
-        "suppress_tokens": list(range(24, 32)),
-    }
-    return Held(model, inputs, {}, lambda: model.generate(**inputs, min_new_tokens=28))
-
-
-FAMILIES = {"emu3": emu3, "janus": janus, "chameleon": chameleon, "glm_image": glm_image}
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -192,55 +31,24 @@ def held(request: pytest.FixtureRequest) -> Held:
     return FAMILIES[request.param]()
 
 
-@pytest.mark.parametrize("method", ["scd", "sjd_pac"])
+def drawn(held: Held, fast: Any = None) -> Tensor:
+    """The ids that an accelerated model makes of the same prompts."""
+    return generate_ids(fast or held.accelerated(), **held.ids)
+
+
+def parts(held: Held) -> Any:
+    return PARTS[type(held.model).__name__]
+
+
+# the law of the model's own generate
+
+
+@pytest.mark.parametrize("method", ["ar", "scd", "sjd_pac"])
 def test_greedy_images_are_those_of_generate(held: Held, method: str) -> None:
-    window = {"window": 6} if method == "scd" else {"window": 8, "branches": 2, "levels": 2}
-    fast = tempera.accelerate(held.model, None, method, **window, **held.options)
+    options = {"window": 8, "branches": 2, "levels": 2} if method == "sjd_pac" else {}
     expected = held.greedy()
-    assert len(expected[:, -9:].unique()) > 1
-    assert torch.equal(fast.generate_ids(**held.inputs), expected)
-
-
-def test_no_weight_is_copied_and_the_model_is_as_before(held: Held) -> None:
-    model = held.model
-    before = {name: value.data_ptr() for name, value in model.state_dict().items()}
-    attention, attributes = model.config._attn_implementation, set(vars(model))
-    fast = tempera.accelerate(model, None, "sjd", window=4, **held.options)
-    fast.generate_ids(**held.inputs)
-    assert fast._target is not None
-    network, head = fast._target.network, fast._target.head.linear
-    pointers = set(before.values())
-    assert {weight.data_ptr() for weight in network.parameters()} <= pointers
-    storages = {value.untyped_storage().data_ptr() for value in model.state_dict().values()}
-    assert head.weight.untyped_storage().data_ptr() in storages
-    assert {name: value.data_ptr() for name, value in model.state_dict().items()} == before
-    assert model.config._attn_implementation == attention
-    assert set(vars(model)) == attributes
-    assert not any(isinstance(part, KVCache) for part in vars(model).values())
-
-
-def test_generate_is_replaced_inside_the_block_alone(held: Held) -> None:
-    fast = tempera.accelerate(held.model, None, "scd", window=4, **held.options)
-    expected = held.greedy()
-    own = held.model.generate
-    with fast.installed():
-        assert torch.equal(held.model.generate(**held.inputs), expected)
-    with pytest.raises(KeyError), fast.installed():
-        raise KeyError
-    assert held.model.generate == own
-
-
-def test_what_is_drawn_follows_pytorchs_seed_or_ones_own() -> None:
-    held = janus()
-    inputs = {**held.inputs, "do_sample": True}
-    fast = tempera.accelerate(held.model, None, "scd", window=4)
-    torch.manual_seed(0)
-    first, second = fast.generate_ids(**inputs), fast.generate_ids(**inputs)
-    torch.manual_seed(0)
-    assert torch.equal(fast.generate_ids(**inputs), first)
-    assert not torch.equal(first, second)
-    a, b = (fast.generate_ids(**inputs, seed=5) for _ in range(2))
-    assert torch.equal(a, b)
+    assert len(expected.unique()) > 3
+    assert torch.equal(drawn(held, held.accelerated(method, **options)), expected)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +57,8 @@ def test_what_is_drawn_follows_pytorchs_seed_or_ones_own() -> None:
 def test_sampled_images_have_the_law_of_generate(family: str, temperature: float) -> None:
     """The first two tokens of many images, drawn by transformers and by an accelerated model."""
     held, rows = FAMILIES[family](), 1000
-    model, inputs = held.model, dict(held.inputs)
-    for name in ("input_ids", "attention_mask", "image_sizes", "negative_prompt_ids"):
+    inputs = dict(held.inputs)
+    for name in ("input_ids", "attention_mask", "negative_prompt_ids"):
         if name in inputs:
             inputs[name] = inputs[name][1:].expand(rows, -1)
     if family == "emu3":
@@ -258,29 +66,20 @@ def test_sampled_images_have_the_law_of_generate(family: str, temperature: float
     if family == "glm_image":
         inputs["image_grid_thw"] = inputs["image_grid_thw"][:2].repeat(rows, 1)
         inputs["images_per_sample"] = inputs["images_per_sample"][:1].expand(rows)
-    inputs |= {"do_sample": True, "top_k": 5, "temperature": temperature, "min_p": 0.3}
-    given = {name: value for name, value in inputs.items() if name != "image_sizes"}
+    sampling = {"top_k": 5, "temperature": temperature, "min_p": 0.3}
     short = {} if family == "janus" else {"max_new_tokens": 2, "eos_token_id": None}
     torch.manual_seed(7)
-    theirs = model.generate(**{**given, **short})
-    fast = tempera.accelerate(model, None, "scd", window=4)
-    ours = fast.generate_ids(**inputs, seed=11)
+    theirs = held.model.generate(**{**inputs, **sampling, "do_sample": True, **short})
+    ids = {name: value[1:].expand(rows, -1) for name, value in held.ids.items()}
+    ours = generate_ids(held.accelerated(**sampling), **ids, seed=11)
     first = 0 if family == "janus" else IDS.shape[1]
-    pairs = [tokens[:, first] * 200 + tokens[:, first + 1] for tokens in (theirs, ours)]
-    assert agreement(*pairs) > 1e-3
+    pair = [theirs[:, first : first + 2], ours[:, :2]]
+    assert agreement(*(tokens[:, 0] * 200 + tokens[:, 1] for tokens in pair)) > 1e-3
 
 
 def test_sampled_images_of_a_chameleon_have_the_law_of_its_logits() -> None:
     """The first two tokens against every pair that its logits can draw."""
     held, rows = chameleon(), 1000
-    inputs = {
-        "input_ids": IDS[1:].expand(rows, -1),
-        "attention_mask": MASK[1:].expand(rows, -1),
-        "guidance_scale": 3.0,
-        "do_sample": True,
-        "top_k": 3,
-        "temperature": 0.6,
-    }
 
     @torch.no_grad()
     def law(*tokens: int) -> Tensor:
@@ -294,9 +93,10 @@ def test_sampled_images_of_a_chameleon_have_the_law_of_its_logits() -> None:
         return guided.where(guided >= guided.topk(3).values[-1], -torch.inf).softmax(-1)
 
     exact = torch.cat([p * law(code) for code, p in enumerate(law())])
-    fast = tempera.accelerate(held.model, None, "scd", window=4, **held.options)
-    ids = fast.generate_ids(**inputs, seed=11)[:, 5:7] - 12
-    counts = torch.bincount(ids[:, 0] * 10 + ids[:, 1], minlength=100)
+    fast = held.accelerated(top_k=3, temperature=0.6)
+    ids = {name: value[1:].expand(rows, -1) for name, value in held.ids.items()}
+    codes = generate_ids(fast, **ids, seed=11)[:, :2] - 12
+    counts = torch.bincount(codes[:, 0] * 10 + codes[:, 1], minlength=100)
     assert (counts[exact == 0] == 0).all()
     possible = exact > 0
     expected = rows * exact[possible].double()
@@ -311,109 +111,484 @@ def agreement(first: Tensor, second: Tensor) -> float:
     return float(chi2_contingency(table[:, table.sum(0) >= 10]).pvalue)
 
 
-def words(numbers: dict[str, int], begin: str = "", **special: str) -> Any:
-    """A tokenizer of a few words: their ids, what it begins every text with, and special tokens by
-    their attributes; everything else is 0.
+def test_without_options_sampling_is_that_of_generate(held: Held) -> None:
+    """Guidance, too, where neither the model nor the caller states one: 5 for Janus, else none."""
+    held.model.generation_config.guidance_scale = None
+    fast = tempera.accelerate(held.model, None, "scd", window=4, layout=held.layout)
+    name = type(held.model).__name__
+    assert fast.pipeline.target.sampling.guidance == (5.0 if name.startswith("Janus") else 1.0)
+    assert fast.pipeline.target.sampling.greedy
+    if name.startswith("Chameleon"):
+        return  # it has no generate of its own
+    held.inputs.pop("guidance_scale", None)
+    assert torch.equal(drawn(held, fast), held.greedy())
+
+
+def test_the_generation_config_is_read_as_generate_reads_it() -> None:
+    held = janus()
+    config = held.model.generation_config
+    config.do_sample, config.temperature, config.top_p, config.min_p = True, 0.7, 0.9, 0.1
+
+    def sampling(**options: Any) -> Any:
+        fast = tempera.accelerate(held.model, None, "ar", layout=held.layout, **options)
+        return fast.pipeline.target.sampling
+
+    assert sampling() == tempera.Sampling(5.0, 0.7, 50, 0.9, 0.1)
+    config.top_k = 7
+    assert sampling(top_p=0.5) == tempera.Sampling(5.0, 0.7, 7, 0.5, 0.1)
+    for name, value in (("num_beams", 2), ("repetition_penalty", 1.2), ("typical_p", 0.9)):
+        setattr(config, name, value)
+        with pytest.raises(TemperaError, match=f"has {name}={value}, which is not possible"):
+            sampling()
+        setattr(config, name, None)
+    config.suppress_tokens = [3]
+    with pytest.raises(TemperaError, match="suppresses codes of the image"):
+        sampling()
+
+
+def test_a_scaled_rotary_embedding_is_the_models_own() -> None:
+    """transformers' `linear` scaling; one that depends on the length is refused."""
+    held = emu3()
+    text = held.model.model.text_model
+    text.config.rope_parameters |= {"rope_type": "linear", "factor": 3.0}
+    text.rotary_emb = type(text.rotary_emb)(config=text.config).eval()
+    assert torch.equal(drawn(held), held.greedy())
+    text.config.rope_parameters["rope_type"] = "dynamic"
+    with pytest.raises(TemperaError, match="rope_type=dynamic is not supported"):
+        held.accelerated()
+
+
+# what sits on a model, before and after the first call
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter beside it, as peft's `lora.Linear` and `lora.Embedding`."""
+
+    def __init__(self, layer: Any, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        rows, columns = layer.weight.shape
+        self.base_layer = layer
+        self.change = nn.Parameter(torch.randn(rows, columns, generator=generator) / 8)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Any:
+        if isinstance(self.base_layer, nn.Embedding):
+            return self.base_layer(x) + nn.functional.embedding(x, self.change)
+        return self.base_layer(x) + nn.functional.linear(x, self.change)
+
+
+class Quantised(nn.Module):
+    """A linear layer with quantised weights, as bitsandbytes has them; of 3 bits, so that it shows
+    in few tokens.
     """
-    tokenizer = Tokenizer(WordLevel({"<unk>": 0, **numbers}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    if begin:
-        pieces = [(begin, numbers[begin])]
-        tokenizer.post_processor = TemplateProcessing(f"{begin} $A", special_tokens=pieces)
-    names = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": special.pop("bos_token")}
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, padding_side="left", extra_special_tokens=special, **names
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        scale = layer.weight.abs().amax(1, keepdim=True) / 3
+        self.register_buffer("scale", scale.detach())
+        self.register_buffer("codes", (layer.weight / scale).round().to(torch.int8))
+        self.bias = layer.bias
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.codes.to(x) * self.scale, self.bias)  # type: ignore
+
+
+class Rolled(nn.Module):
+    """A parametrisation."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.roll(1, 0)
+
+
+def swap(model: Any, path: str, make: Callable[[Any], nn.Module]) -> None:
+    """Put another module at a path."""
+    parent, _, name = path.rpartition(".")
+    inside: Any = model.get_submodule(parent)
+    setattr(inside, name, make(getattr(inside, name)))
+
+
+def linears(held: Held) -> list[str]:
+    """Paths of the linear layers that draw images."""
+    found = []
+    for name, module in held.model.named_modules():
+        if isinstance(module, nn.Linear) and "vq" not in name and "vis" not in name.split(".")[1:2]:
+            found.append(name)
+    return found
+
+
+def head(held: Held) -> str:
+    return str(parts(held).head[-1])
+
+
+def adapter_on_the_head(held: Held) -> None:
+    swap(held.model, head(held), lambda layer: Adapted(layer, 1))
+
+
+def adapters_everywhere(held: Held) -> None:
+    for number, path in enumerate(linears(held)):
+        swap(held.model, path, lambda layer, number=number: Adapted(layer, number))
+
+
+def adapter_on_the_embedding(held: Held) -> None:
+    swap(held.model, parts(held).embedding[0], lambda layer: Adapted(layer, 1))
+
+
+def quantised_head(held: Held) -> None:
+    swap(held.model, head(held), Quantised)
+
+
+def parametrised_head(held: Held) -> None:
+    nn.utils.parametrize.register_parametrization(
+        held.model.get_submodule(head(held)), "weight", Rolled()
+    ).eval()
+
+
+def changed(*tensors: Any) -> Any:
+    return tensors[-1].roll(1, -1) * 1.5
+
+
+def hook_on_the_head(held: Held) -> None:
+    held.model.get_submodule(head(held)).register_forward_hook(
+        lambda module, given, out: out.roll(1, -1)
     )
 
 
-def emu3_processor() -> Any:
-    numbers = {"<pad>": 1, "<bos>": 2, "a": 4, "cat": 5, "red": 6, "3": 7, "<|image start|>": 8}
-    numbers |= {"<|image token|>": 9, "*": 10, "4": 11, "<image>": 19, "<|extra_201|>": 21}
-    special = {"bos_token": "<bos>", "image_token": "<image>", "boi_token": "<|image start|>"}
-    special |= {"eoi_token": "<|image end|>", "image_wrapper_token": "<|image token|>"}
-    tokenizer = words({**numbers, "<|image end|>": 22}, eof_token="<|extra_201|>", **special)
-    return hf.Emu3Processor(hf.Emu3ImageProcessor(), tokenizer)
+def hook_before_the_norm(held: Held) -> None:
+    held.model.get_submodule(f"{parts(held).decoder}.norm").register_forward_pre_hook(
+        lambda module, given: (changed(*given),)
+    )
 
 
-def janus_processor() -> Any:
-    numbers = {"<pad>": 1, "a": 4, "<s>": 5, "cat": 6, "red": 7, "User": 8, "<boi>": 9}
-    special = {"bos_token": "<s>", "image_token": "<image>", "boi_token": "<boi>"}
-    numbers |= {"Assistant": 10, "<image>": 11, "<eoi>": 12}
-    tokenizer = words(numbers, "<s>", eoi_token="<eoi>", **special)
-    return hf.JanusProcessor(hf.JanusImageProcessor(), tokenizer)
+def hook_on_a_layer(held: Held) -> None:
+    """Steering: a direction is added to what a layer gives."""
+    layers = held.model.get_submodule(f"{parts(held).decoder}.layers")
+    direction = torch.linspace(-2, 2, held.model.config.get_text_config().hidden_size)
+
+    def steer(module: nn.Module, given: Any, out: Any) -> Any:
+        return out + direction if isinstance(out, Tensor) else (out[0] + direction, *out[1:])
+
+    layers[0].register_forward_hook(steer)
 
 
-def chameleon_processor() -> Any:
-    numbers = {"<pad>": 1, "a": 4, "cat": 5, "red": 6, "<image>": 11}
-    return hf.ChameleonProcessor(hf.ChameleonImageProcessor(), words(numbers, bos_token="<pad>"))
+def new_head(held: Held) -> None:
+    torch.manual_seed(5)
+    swap(
+        held.model,
+        head(held),
+        lambda old: nn.Linear(old.in_features, old.out_features).eval(),
+    )
 
 
-def glm_processor() -> Any:
-    numbers = {"<pad>": 190, "a": 40, "cat": 41, "red": 42, "<boi>": 24, "<image>": 195}
-    numbers |= {"<sop>": 50, "<eop>": 51, "1": 52, "16": 53, "<user>": 54}
-    special = {"bos_token": "<boi>", "image_token": "<image>", "grid_bos_token": "<sop>"}
-    template = "{% for turn in messages %}<user> {{ turn.content[0].text }}{% endfor %}"
-    tokenizer = words(numbers, grid_eos_token="<eop>", **special)
-    return hf.GlmImageProcessor(hf.GlmImageImageProcessor(), tokenizer, chat_template=template)
+def other_weights(held: Held) -> None:
+    with torch.no_grad():
+        held.model.get_submodule(head(held)).weight.mul_(-1)
 
 
-PROCESSED: dict[str, tuple[Callable[[], Any], dict[str, Any], list[int]]] = {
-    # its processor, options of it, and the ids of "a cat"; those of a suffix or a role are 0
-    "emu3": (
-        emu3_processor,
-        {"image_area": 768, "ratio": "4:3"},
-        [2, 4, 5, *[0] * 8, 8, 7, 10, 11, 9],
-    ),
-    "janus": (janus_processor, {}, [5, 0, 8, 0, 4, 6, 0, 10, 0, 9]),
-    "chameleon": (chameleon_processor, {}, [4, 5, 9]),
-    "glm_image": (
-        glm_processor,
-        {"height": 32, "width": 32},
-        [0, 0, 0, 40, 41, 50, 52, 52, 51, 50, 53, 53, 51, 24],
-    ),
-}
+def a_layer_less(held: Held) -> None:
+    layers = held.model.get_submodule(f"{parts(held).decoder}.layers")
+    layers[0] = copy.deepcopy(layers[1])
+    layers[0].self_attn.layer_idx = 0
 
 
-@pytest.mark.parametrize("family", PROCESSED)
-def test_texts_go_through_the_processor(family: str) -> None:
-    """The ids of a text, and greedy images that are those of the ids."""
-    held, (processor, options, expected) = FAMILIES[family](), PROCESSED[family]
-    window = 64 if family == "glm_image" else 8
-    fast = tempera.accelerate(held.model, processor(), "scd", window=window, **held.options)
+CHANGES = [
+    adapter_on_the_head,
+    adapters_everywhere,
+    adapter_on_the_embedding,
+    quantised_head,
+    parametrised_head,
+    hook_on_the_head,
+    hook_before_the_norm,
+    hook_on_a_layer,
+    new_head,
+    other_weights,
+    a_layer_less,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_sits_on_the_model_works_also_after_the_first_call(
+    held: Held, change: Callable[[Held], None]
+) -> None:
+    before = held.accelerated()
+    plain = drawn(held, before)
+    change(held)
+    expected = held.greedy()
+    assert not torch.equal(plain, expected)
+    assert torch.equal(drawn(held), expected)
+    assert torch.equal(drawn(held, before), expected)
+
+
+def test_tied_weights_work() -> None:
+    held = emu3()
+    held.model.lm_head.weight = held.model.model.text_model.embed_tokens.weight
+    assert torch.equal(drawn(held), held.greedy())
+
+
+def around(held: Held) -> list[str]:
+    """Paths of the modules whose inside is called."""
+    return sorted({part.rpartition(".")[0] for part in parts(held).called} | {""})
+
+
+@pytest.mark.parametrize("kind", ["hook", "pre-hook", "forward", "class"])
+def test_what_would_not_run_is_refused(held: Held, kind: str) -> None:
+    """On every module that is not called, because the modules inside it are."""
+    fast = held.accelerated()
+    for path in around(held):
+        module: Any = held.model.get_submodule(path)
+        kept = vars(module).copy(), module.__class__
+        if kind == "hook":
+            undo = module.register_forward_hook(lambda *_: None).remove
+        elif kind == "pre-hook":
+            undo = module.register_forward_pre_hook(lambda *_: None).remove
+        elif kind == "forward":
+            module.forward = torch.compile(module.forward)
+
+            def undo(module: Any = module) -> None:
+                del module.forward
+        else:
+            own = type(kept[1].__name__, (kept[1],), {"forward": lambda *_, **__: None})
+            module.__class__ = own
+
+            def undo(module: Any = module, was: Any = kept[1]) -> None:
+                module.__class__ = was
+
+        name = path or type(held.model).__name__
+        with pytest.raises(TemperaError, match=f"^{name} has .*so that it would not run"):
+            held.accelerated()
+        with pytest.raises(TemperaError, match=f"^{name} has "):
+            drawn(held, fast)
+        undo()
+    assert torch.equal(drawn(held, fast), held.greedy())
+
+
+def test_a_model_that_moved_is_told(held: Held) -> None:
+    fast = held.accelerated()
+    drawn(held, fast)
+    held.model.to(torch.bfloat16)
+    with pytest.raises(TemperaError, match="dtype was float32 .* is bfloat16: call .* again"):
+        drawn(held, fast)
+    assert drawn(held).shape[1] == held.layout.length
+    del held.model.get_submodule(parts(held).decoder).layers[1]
+    with pytest.raises(TemperaError, match="layers was 2 when it was accelerated, and is 1"):
+        drawn(held, fast)
+
+
+def test_inference_mode_and_default_dtype_stay_outside(held: Held) -> None:
+    expected = held.greedy()
+    with torch.inference_mode():
+        fast = held.accelerated()
+        assert torch.equal(drawn(held, fast), expected)
+    assert torch.equal(drawn(held, fast), expected)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        assert torch.equal(drawn(held), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_impossible_models(held: Held) -> None:
+    def refused(sentence: str) -> None:
+        with pytest.raises(TemperaError, match=sentence):
+            held.accelerated()
+
+    model = held.model
+    decoder = model.get_submodule(parts(held).decoder)
+    decoder.layers[0].train()
+    refused(r"layers\.0 is in training mode")
+    model.eval()
+    decoder.config._attn_implementation = "flash_attention_2"
+    refused("attention is flash_attention_2")
+    decoder.config._attn_implementation = "sdpa"
+    kept = decoder.norm
+    decoder.norm = copy.deepcopy(kept).to("meta")
+    refused("weights are on cpu, meta: put all of them on one device")
+    decoder.norm = kept
+    held.model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}).eval()
+    refused("is dynamically quantised")
+
+
+def test_wrappers_name_what_to_give() -> None:
+    class PeftModel(nn.Module):
+        """As peft's."""
+
+    model = janus().model
+    for wrapper, inside in (
+        (torch.compile(model), "_orig_mod"),
+        (nn.DataParallel(model), "module"),
+        (PeftModel(), r"get_base_model\(\)"),
+    ):
+        with pytest.raises(TemperaError, match=f"give the model inside it, model.{inside}"):
+            tempera.accelerate(wrapper)
+    with pytest.raises(TemperaError, match="Linear is not supported: give an instance of one of"):
+        tempera.accelerate(nn.Linear(2, 2))
+
+
+def test_no_weight_is_copied_and_the_model_is_as_before(held: Held) -> None:
+    model = held.model
+    before = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    attention, attributes = model.config._attn_implementation, set(vars(model))
+    fast = held.accelerated("sjd")
+    drawn(held, fast)
+    assert {name: value.data_ptr() for name, value in model.state_dict().items()} == before
+    assert model.config._attn_implementation == attention
+    assert set(vars(model)) == attributes
+    target = fast.pipeline.target
+    kept = [value for value in vars(target.head).values() if isinstance(value, Tensor | nn.Module)]
+    assert not any(tensor.is_floating_point() for tensor in kept)
+
+
+# the same object, options and errors as of tempera.load
+
+
+def values() -> dict[str, Any]:
+    """Every option of conf/generate.yaml and of a sampling, with a value that is not its usual."""
+    names = {"device": "meta", "dtype": "bfloat16", "compile": True, "plain_rows": 4}
+    names |= {"batch_size": 1, "truncate": True, "diagnostics": True, "seed": 3}
+    names |= {"tokens": "continuous", "method": "ar"}
+    names |= {"guidance": 2.0, "temperature": 0.3, "top_k": 2, "top_p": 0.5, "min_p": 0.4}
+    names |= {"entropy_temperature": [2.5, 3, 0.6], "weights": "random", "image_size": 32}
+    names |= {"model.spec.lines": 2, "window": 2, "rule": "relaxed"}
+    return names
+
+
+def test_every_option_has_a_value() -> None:
+    groups = {"defaults", "decoding", "pipeline"}
+    assert set(OmegaConf.load(CONF / "generate.yaml")) - groups <= set(values())
+
+
+REFUSED = {"device", "dtype", "compile", "plain_rows", "seed", "tokens", "weights", "image_size"}
+REFUSED |= {"model.spec.lines"}
+"""Options of a target that is there already; the others work."""
+
+
+@pytest.mark.parametrize("option", values())
+def test_no_option_is_ignored(option: str) -> None:
+    """It is refused by its name, or what it says is there."""
+    held, value = janus(), values()[option]
+    options = {option: value}
+    if option == "rule":
+        options |= {"schedule": "uniform", "delta": 3}
+    sampling = {"temperature": 1.0, "top_k": 0} if option != "temperature" else {}
+    try:
+        fast = held.accelerated(**{"method": "sjd", **sampling, **options})
+    except TemperaError as refused:
+        told = str(refused)
+    else:
+        told = ""
+    if told:
+        assert option.partition(".")[0] in told
+        assert option in REFUSED
+        return
+    target = fast.pipeline.target
+    if option in ("batch_size", "method", "diagnostics"):
+        assert getattr(fast, option) == value
+    elif option == "window":
+        assert fast.pipeline.method.drafter.nodes == value
+    elif option == "rule":
+        assert "Relaxed" in repr(fast)
+    elif option == "truncate":
+        long = tempera.accelerate(
+            held.model, held.processor(), "ar", layout=held.layout, truncate=True
+        ).generate("a " * 200, images=False)
+        assert long.tokens.shape == (1, 9)
+    else:
+        found = getattr(target.sampling, option)
+        assert list(found) == value if isinstance(value, list) else found == value
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_texts_get_the_format_of_the_processor(family: str) -> None:
+    """The ids of texts are those that the model's processor makes, and so are the images."""
+    held = FAMILIES[family]()
+    processor = held.processor()
+    fast = held.accelerated(processor=processor)
     prompts = ["a cat", "a red cat"]
-    arguments = fast.family.arguments(prompts, dict(options))
-    ids, mask = arguments["input_ids"], arguments["attention_mask"]
-    assert ids[0][mask[0] == 1].tolist() == expected
-    assert mask[0, 0] == 0 and len(ids[1]) == 1 + len(expected)
-    result = fast.generate(prompts, images=False, **options)
-    sequences = fast.generate_ids(**arguments)
-    spec = fast.family.request(arguments).spec
-    new = sequences if family == "janus" else sequences[:, ids.shape[1] :]
-    assert torch.equal(spec.token_ids[result.tokens], new[:, : spec.length])
+    condition, keep = fast.pipeline.target.conditioner(prompts)
+    if family == "chameleon":
+        assert condition[:, 0].tolist() == [[-1, 4, 5, 9], [4, 6, 5, 9]]
+        assert condition[0, 1].tolist() == [-1, -1, 0, 9]
+    else:
+        theirs = processed(family, processor, prompts)
+        assert torch.equal(
+            condition[:, 0, -theirs["input_ids"].shape[1] :].clamp(min=0), masked(theirs)
+        )
+        assert torch.equal(keep[:, -theirs["input_ids"].shape[1] :], theirs["attention_mask"] == 1)
     if family == "emu3":
-        negative = arguments["negative_prompt_ids"]
-        assert negative[0, :1].tolist() == [2] and negative[0, -5:].tolist() == expected[-5:]
+        negative = processed(family, processor, [held.layout.null[1]] * 2, suffix="")
+        assert torch.equal(
+            condition[:, 1, -negative["input_ids"].shape[1] :], negative["input_ids"]
+        )
+    if family == "janus":
+        kept = (theirs["input_ids"] == 5) | (theirs["input_ids"] == 9)
+        null = torch.where(kept, theirs["input_ids"], 1)
+        assert torch.equal(condition[:, 1].clamp(min=0), masked({**theirs, "input_ids": null}))
+    result = fast.generate(prompts, images=False)
+    assert result.tokens.shape == (2, held.layout.length) and not result.images
+    if family != "chameleon":
+        inputs = {**held.inputs, **theirs}
+        if family == "emu3":
+            inputs |= {"negative_prompt_ids": negative["input_ids"]}
+            inputs |= {"negative_prompt_attention_mask": negative["attention_mask"]}
+        own = held.model.generate(**inputs, **({"max_new_tokens": 18} if family == "emu3" else {}))
+        first = 0 if family == "janus" else theirs["input_ids"].shape[1]
+        image = held.layout.token_ids[result.tokens]
+        assert torch.equal(own[:, first : first + held.layout.length], image)
+
+
+def processed(family: str, processor: Any, prompts: list[str], suffix: str | None = None) -> Any:
+    """What a processor makes of texts."""
+    if family == "glm_image":
+        chats = [
+            [{"role": "user", "content": [{"type": "text", "text": text}]}] for text in prompts
+        ]
+        sizes = {"target_h": 128, "target_w": 192, "return_tensors": "pt", "padding": True}
+        made = processor.apply_chat_template(
+            chats, tokenize=True, return_dict=True, processor_kwargs=sizes
+        )
+        return dict(made)
+    if family == "janus":
+        texts = [f"<|User|>: {text}\n\n<|Assistant|>:" for text in prompts]
+        options: dict[str, Any] = {"generation_mode": "image"}
+    else:
+        from tempera.targets.emu3 import POSITIVE
+
+        texts = [text + (POSITIVE if suffix is None else suffix) for text in prompts]
+        options = {"return_for_image_generation": True, "image_area": 768, "ratio": "4:3"}
+    made = processor(text=texts, padding=True, return_tensors="pt", **options)
+    return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+
+def masked(made: Any) -> Tensor:
+    """Ids with 0 where they are masked."""
+    ids: Tensor = made["input_ids"]
+    return ids.where(made["attention_mask"] == 1, 0)
+
+
+def test_a_wrong_processor_is_refused_at_once() -> None:
+    for family, other in (("glm_image", "emu3"), ("glm_image", "janus")):
+        with pytest.raises(TemperaError, match="no (token|chat template)"):
+            FAMILIES[family]().accelerated(processor=FAMILIES[other]().processor())
 
 
 def test_pictures_and_the_trace() -> None:
     held = emu3()
-    fast = tempera.accelerate(held.model, emu3_processor(), "scd", window=4)
-    size = {"image_area": 768, "ratio": "4:3"}
+    fast = held.accelerated(processor=held.processor(), batch_size=2)
     seen: list[int] = []
-    result = fast.generate(["a cat", "red"], 3, batch_size=2, progress=seen.append, **size)
-    assert result.tokens.shape == (2, 15)
-    assert sum(seen) == 30
+    result = fast.generate(["a cat", "red"], 3, progress=seen.append)
+    assert result.tokens.shape == (2, 15) and sum(seen) == 30
     assert [image.size for image in result.images] == [(8, 6)] * 2
-    assert result.accepted_length >= 1
-    assert not fast.generate("a", images=False, **size).images
-    ids = fast.family.request(fast.family.arguments(["a cat", "red"], dict(size))).spec.token_ids
-    codes = torch.cat([ids[result.tokens], torch.tensor([[21, 22, 3]] * 2)], 1)
+    codes = torch.cat([held.layout.token_ids[result.tokens], torch.tensor([[21, 22, 3]] * 2)], 1)
     pictures = held.model.decode_image_tokens(image_tokens=codes, height=3, width=4)
     theirs = ((pictures.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     assert torch.equal(result.pixels, theirs)
+    made = janus()
+    both = made.accelerated(processor=made.processor()).generate("a cat", [4, 9], num_images=2)
+    assert len(both.images) == 2 and both.accepted_length >= 1
 
 
-def test_a_decoder_may_read_the_prompts() -> None:
+def test_a_decoder_may_read_the_prompts_and_none_is_told() -> None:
     class Grey:
         reads_prompts = True
 
@@ -422,147 +597,200 @@ def test_a_decoder_may_read_the_prompts() -> None:
             return torch.zeros(len(codes), 3, 32, 32)
 
     read: list[str] = []
-    fast = tempera.accelerate(glm_image().model, glm_processor(), window=64, decoder=Grey())  # type: ignore[arg-type]
-    result = fast.generate(["a cat", "red"], batch_size=2, height=32, width=32)
+    held = glm_image()
+    fast = held.accelerated(processor=held.processor(), decoder=Grey())
+    result = fast.generate(["a cat", "red"])
     assert read == ["a cat", "red"] and result.images[1].getpixel((0, 0)) == (128, 128, 128)
+    for none in (held, chameleon()):
+        fast = none.accelerated(processor=none.processor())
+        with pytest.raises(TemperaError, match="no image decoder: give accelerate a decoder="):
+            fast.generate("a cat", progress=lambda _: pytest.fail("it decodes nothing first"))
+
+
+def test_layouts() -> None:
+    model = chameleon().model
+
+    def refused(sentence: str, model: Any, **options: Any) -> None:
+        with pytest.raises(TemperaError, match=sentence):
+            tempera.accelerate(model, **options)
+
+    refused("layout=None does not tell .* anole, lumina, lumina2, or a ModelSpec", model)
+    refused("this layout has a token 8195, and the model has 30", model, layout="anole")
+    refused("the layout of these images has no height: leave it away", janus().model, height=384)
+    refused("these images has no width", emu3().model, layout=emu3().layout, width=64)
+    refused("states codes=12, and the format of its images has 32768", emu3().model)
+    refused("states codes=24, .* has 16384: give layout=", glm_image().model, height=64)
+    refused("does not divide", glm_image().model, height=65)
+    with pytest.raises(TemperaError, match="needs? the model's processor"):
+        janus().accelerated().generate("a cat")
+    with pytest.raises(TemperaError, match="needs files|draft"):
+        janus().accelerated("eagle").generate("a cat")
 
 
 def test_a_layout_may_name_tokens_of_the_tokenizer() -> None:
     """As Lumina-mGPT 2.0's does."""
     names = {"prompt": (END_OF_TEXT, "{text}", "<boi>"), "null": ("<boi>",), "special": ("<boi>",)}
     layout = ModelSpec(3, 4, 10, 12, **names, context=128, line_end=10)  # type: ignore[arg-type]
-    processor = chameleon_processor()
+    held = replace(chameleon(), layout=layout)
+    processor = held.processor()
     processor.tokenizer.add_special_tokens({"eos_token": "red"})
     with pytest.raises(TemperaError, match="has no token <boi>"):
-        tempera.accelerate(chameleon().model, processor, layout=layout)
-    with pytest.raises(TemperaError, match="give its processor"):
-        tempera.accelerate(chameleon().model, layout=layout)
+        held.accelerated(processor=processor)
     processor.tokenizer.add_special_tokens({"bos_token": "<boi>"})
     boi = processor.tokenizer.get_vocab()["<boi>"]
-    family = tempera.accelerate(chameleon().model, processor, layout=layout).family
-    arguments = family.arguments(["a cat"], {})
-    assert arguments["input_ids"].tolist() == [[6, 4, 5, boi]]
-    assert family.request(arguments).condition[0, 1].tolist() == [-1, -1, -1, boi]
+    condition, _ = held.accelerated(processor=processor).pipeline.target.conditioner(["a cat"])
+    assert condition.tolist() == [[[6, 4, 5, boi], [-1, -1, -1, boi]]]
 
 
-def test_several_images_and_a_seed_for_each() -> None:
-    fast = tempera.accelerate(
-        janus().model, janus_processor(), "sjd", window=4, sampling=Sampling(guidance=2.0)
-    )
-    rounds: list[Any] = []
-    both = fast.generate("a cat", [4, 9], num_images=2, callback=lambda *now: rounds.append(now))
-    alone = fast.generate("a cat", 9)
-    assert torch.equal(both.tokens[1:], alone.tokens)
-    assert len(both.images) == 2 and rounds
-    with pytest.raises(TemperaError, match="batch_size=0 is not possible"):
-        fast.generate("a cat", batch_size=0)
+# ids in and ids out
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"num_beams": 2}, "num_beams=2 is not possible"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 is not possible"),
-        ({"streamer": object()}, "`streamer` is not possible"),
-        ({"max_new_tokens": 3}, "max_new_tokens=3 ends before the image, which has 28 tokens"),
-        ({"suppress_tokens": [3]}, "names codes of the image"),
-        ({"pixel_values": torch.zeros(1)}, "images as prompts"),
-        ({"attention_mask": MASK.flip(1)}, "padded on the right"),
-        ({"guidance_scale": 2.0}, "not guided"),
-        ({"image_grid_thw": torch.ones(3, 3)}, "two grids"),
-    ],
-)
-def test_impossible_calls(change: dict[str, Any], sentence: str) -> None:
-    held = glm_image()
-    fast = tempera.accelerate(held.model, None, "scd", window=4)
-    with pytest.raises(TemperaError, match=sentence):
-        fast.generate_ids(**{**held.inputs, **change})
+def test_what_is_drawn_follows_pytorchs_seed_or_ones_own() -> None:
+    held = janus()
+    fast = held.accelerated(temperature=1.0)
+    torch.manual_seed(0)
+    first, second = drawn(held, fast), drawn(held, fast)
+    torch.manual_seed(0)
+    assert torch.equal(drawn(held, fast), first)
+    assert not torch.equal(first, second)
+    a, b = (generate_ids(fast, **held.ids, seed=5) for _ in range(2))
+    assert torch.equal(a, b)
 
 
-def test_impossible_models_methods_and_options() -> None:
-    model = janus().model
+def test_impossible_ids() -> None:
+    held = janus()
+    fast = held.accelerated()
 
-    def refused(sentence: str, *given: Any, **options: Any) -> None:
+    def refused(sentence: str, **change: Any) -> None:
         with pytest.raises(TemperaError, match=sentence):
-            tempera.accelerate(*given, **options)
+            generate_ids(fast, **{**held.ids, **change})
 
-    refused("Linear is not supported", torch.nn.Linear(2, 2))
-    refused("needs files beside the model", model, method="eagle")
-    refused("needs files beside the model", model, method="gsd")
-    refused("`guidance` is not an option here", model, guidance=3.0)
-    refused("windw", model, windw=3)
-    refused("layout= is for Chameleon", model, layout="anole")
-    refused("give layout='anole'", chameleon().model)
-    refused("training mode", model.train())
-    text = model.eval().model.language_model.config
-    text._attn_implementation = "flash_attention_2"
-    refused("attention is flash_attention_2", model)
-    text._attn_implementation = "sdpa"
-    with pytest.raises(TemperaError, match="needs? the model's processor"):
-        tempera.accelerate(model).generate("a cat")
-    with pytest.raises(TemperaError, match="no image decoder"):
-        tempera.accelerate(glm_image().model).generate("a cat")
+    refused("padded on the right", attention_mask=MASK.flip(1))
+    refused("guidance needs negative_ids", negative_ids=None)
+    refused("there are 1 negative_ids for 2 prompts", negative_ids=IDS[:1], negative_mask=MASK[:1])
+    long = torch.full((2, 130), 5)
+    refused("do not fit the model's 128 positions", input_ids=long, attention_mask=None)
+    with pytest.raises(TemperaError, match="ids are for what tempera.accelerate returns"):
+        generate_ids(tempera.load(method="ar"), IDS)
 
 
-def test_text_is_still_the_models_own() -> None:
-    held = janus()
-    fast = tempera.accelerate(held.model, None, "scd", window=4)
-    asked = {"input_ids": IDS, "attention_mask": MASK, "max_new_tokens": 4}
-    expected = held.model.generate(**asked)
-    with fast.installed():
-        assert torch.equal(held.model.generate(**asked), expected)
+def test_generate_is_replaced_inside_the_block_alone() -> None:
+    held = glm_image()
+    fast, model = held.accelerated(), held.model
+    own = model.generate
+    with installed(fast, model):
+        found = model.generate(**{**held.inputs, "suppress_tokens": None})
+    assert torch.equal(found, torch.cat([held.inputs["input_ids"], held.greedy()], 1))
+    with pytest.raises(KeyError), installed(fast, model):
+        raise KeyError
+    assert model.generate == own
+    for change, sentence in (
+        ({"streamer": object()}, "streamer"),
+        ({"do_sample": True}, "do_sample=True"),
+        ({"image_grid_thw": torch.ones(3, 3)}, "image_grid_thw"),
+    ):
+        asked = {**held.inputs, "suppress_tokens": None, **change}
+        with installed(fast, model), pytest.raises(TemperaError, match=f"asks for {sentence}"):
+            model.generate(**asked)
 
 
-def test_another_rule_and_sampling() -> None:
-    held = janus()
-    rule = tempera.Relaxed(tempera.schedules.uniform(3.0, 4))
-    sampling = Sampling(guidance=2.0, top_k=5)
-    fast = tempera.accelerate(held.model, None, "sjd", rule=rule, sampling=sampling, window=4)
-    assert fast.generate_ids(**held.inputs).shape == (2, 9)
-    assert "Relaxed" in repr(fast)
+@pytest.mark.slow
+def test_the_pipeline_of_diffusers_gives_the_same_pictures() -> None:
+    """A tiny GLM-Image, whose most probable codes are drawn."""
+    held = glm_image()
+    pipeline = tiny_pipeline(held.model, held.processor())
+    config = held.model.generation_config
+    config.do_sample, config.top_k, config.suppress_tokens = True, 1, list(range(24, 32))
+
+    def pictures() -> Any:
+        return pipeline(
+            prompt="a cat",
+            height=128,
+            width=192,
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(3),
+            output_type="np",
+        ).images
+
+    theirs = pictures()
+    layout = replace(held.layout, preview=(13, 19))
+    fast = replace(held, layout=layout).accelerated()
+    with installed(fast, held.model):
+        assert (pictures() == theirs).all()
+    assert theirs.std() > 0
+
+
+def tiny_pipeline(model: Any, processor: Any) -> Any:
+    """diffusers' pipeline around a GLM-Image."""
+    diffusers = pytest.importorskip("diffusers")
+    from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    return diffusers.GlmImagePipeline(
+        tokenizer=ByT5Tokenizer(),
+        processor=processor,
+        text_encoder=T5EncoderModel(T5Config(**sizes, vocab_size=384)).eval(),
+        vision_language_encoder=model,
+        vae=diffusers.AutoencoderKL(
+            block_out_channels=[32] * 4,
+            down_block_types=["DownEncoderBlock2D"] * 4,
+            up_block_types=["UpDecoderBlock2D"] * 4,
+            layers_per_block=1,
+            latent_channels=4,
+            latents_mean=[0.0] * 4,
+            latents_std=[1.0] * 4,
+        ),
+        transformer=diffusers.GlmImageTransformer2DModel(
+            patch_size=2,
+            in_channels=4,
+            out_channels=4,
+            num_layers=1,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            text_embed_dim=16,
+            time_embed_dim=16,
+            condition_dim=8,
+            prior_vq_quantizer_codebook_size=24,
+        ),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+    )
 
 
 @pytest.mark.docs
 def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With tiny models in place of the published ones, of their processors and of a pipeline."""
+    """With tiny models in place of the published ones and of a pipeline."""
     monkeypatch.chdir(tmp_path)
     accelerate = tempera.accelerate
-
-    def in_small_windows(*given: Any, **options: Any) -> Any:
-        return accelerate(*given, **options | {"window": 4})
-
-    monkeypatch.setattr(tempera, "accelerate", in_small_windows)
     first, second, third = blocks(ROOT / "docs" / "accelerate.md", "python")
 
-    def run(code: str, **names: Any) -> dict[str, Any]:
+    def run(code: str, held: Held, **names: Any) -> dict[str, Any]:
+        def tiny(model: Any, processor: Any, **options: Any) -> Any:
+            small: dict[str, Any] = {"layout": held.layout, "window": 4}
+            return accelerate(model, held.processor(), **small)
+
+        monkeypatch.setattr(tempera, "accelerate", tiny)
         exec(compile(code, "docs/accelerate.md", "exec"), names)
         return names
 
-    def one_row(held: Held) -> Callable[..., Any]:
-        kept = {name: held.inputs[name][:1] for name in ("input_ids", "attention_mask")}
-        return lambda **asked: hf.BatchFeature(
-            {**kept, "generation_mode": asked["generation_mode"]}
-        )
-
-    made = janus()
+    held = janus()
     published = hf.JanusForConditionalGeneration, hf.JanusProcessor
-    for kind, value in zip(published, (made.model, one_row(made)), strict=True):
+    for kind, value in zip(published, (held.model, None), strict=True):
         monkeypatch.setattr(kind, "from_pretrained", lambda *_, value=value, **__: value)
-    run(first)
+    run(first, held)
     assert (tmp_path / "bicycle.png").is_file()
+
+    held = chameleon()
+    found = run(second, held, tempera=tempera, model=held.model, processor=None)
+    assert found["tokens"].shape == (1, 15)
+
+    held = glm_image()
+    asked = {**held.inputs, "suppress_tokens": None}
 
     class Pipe(SimpleNamespace):
         def __call__(self, _: str, **size: int) -> Any:
-            return SimpleNamespace(images=self.vision_language_encoder.generate(**glm.inputs))
+            return SimpleNamespace(images=self.vision_language_encoder.generate(**asked))
 
-    glm = glm_image()
-    found = run(second, tempera=tempera, pipe=Pipe(vision_language_encoder=glm.model))
-    assert torch.equal(found["images"], glm.greedy())
-
-    anole = chameleon()
-    layout = replace(anole.options["layout"], prompt=(0, "{text}", 9))
-    monkeypatch.setattr("tempera.targets.chameleon.anole", lambda: layout)
-    tokenizer = SimpleNamespace(encode=lambda text, **_: [5, 7, 8])
-    processor = SimpleNamespace(tokenizer=tokenizer)
-    found = run(third, tempera=tempera, model=anole.model, processor=processor)
-    assert found["tokens"].shape == (1, 15)
+    pipe = Pipe(vision_language_encoder=held.model, processor=None)
+    found = run(third, held, tempera=tempera, pipe=pipe)
+    assert torch.equal(found["images"][:, 5:], held.greedy())

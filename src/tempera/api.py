@@ -26,7 +26,8 @@ from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule, T
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trace import Trace, joined
 from tempera.errors import TemperaError, shown
-from tempera.evaluation.pipeline import Method, Pipeline
+from tempera.evaluation.pipeline import ImageDecoder, Method, NoPictures, Pipeline
+from tempera.runtime.processor import Place
 from tempera.runtime.torch_modes import usual_modes
 
 
@@ -84,8 +85,12 @@ class LoadedModel:
             raise TemperaError("give batch_size a number here", option="batch_size")
         self._lock = Lock()
         self._captions = parts.captions() if own.target is None else None
-        target = own.target or parts.fast_target()
-        self.pipeline: Pipeline = own.placed(parts.pipeline(target, rule))
+        target = own.made(parts.sampling)
+        if target is None:
+            target = parts.fast_target()
+        else:
+            parts = replace(parts, place=own.place(target, parts.place))
+        self.pipeline: Pipeline = own.placed(parts.pipeline(target, rule, own.decoder))
         self.model: str = parts.model
         self.method: str = method
         self.batch_size = parts.batch_size
@@ -129,6 +134,7 @@ class LoadedModel:
         *,
         num_images: int = 1,
         guidance: float | None = None,
+        images: bool = True,
         progress: Callable[[int], object] | None = None,
         callback: Callable[..., object] | None = None,
         **unknown: Any,
@@ -141,6 +147,7 @@ class LoadedModel:
                 prompt and its seed alone; or a generator that one seed is drawn from.
             num_images: images of every prompt, which follow each other.
             guidance: in place of the model's.
+            images: whether to make pictures; otherwise `Result.images` is empty.
             progress: called after every round with the number of its tokens, over all images.
             callback: called after every round with the images so far, as
                 `tempera.decoding.images.Images`, and, for discrete tokens, with the round's draft
@@ -159,7 +166,7 @@ class LoadedModel:
         named, seeds = seeded_prompts(prompts, seed, num_images)
         check_callable(progress=progress, callback=callback)
         with self._lock, self._guided(guidance):
-            return self._generate(named, seeds, progress, callback)
+            return self._generate(named, seeds, progress, callback, images)
 
     @contextmanager
     def _guided(self, guidance: Any) -> Iterator[None]:
@@ -192,8 +199,12 @@ class LoadedModel:
         seeds: Sequence[int],
         progress: Callable[[int], object] | None = None,
         callback: Callable[..., object] | None = None,
+        images: bool = True,
     ) -> Result:
         pipeline = self.pipeline
+        decoder = pipeline.image_decoder
+        if images and isinstance(decoder, NoPictures):
+            raise decoder.refusal
         for line in warnings_of(prompts, self._captions):
             warnings.warn(line, stacklevel=3)
         outputs = []
@@ -214,7 +225,7 @@ class LoadedModel:
         texts = [prompt.text for prompt in prompts]
         pictures = []
         first = 0
-        for output in outputs:
+        for output in outputs if images else ():
             end = first + len(output.tokens)
             pixels = pipeline.pictures(output.tokens, texts[first:end])
             pictures.append(torch.from_numpy(pixels))
@@ -224,7 +235,7 @@ class LoadedModel:
             tokens=torch.cat([output.tokens.cpu() for output in outputs]),
             trace=joined([output.trace.cpu() for output in outputs]),
             seconds=seconds,
-            pixels=torch.cat(pictures),
+            pixels=torch.cat(pictures) if images else torch.zeros(0, 3, 0, 0, dtype=torch.uint8),
         )
 
     def __deepcopy__(self, memo: object) -> "LoadedModel":
@@ -236,12 +247,13 @@ class Own:
     """Objects of the caller's in place of what the configuration names, else None.
 
     Attributes:
-        rule, drafter, target: see `load`.
+        rule, drafter, target, decoder: see `load`.
     """
 
     rule: Rule | JointRule | None = None
     drafter: Drafter | Callable[[Any], Drafter] | None = None
     target: Any = None
+    decoder: ImageDecoder | None = None
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise TemperaError for an object that is not what it is given as, and for options that a
@@ -251,26 +263,74 @@ class Own:
         for name, fits, wanted in (
             ("rule", isinstance(self.rule, Rule | JointRule | None), "tempera.Rule"),
             ("drafter", drafts, "tempera.Drafter, or a function of the target that makes one"),
-            ("target", self.target is None or isinstance(self.target, Target), "tempera.Target"),
+            (
+                "target",
+                self.target is None or isinstance(self.target, Target) or callable(self.target),
+                "tempera.Target, or a function of the sampling that makes one",
+            ),
         ):
             if not fits:
                 raise TemperaError(
                     f"{name}={shown(getattr(self, name))} is not possible: give a {wanted}",
                     option=name,
                 )
-        sampling = [field.name for field in fields(Sampling) if field.name in options]
-        if self.target is not None and sampling:
+        if self.target is not None:
+            self._check_options(options)
+
+    def without_draft(self, method: str | None) -> str:
+        """The method beside a drafter of the caller's: one that drafts nothing itself.
+
+        Raises:
+            TemperaError: the caller named another.
+        """
+        if method not in (None, "ar"):
             raise TemperaError(
-                f"the target has its own {sampling[0]}: leave the option away",
-                option=sampling[0],
+                f"a drafter of your own takes the place of method={method}: leave one of the two "
+                "away",
+                option="drafter",
             )
-        lacking = [name for name in ("grid", "dtype", "encoded") if not hasattr(self.target, name)]
-        if self.target is not None and lacking:
+        return "ar"
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise TemperaError for options that the target or the decoder has already."""
+        own = {"device", "dtype", "compile", "plain_rows", "truncate", "image_size"}
+        if isinstance(self.target, Target):
+            own |= {field.name for field in fields(Sampling)}
+        if self.decoder is not None:
+            own |= {"weights"}
+        for name in options:
+            of_the_model = name.startswith("model.") and (
+                self.decoder is not None or not name.startswith("model.tokenizer")
+            )
+            if name in own or of_the_model:
+                raise TemperaError(
+                    f"the target has its own {name}: leave the option away", option=name
+                )
+
+    def made(self, sampling: Any) -> Any:
+        """The caller's target, or None.
+
+        Raises:
+            TemperaError: it makes no pictures.
+        """
+        target: Any = self.target
+        if target is None:
+            return None
+        if not isinstance(target, Target):
+            target = target(sampling)
+        lacking = [name for name in ("grid", "dtype", "encoded") if not hasattr(target, name)]
+        if lacking:
             raise TemperaError(
                 f"a target that makes pictures needs `{lacking[0]}`, see "
                 "tempera.decoding.interfaces.ImageTarget; tempera.decode needs none",
                 option="target",
             )
+        return target
+
+    def place(self, target: Any, usual: Place) -> Place:
+        """Where the parts beside the caller's target are to be: with it, if it says where it is."""
+        device = getattr(target, "device", None)
+        return usual if device is None else Place(device, target.dtype)
 
     def placed(self, pipeline: Pipeline) -> Pipeline:
         """The pipeline with the caller's drafter.
@@ -307,7 +367,8 @@ def load(
     *,
     rule: str | Rule | JointRule | None = None,
     drafter: str | Drafter | Callable[[Any], Drafter] | None = None,
-    target: ImageTarget | None = None,
+    target: ImageTarget | Callable[[Any], ImageTarget] | None = None,
+    decoder: ImageDecoder | None = None,
     **options: Any,
 ) -> LoadedModel:
     """Load a model with a method, for many calls of `generate`.
@@ -319,7 +380,9 @@ def load(
             method's.
         drafter: a name of `conf/drafter/`; or an object, or a function that makes one of the
             target, in place of a method: the rule is then exact unless you give another.
-        target: in place of the model's, whose image decoder makes the pictures.
+        target: an object, or a function that makes one of the sampling, in place of the model's,
+            whose image decoder makes the pictures.
+        decoder: makes the pictures of a `target`, in place of the model's image decoder.
         options: options of the command line, such as `delta=2`, `device="cuda"` or `batch_size=4`;
             nested ones as `**{"drafter.path": "my_draft"}`.
 
@@ -340,15 +403,11 @@ def load(
         None if isinstance(rule, str) else rule,
         None if isinstance(drafter, str) else drafter,
         target,
+        decoder,
     )
     own.check(options)
-    if own.drafter is not None and method not in (None, "ar"):
-        raise TemperaError(
-            f"a drafter of your own takes the place of method={method}: leave one of the two away",
-            option="drafter",
-        )
     if own.drafter is not None:
-        method = "ar"  # drafts nothing itself
+        method = own.without_draft(method)
     if own.rule is not None:
         options["rule"] = "exact"  # so that options of the method's rule are refused
     _check_names(options)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
     from tempera.continuous.target import MARTarget
     from tempera.data.encoders import CodeEncoder
     from tempera.data.prompts import CaptionCheck
-    from tempera.evaluation.pipeline import Method, Pipeline
+    from tempera.evaluation.pipeline import ImageDecoder, Method, Pipeline
     from tempera.image_tokenizers.cosmos import CosmosTokenizer
     from tempera.image_tokenizers.emu3 import Emu3Tokenizer
     from tempera.image_tokenizers.kl import KLModel
@@ -366,13 +366,20 @@ class Parts:
             rule = rule.for_target(target)
         return self.decoding_part.make_with({"drafter": self.drafter(target), "rule": rule})
 
-    def pipeline(self, target: AnyTarget, rule: AnyRule | None) -> "Pipeline":
-        """A target from `fast_target` with method, image decoder and seed."""
+    def pipeline(
+        self,
+        target: AnyTarget,
+        rule: AnyRule | None,
+        image_decoder: "ImageDecoder | None" = None,
+    ) -> "Pipeline":
+        """A target from `fast_target` with method, image decoder and seed; the image decoder is by
+        default the model's.
+        """
         assert self.pipeline_part is not None
         return self.pipeline_part.make(
             target=target,
             method=self.method(target, rule),
-            image_decoder=self.image_decoder(),
+            image_decoder=image_decoder or self.image_decoder(),
             device=self.place.device,
         )
 

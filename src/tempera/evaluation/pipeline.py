@@ -23,6 +23,7 @@ from tempera.decoding.replay import DraftLog
 from tempera.decoding.timing import Clock, TimedTests, now, timed
 from tempera.decoding.trace import ACCEPTED, BONUS
 from tempera.drafters.none import NoDraft
+from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.runtime.row_store import Numbers, Row, rows_of
 
@@ -34,6 +35,26 @@ class ImageDecoder(Protocol):
 
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Codes int64 [B, h, w], or vectors [B, h, w, D] -> images [B, 3, H, W] in [−1, 1]."""
+
+
+@dataclass(frozen=True)
+class NoPictures:
+    """In place of an `ImageDecoder` where a model has none; `advice` says what to do."""
+
+    advice: str
+
+    @property
+    def refusal(self) -> TemperaError:
+        """The error for whoever asks for pictures."""
+        return TemperaError(f"this model has no image decoder: {self.advice}")
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """See `ImageDecoder`.
+
+        Raises:
+            TemperaError: always.
+        """
+        raise self.refusal
 
 
 @dataclass(frozen=True)

@@ -1,74 +1,99 @@
-"""The decoder of a transformers model, as `TransformerTarget` runs it. It shares the model's own
-modules: nothing is copied, and nothing of the model is changed.
+"""A transformers model as `TransformerTarget` runs it. The model's own modules are called, and they
+are looked up at every call: nothing is copied, nothing of the model is changed, and what sits on
+them or replaces them works.
 
-Shapes: R rows, S tokens of a pass, H width, D turned numbers of a head.
+Shapes: R rows, S tokens of a pass, H width, D turned numbers of a head, V image tokens.
 """
 
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tempera.decoding.probabilities import Sampling
+from tempera.held.families import Family
 from tempera.targets.cache import KVCache
-from tempera.targets.decoder_layer import Decoder
 from tempera.targets.rotary import MultimodalRotary, Rotary
-from tempera.targets.shared_vocabulary import PromptedLM
+from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
+from tempera.targets.token_head import FORBIDDEN, TokenHead
 
 
-class HeldLayer(nn.Module):
-    """A decoder layer of transformers, called like `decoder_layer.DecoderLayer`.
-
-    Args:
-        layer: the layer.
-        config: its configuration.
-    """
-
-    def __init__(self, layer: nn.Module, config: Any) -> None:
-        super().__init__()
-        self.layer = layer
-        attention: Any = layer.self_attn
-        self.self_attn = SimpleNamespace(
-            head_dim=attention.head_dim, kv_heads=config.num_key_value_heads
-        )
-
-    def forward(
-        self, x: Tensor, mask: Tensor, rotation: Tensor, cache: KVCache | None = None
-    ) -> Tensor:
-        """See `decoder_layer.DecoderLayer.forward`; here the sines of `rotation` have no signs."""
-        cos, sin = rotation.unbind()
-        out = self.layer(
-            x,
-            attention_mask=mask,
-            position_embeddings=(cos, sin),
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
-        hidden: Tensor = out if isinstance(out, Tensor) else out[0]
-        return hidden
-
-
-class HeldDecoder(Decoder):
-    """Embedding, layers and norm of a transformers decoder.
+class HeldRotary(MultimodalRotary):
+    """The decoder's own rotary embedding.
 
     Args:
-        text: the decoder: `embed_tokens`, `layers`, `norm` and `config`.
-        norm: what follows the layers.
-        rotary: its rotary embedding, over the turned numbers of a head.
+        decoder: has it as `rotary_emb`.
+        spec: format of the sequences.
+        multimodal: whether a token has three positions.
     """
 
-    def __init__(self, text: Any, norm: nn.Module, rotary: Rotary) -> None:
-        nn.Module.__init__(self)  # Decoder's own makes new weights
-        self.embed_tokens = text.embed_tokens
-        self.layers = nn.ModuleList(HeldLayer(layer, text.config) for layer in text.layers)
-        self.norm = norm
-        self.rotary = rotary
+    def __init__(self, decoder: Any, spec: ModelSpec, multimodal: bool) -> None:
+        self.decoder = decoder
+        self.multimodal = multimodal
+        self.grids = (spec.grid,) if spec.preview is None else (spec.preview, spec.grid)
 
     @override
-    def forward(
+    def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
+        """See `Rotary.table`."""
+        places = torch.arange(count, device=device)[None]
+        if self.multimodal:
+            places = self.positions(count, prefix, device)[:, None]
+        like = torch.empty(0, device=device)
+        cos, sin = self.decoder.rotary_emb(like, position_ids=places)
+        return torch.stack([cos[0], _signs(sin[0])])
+
+
+def _signs(sin: Tensor) -> Tensor:
+    """The first half of the last dimension with the other sign, as `rotary.rotate` wants it, and
+    back.
+    """
+    first, second = sin.chunk(2, -1)
+    return torch.cat([-first, second], -1)
+
+
+class HeldDecoder:
+    """Embedding, layers and norm of a transformers decoder, called as `decoder_layer.Decoder`, and
+    what follows the norm.
+
+    Args:
+        model: the model.
+        family: where its parts are.
+        spec: format of its sequences.
+    """
+
+    def __init__(self, model: Any, family: Family, spec: ModelSpec) -> None:
+        self._model = model
+        self._decoder = family.decoder
+        self._after_norm = family.head[:-1]
+        config = self.text.config
+        rope = config.rope_parameters
+        self.rotary: Rotary = HeldRotary(self.text, spec, "mrope_section" in rope)
+        self.head_dim: int = self.layers[0].self_attn.head_dim
+        self.kv_heads: int = config.num_key_value_heads
+
+    @property
+    def text(self) -> Any:
+        """The decoder."""
+        return self._model.get_submodule(self._decoder)
+
+    @property
+    def layers(self) -> Any:
+        """Its layers."""
+        return self.text.layers
+
+    @property
+    def norm(self) -> Any:
+        """The norm after them."""
+        return self.text.norm
+
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        """Embed ids of texts, int64 [...] -> [..., H]."""
+        out: Tensor = self.text.embed_tokens(ids)
+        return out
+
+    def __call__(
         self,
         x: Tensor,
         mask: Tensor,
@@ -77,53 +102,105 @@ class HeldDecoder(Decoder):
         features: tuple[int, ...] = (),
     ) -> Tensor:
         """See `decoder_layer.Decoder.forward`."""
-        cos, signed = rotation.unbind()
-        half = signed.shape[-1] // 2
-        sin = torch.cat([-signed[..., :half], signed[..., half:]], -1)
-        return super().forward(x, mask, torch.stack([cos, sin]), cache, features)
+        cos, sin = rotation.unbind()
+        turns = cos, _signs(sin)
+        inputs: list[Tensor] = []
+        for layer in self.layers:
+            inputs.append(x)
+            out = layer(
+                x,
+                attention_mask=mask,
+                position_embeddings=turns,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+            x = out if isinstance(out, Tensor) else out[0]
+        inputs.append(x)
+        normed: Tensor = called(self._model, self._after_norm, self.norm(x))
+        read = [inputs[layer] for layer in features]
+        return torch.cat([normed, *read], -1) if read else normed
 
 
-class HeldNetwork(PromptedLM):
-    """A transformers model as a `network.TargetNetwork`.
+def called(model: nn.Module, paths: tuple[str, ...], x: Tensor) -> Tensor:
+    """What a model's modules give, one after the other."""
+    for path in paths:
+        x = model.get_submodule(path)(x)
+    return x
+
+
+class HeldNetwork:
+    """A transformers model as a `network.TargetNetwork`. It is not a module of its own, so it holds
+    no module of the model either.
 
     Args:
-        text: its decoder.
-        head: from hidden states to logits.
+        model: the model.
+        family: where its parts are.
         spec: format of its sequences.
-        family: see `network.TargetNetwork`.
-        norm: what follows the layers; by default the decoder's norm.
-        embed: the embedding of image tokens; by default the decoder's.
     """
 
-    def __init__(
-        self,
-        text: Any,
-        head: nn.Module,
-        spec: ModelSpec,
-        family: str,
-        norm: nn.Module | None = None,
-        embed: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        decoder = HeldDecoder(text, norm or text.norm, rotary_of(text.config, spec))
-        super().__init__(text.config, decoder, head, spec, family)
-        self._embed = embed or text.embed_tokens
+    def __init__(self, model: Any, family: Family, spec: ModelSpec) -> None:
+        self._model = model
+        self._parts = family
+        self.spec: ModelSpec | None = spec
+        self.family = family.name
+        self.model = HeldDecoder(model, family, spec)
+        self.config = self.model.text.config
+        self.width = family.width(model)
 
-    @override
+    @property
+    def lm_head(self) -> Any:
+        """The model's head."""
+        return self._model.get_submodule(self._parts.head[-1])
+
+    def eval(self) -> "HeldNetwork":
+        """The model is in evaluation mode, or it is refused."""
+        return self
+
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """See `network.TargetNetwork.embed_tokens`."""
-        return self._embed(tokens)
+        return called(self._model, self._parts.embedding, tokens)
+
+    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+        """See `shared_vocabulary.PromptedLM.embed_prefix`."""
+        ids = torch.where(drop[:, None], condition[:, 1], condition[:, 0])
+        return self.model.embed_tokens(ids.clamp(min=0)), ids != PADDING
 
 
-def rotary_of(config: Any, spec: ModelSpec) -> Rotary:
-    """The rotary embedding of a decoder's configuration. Layers of transformers get the turned
-    numbers of a head alone, and pair them among themselves.
+class HeldHead(TokenHead):
+    """The model's own head. It is called whole, and the logits of image codes are kept. Guidance is
+    applied to logits, as in transformers: what is called need not be linear.
+
+    Args:
+        network: the network.
+        spec: its format.
+        sampling: see `TokenHead`.
     """
-    rope = config.rope_parameters
-    head_dim = getattr(config, "head_dim", None)
-    if head_dim is None:
-        head_dim = config.hidden_size // config.num_attention_heads
-    turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    if "mrope_section" not in rope:
-        return Rotary(turned, rope["rope_theta"])
-    grids = [spec.grid] if spec.preview is None else [spec.preview, spec.grid]
-    return MultimodalRotary(turned, rope["rope_theta"], rope["mrope_section"], grids)
+
+    def __init__(self, network: HeldNetwork, spec: ModelSpec, sampling: Sampling) -> None:
+        device = next(network.model.norm.parameters()).device
+        self._held = network
+        self._embed = network.embed_tokens
+        self._ids = spec.token_ids.to(device)
+        self._codes = slice(spec.first_code, spec.first_code + spec.codes)
+        self._line_ends = len(self._ids) - spec.codes
+        self.forced = None if spec.forced is None else spec.forced.to(device)
+        self.hidden_size = network.width
+        self.vocab_size = len(self._ids)
+        self.length = spec.length
+        self.sampling = sampling
+
+    @property
+    def linear(self) -> Any:  # type: ignore[override]
+        """The head as the model has it now."""
+        return self._held.lm_head
+
+    @override
+    def lm_logits(self, hidden: Tensor) -> Tensor:
+        """See `TokenHead.lm_logits`."""
+        logits: Tensor = self.linear(hidden[..., : self.hidden_size])[..., self._codes]
+        return nn.functional.pad(logits, (0, self._line_ends), value=FORBIDDEN)
+
+    @override
+    def guided_logits(self, hidden: Tensor) -> Tensor:
+        """See `TokenHead.guided_logits`."""
+        return self.sampling.guide(self.lm_logits(hidden))

@@ -52,13 +52,12 @@ class Session:
 
     def __init__(self, network: TargetNetwork, granularity: int | None = None) -> None:
         self.network = network.eval()
-        head = network.lm_head.weight
-        self.device: torch.device = head.device
-        self.dtype: torch.dtype = head.dtype
+        norm: Tensor = next(network.model.norm.parameters())
+        self.device: torch.device = norm.device
+        self.dtype: torch.dtype = norm.dtype
         self.granularity = granularity or granularity_on(self.device)
-        attention = network.model.layers[0].self_attn
-        self._head_dim = attention.head_dim
-        self._kv_heads = attention.kv_heads
+        self._head_dim: int = network.model.head_dim
+        self._kv_heads: int = network.model.kv_heads
         self.packed = self.compiled = False
         self.plain_rows = 0
         self.aux_layers: tuple[int, ...] = ()

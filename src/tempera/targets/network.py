@@ -19,7 +19,8 @@ class TargetNetwork(Protocol):
     config: Any
     """Its sizes, named as in Hugging Face configurations."""
     model: Any
-    """The decoder, called as `decoder_layer.Decoder`; it has `layers`, `norm` and `rotary`."""
+    """The decoder, called as `decoder_layer.Decoder`; it has `layers`, `norm`, `rotary`,
+    `head_dim` and `kv_heads`."""
     lm_head: Any
     """From hidden states to logits; a linear layer until the target is packed."""
     family: str

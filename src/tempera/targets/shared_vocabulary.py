@@ -238,18 +238,34 @@ def _templated(spec: ModelSpec, tokenizer: PretrainedFiles, files: PretrainedFil
     if files.random or is_noted(files):
         return spec
     (file,) = files.find()
-    turn = [{"role": "user", "content": [{"type": "text", "text": "{text}"}]}]
     try:
         text = _tokenizer(tokenizer).apply_chat_template(
-            turn, chat_template=file.read_text(encoding="utf-8"), tokenize=False
+            TURN, chat_template=file.read_text(encoding="utf-8"), tokenize=False
         )
     except Exception as problem:  # Jinja's have no common class but this
         raise TemperaError(f"{file} is not a chat template ({problem}): get it again.") from problem
-    if str(text).count("{text}") != 1:
-        raise TemperaError(f"{file} does not give a prompt's text back: get it again.")
+    return in_turn(spec, str(text), str(file))
+
+
+TURN = [{"role": "user", "content": [{"type": "text", "text": "{text}"}]}]
+"""A conversation of one turn, as chat templates take it, whose text is the prompt's of a format."""
+
+
+def in_turn(spec: ModelSpec, turn: str, template: str) -> ModelSpec:
+    """The format with what a chat template has made of `TURN` around the prompt.
+
+    Args:
+        spec: the format.
+        turn: what the template made.
+        template: what errors call the template.
+
+    Raises:
+        TemperaError: the prompt is not in it.
+    """
+    if turn.count("{text}") != 1:
+        raise TemperaError(f"{template} does not give a prompt's text back: get it again.")
     pieces = [
-        piece.replace("{text}", str(text)) if isinstance(piece, str) else piece
-        for piece in spec.prompt
+        piece.replace("{text}", turn) if isinstance(piece, str) else piece for piece in spec.prompt
     ]
     return replace(spec, prompt=tuple(pieces))
 

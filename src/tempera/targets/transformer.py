@@ -36,6 +36,7 @@ class TransformerTarget:
         sampling: guidance, temperature, top-k and top-p.
         identity: names the weights; by default a hash of them.
         granularity: see `forward.Session`.
+        head: by default that of the network.
 
     Attributes:
         conditioner: the conditioner; inside `encoded` it reuses its result.
@@ -52,6 +53,7 @@ class TransformerTarget:
         *,
         identity: str | None = None,
         granularity: int | None = None,
+        head: TokenHead | None = None,
     ) -> None:
         self.network = network
         self.grid: tuple[int, int] = tuple((network.spec or network.config).grid)
@@ -60,13 +62,13 @@ class TransformerTarget:
         self.session = Session(network, granularity)
         self._root = torch.empty(0)  # embedding of each row's root, [R, 1, H]
         self._check_guidance(sampling)
-        self.head = TokenHead(network, sampling, self.length)
+        self.head = head or TokenHead(network, sampling, self.length)
         self.vocab_size = self.head.vocab_size
         self.device = self.session.device
         self.dtype = self.session.dtype
         decoder = network.model
-        head = self.head.linear
-        read = *decoder.layers.parameters(), *decoder.norm.parameters(), *head.buffers()
+        head_weights = self.head.linear.buffers()
+        read = *decoder.layers.parameters(), *decoder.norm.parameters(), *head_weights
         self.weight_bytes = sum(weight.nbytes for weight in read)
         if identity is not None:
             self.identity = identity
