@@ -258,3 +258,35 @@ def test_the_command_that_goes_on_can_be_pasted(monkeypatch: pytest.MonkeyPatch)
     assert line == f"python {script} 'prompt=a b' 'hydra.run.dir=\"new dir\"'"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/tempera-eval"])
     assert "goes on: /usr/bin/tempera-eval hydra.run.dir=x" in goes_on("hydra.run.dir", "x")
+
+
+def test_what_holds_on_a_machine_is_one_file(run: Run, tmp_path: Path) -> None:
+    """Its options and choices are defaults of every command; the command line comes after them."""
+    own = tmp_path / "own" / "local"
+    own.mkdir(parents=True)
+    (own / "default.yaml").write_text(
+        "# @package _global_\ndefaults: [{override /tracking: none}]\noutputs: /data/zz\nseed: 5\n"
+    )
+    for line in ("eval/run.py", "train_draft/main.py", "eval/tune.py"):
+        status, out, err = run(f"{line} -cd own --cfg job")
+        assert status == 0, err
+        assert "outputs: /data/zz" in out and "seed: 5" in out and "no_tracker" in out
+    assert "seed: 6" in run("eval/run.py -cd own seed=6 --cfg job")[1]
+
+
+def test_a_sweeper_sees_the_metric_that_is_optimised(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    call = Job.__call__
+
+    def kept(self: Job, cfg: Any) -> object:
+        seen.append(call(self, cfg))
+        return seen[-1]
+
+    monkeypatch.setattr(Job, "__call__", kept)
+    monkeypatch.setattr("tempera.commands.evaluate.run", lambda _: {"kl_per_token": 0.25})
+    line = "eval/run.py tracking=none hydra.run.dir=a optimized_metric="
+    assert run(f"{line}kl_per_token")[0] == 0 and seen == [0.25]
+    status, _, err = run(f"{line}fid")
+    assert status == 1 and "give one of kl_per_token" in err

@@ -2,7 +2,9 @@
 figures beside ours.
 """
 
+import itertools
 import runpy
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -22,7 +24,7 @@ from report_runs import finished
 from tiny_evaluation import tiny_options
 
 from tempera.config import changes, parts
-from tempera.config.compose import composed_run
+from tempera.config.compose import composed_run, with_options
 from tempera.config.instantiate import instantiate, part
 from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Target
@@ -33,6 +35,8 @@ from tempera.reporting.finished_run import Run
 from tempera.reporting.paper_results import NOT_TABLES, cases, find, group, results, wanted
 from tempera.reporting.tables import Section, texts
 
+CHOSEN = ("method", "drafter", "tree", "rule", "schedule")
+OF_MAR = ("model=shapes_mar",)
 GROUPS = ("method", "model", "drafter", "tree", "rule", "schedule")
 OURS = {
     *("frontier", "frontier_continuous", "relaxations", "study"),
@@ -40,8 +44,13 @@ OURS = {
 }
 BESIDE = {"evidence": "coolsd_table1"}
 """Presets of ours that print a paper's numbers."""
-FILES = {path.stem for path in (CONF / "experiment").glob("*.yaml")}
-PRESETS = sorted(FILES - OURS - {"paper", "paper_mar"})
+EXPERIMENTS = CONF / "experiment"
+FILES = {
+    path.stem: str(path.relative_to(EXPERIMENTS).with_suffix(""))
+    for path in EXPERIMENTS.rglob("*.yaml")
+}
+"""What chooses each preset: those without a number of their paper lie in figures/."""
+PRESETS = sorted({*FILES} - OURS - {"paper", "paper_mar", "debug"})
 
 
 @cache
@@ -86,13 +95,15 @@ def split(
 def jobs(preset: str, *options: str) -> list[list[str]]:
     """What the sweep runs, as the sweeper makes it from the preset."""
     cfg = composed(
-        f"experiment={preset}", *(option for option in options if "," not in option), hydra=True
+        f"experiment={FILES[preset]}",
+        *(option for option in options if "," not in option),
+        hydra=True,
     )
     node = cfg.hydra.sweeper
     assert node._target_ == "hydra_plugins.tempera_cases.CaseSweeper"
     model = [] if any(one.startswith("model=") for one in options) else [f"model={cfg.model.name}"]
     (batch,) = split(
-        list(node.cases), [f"experiment={preset}", *model, *options], table=node.get("table")
+        list(node.cases), [f"experiment={FILES[preset]}", *model, *options], table=node.get("table")
     )
     return [[option for option in job if option not in model] for job in batch]
 
@@ -203,14 +214,16 @@ def test_every_job(
 def test_a_table_that_is_useful_in_part_leaves_out_the_rows_without_a_draft(
     present: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def check(cfg: DictConfig) -> None:
-        if cfg.method not in present:
-            raise TemperaError(f"train one for {cfg.method}")
+    def check(_: Any, model: str) -> None:
+        if model not in present:
+            raise TemperaError(f"train one for {model}")
 
     monkeypatch.setattr(parts, "check_draft", check)
 
     def load(config: Any, job: list[str]) -> DictConfig:
-        return OmegaConf.create({"drafter": {}, "dry_run": False, "method": job[0][7:]})
+        drafter = {"_target_": "tempera.drafters.none.NoDraft"}
+        model = {"name": job[0][7:]}  # in place of the model's name, that of the method
+        return OmegaConf.create({"drafter": drafter, "dry_run": False, "model": model})
 
     context = SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=load))
     for table, partial in (("lantern_figure2a", True), ("lantern_table2", False)):
@@ -241,6 +254,29 @@ MODELS = {
 def test_a_papers_model_runs_what_the_papers_rows_say(preset: str, model: str) -> None:
     """The composed settings of the sweep's jobs fill the rows."""
     check_rows(preset, jobs(preset, f"model={model}"), model)
+
+
+@pytest.mark.slow
+def test_the_values_of_all_cases_fit_the_signatures() -> None:
+    """Of every preset on every model: each value is given to the parts of its method once."""
+    given: dict[tuple[str, ...], dict[tuple[str, str], tuple[str, str]]] = {}
+    for preset in PRESETS:
+        for model in ["shapes_mar" if preset.startswith("cspd") else "shapes", *MODELS[preset]]:
+            for case in cases(preset, model):
+                options = [option.split("=", 1) for option in shlex.split(case)]
+                kind = tuple(f"{name}={one}" for name, one in options if name in CHOSEN)
+                others = [(name, one) for name, one in options if name not in (*CHOSEN, "data")]
+                for name, one in others:
+                    given.setdefault(kind, {}).setdefault((name, one), (preset, model))
+    for kind, values in given.items():
+        for (name, one), (preset, model) in values.items():
+            in_preset = (f"experiment={FILES[preset]}", *kind)
+            mar = OF_MAR if "cspd" in preset else ()
+            chosen = ((*kind, *mar), in_preset, (*in_preset, f"model={model}"))
+            cfg = next(cfg for cfg in itertools.starmap(composed, chosen) if name in cfg)
+            value = OmegaConf.create(f"value: {one}")["value"]
+            Parts.of(with_options(cfg, {name: value}))
+    assert sum(map(len, given.values())) > 200
 
 
 STATED = [

@@ -43,7 +43,21 @@ LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
 
 
-def main(cfg: DictConfig) -> dict[str, float]:
+def main(cfg: DictConfig) -> dict[str, float] | float:
+    """Run one evaluation and return its metrics, or the one that is optimised."""
+    metrics = run(cfg)
+    wanted = cfg.optimized_metric
+    if wanted is None or not metrics:
+        return metrics
+    if wanted not in metrics:
+        raise TemperaError(
+            f"optimized_metric={wanted} was not measured: give one of {', '.join(sorted(metrics))}",
+            option="optimized_metric",
+        )
+    return metrics[wanted]
+
+
+def run(cfg: DictConfig) -> dict[str, float]:
     """Run one evaluation and return its metrics."""
     choices = _plain(cfg, "choices") or {}
     _check_paper(_plain(cfg, "paper"))
@@ -85,8 +99,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     tracking = replace(tracking, config=tracked(cfg))
     facts = {**plan.settings, **plan.about}
     tracker = in_background(partial(tracking.start, directory, facts, plan.name))
-    run = Evaluation(plan, pipeline, prompts, evaluator, protocol, processes, scores)
-    return _work(run, tracker, cfg.verbose)
+    evaluation = Evaluation(plan, pipeline, prompts, evaluator, protocol, processes, scores)
+    return _work(evaluation, tracker, cfg.verbose)
 
 
 def build_evaluator(cfg: DictConfig) -> Evaluator:

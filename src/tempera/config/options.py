@@ -56,7 +56,7 @@ ROLES: dict[str, Role] = {
     **dict.fromkeys(("family", "pipeline", "paper", "study", "free_parameter", "tokens"), FREE),
     **dict.fromkeys(("path", "statistics", "outputs", "revision", "device", "plain_rows"), FREE),
     **dict.fromkeys(("batch_size", "truncate", "limit", "offset", "replays", "scores"), FREE),
-    **dict.fromkeys(("against", "verbose", "dry_run", "push_to_hub"), FREE),
+    **dict.fromkeys(("against", "verbose", "dry_run", "push_to_hub", "optimized_metric"), FREE),
 }
 OWN_ROLES: dict[str, dict[str, Role]] = {
     "train_draft": dict.fromkeys(("weights", "dtype", "limit"), Role.IDENTITY),
@@ -76,7 +76,9 @@ TYPES: dict[str, object] = {
     "plain_rows": Count | Literal["auto"],
     "batch_size": Positive | Literal["auto"],
     **dict.fromkeys(("truncate", "diagnostics", "verbose", "dry_run"), bool),
-    **dict.fromkeys(("prompt", "scores", "against", "start", "push_to_hub"), str | None),
+    **dict.fromkeys(
+        ("prompt", "scores", "against", "start", "push_to_hub", "optimized_metric"), str | None
+    ),
     "limit": Annotated[int, Field(ge=1, le=10**7)] | None,  # they are held in memory
     **dict.fromkeys(("offset", "replays"), Count),
     "expected_length": float | None,
