@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_targets import composed
 
 from tempera.config.parts import Parts
 from tempera.errors import TemperaError
+from tempera.runtime import processor
 from tempera.runtime.processor import (
     arithmetic,
     computes_bfloat16,
@@ -65,6 +68,32 @@ def test_a_gpu_that_emulates_bfloat16_does_not_compute_it(
     tell_slow_bfloat16("one", "other", torch.device("cuda"))
     assert capsys.readouterr().out.count("on this GPU") == (not units)
     assert parse_dtype("auto", torch.device("cuda")) == (torch.bfloat16 if units else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("built", "visible", "why"),
+    [
+        ("13.0", None, "driver too old for CUDA 13.0"),
+        ("13.0", "", "CUDA_VISIBLE_DEVICES hides it"),
+        (None, None, "is built without CUDA"),
+    ],
+)
+def test_why_a_gpu_is_not_used_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    built: str | None,
+    visible: str | None,
+    why: str,
+) -> None:
+    monkeypatch.setattr(processor, "DRIVER", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    tell_device()
+    assert why in capsys.readouterr().out
 
 
 def test_several_processes_do_not_share_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
         print(f"warning: {warning}.")
     scores = read_scores(cfg.scores, [prompt.id for prompt in prompts])
     with recording_taken() as taken:
-        target = parts.fast_target()
+        target = parts.fast_target(len(prompts))
         notes = {} if wanted is None else wanted.found(parts, target, directory, processes)
         if notes:
             parts = parts.with_option(notes["option"], notes["value"])

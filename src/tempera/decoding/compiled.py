@@ -54,6 +54,21 @@ def compiled(part: Callable[..., Result], *arguments: Any) -> Result:
         ) from problem
 
 
+def why_not(device: torch.device) -> str | None:
+    """Why rounds cannot be compiled for a device, in one sentence; None if they can. A small
+    function is compiled and called, which takes seconds.
+    """
+    try:
+        compiled(_twice, torch.ones(8, device=device))
+    except TemperaError as problem:
+        return str(problem)
+    return None
+
+
+def _twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+
 def begin_step() -> None:
     """Say that a round begins. Outputs of compiled parts live until then; without it, each call on
     a GPU would give up the outputs of the call before, which it is to read.

@@ -1,5 +1,6 @@
 """The device and the dtype of a run, what processors compute fast, and how much memory was used."""
 
+import os
 import platform
 import resource
 import sys
@@ -26,7 +27,11 @@ def tell_device() -> None:
         print(f"device=auto is cuda: {torch.cuda.get_device_name()}")
     elif DRIVER.exists():
         built = torch.version.cuda or torch.version.hip
-        why = "cannot use it, see nvidia-smi" if built else "is built without CUDA"
+        why = f"cannot use it: is its driver too old for CUDA {built}? See nvidia-smi"
+        if not built:
+            why = "is built without CUDA"
+        elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+            why = "does not see it: CUDA_VISIBLE_DEVICES hides it"
         print(f"device=auto is cpu: there is a GPU, but PyTorch {torch.__version__} {why}")
 
 
