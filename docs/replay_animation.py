@@ -15,8 +15,8 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.replay import REPLAYS
-from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.errors import TemperaError
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.finished_run import Run

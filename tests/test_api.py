@@ -238,12 +238,28 @@ def test_a_seed_for_every_image(loaded: LoadedModel) -> None:
 
 
 def test_a_callback_sees_every_round(loaded: LoadedModel) -> None:
-    seen: list[tuple[Any, ...]] = []
-    result = loaded.generate(CAPTIONS[0], callback=lambda *round: seen.append(round))
+    seen: list[Any] = []
+    result = loaded.generate(CAPTIONS[0], callback=seen.append)
     assert len(seen) == int(result.trace.rounds.sum())
-    images, draft, verdict = seen[-1]
-    assert torch.equal(images.tokens[:, :144], result.tokens)
-    assert isinstance(draft, tempera.Draft) and len(verdict.accepted) == 1
+    assert torch.equal(seen[-1].tokens, result.tokens)
+    assert isinstance(seen[-1].draft, tempera.Draft) and len(seen[-1].verdict.accepted) == 1
+
+
+def test_an_image_grows_round_by_round(loaded: LoadedModel) -> None:
+    result = loaded.generate(CAPTIONS[0])
+    written = [0]
+    for one in loaded.rounds(CAPTIONS[0]):
+        written.append(one.images.written)
+        (count,) = one.images.counts
+        assert torch.equal(one.tokens[:, :count], result.tokens[:, :count])
+        assert not one.tokens[:, count:].any()
+        with pytest.raises(TemperaError, match="the rounds of another batch"):
+            loaded.generate(CAPTIONS[0])
+    assert written == sorted(set(written)) and written[-1] == 144
+    (picture,) = loaded.pictures(one.tokens)
+    assert picture.tobytes() == result.images[0].tobytes()
+    next(loaded.rounds(CAPTIONS[0]))  # a generator that nobody holds is closed
+    assert torch.equal(loaded.generate(CAPTIONS[0]).tokens, result.tokens)
 
 
 @pytest.mark.parametrize(
@@ -296,3 +312,10 @@ def test_objects_in_place_of_names(loaded: LoadedModel) -> None:
 def test_objects_that_do_not_fit(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TemperaError, match=sentence):
         tempera.load(**given)
+
+
+def test_a_model_of_continuous_tokens_is_loaded_with_its_guidance() -> None:
+    """Its draft has a copy, which another guidance in memory would not reach."""
+    loaded = tempera.load(model="shapes_mar", method="cspd")
+    with pytest.raises(TemperaError, match="takes no other guidance in memory: load it with guid"):
+        loaded.generate(CAPTIONS[0], guidance=1.0)

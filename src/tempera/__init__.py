@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Target as Target,
     )
     from tempera.decoding.loop import decode as decode
+    from tempera.decoding.loop import rounds as rounds
     from tempera.decoding.probabilities import Sampling as Sampling
     from tempera.decoding.random_streams import RandomStreams as RandomStreams
     from tempera.decoding.trace import Trace as Trace
@@ -75,6 +76,7 @@ _HOME = {
     "exactness": "tempera.exactness",
     "generate": "tempera.api",
     "load": "tempera.api",
+    "rounds": "tempera.decoding.loop",
     "schedules": "tempera.rules.schedules",
 }
 """Where each name lives; imported when it is first used, so that `import tempera` is quick."""

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
-from threading import Lock
+from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from PIL import Image
@@ -21,12 +22,20 @@ from torch import Tensor
 
 from tempera.config.compose import composed_with_choices, in_one_sentence, written
 from tempera.config.parts import Parts
+from tempera.continuous.loop import ContinuousRound
 from tempera.data.prompts import Prompt, one_prompt, warnings_of
-from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule, Target
+from tempera.decoding.interfaces import (
+    Drafter,
+    ImageTarget,
+    JointRule,
+    Round,
+    Rule,
+    Target,
+)
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trace import Trace, joined
 from tempera.errors import TemperaError, shown
-from tempera.evaluation.pipeline import ImageDecoder, Method, NoPictures, Pipeline
+from tempera.evaluation.pipeline import ImageDecoder, Method, NoPictures, Pipeline, watchers
 from tempera.runtime.processor import Place
 from tempera.runtime.torch_modes import usual_modes
 
@@ -52,7 +61,7 @@ class Result:
     @cached_property
     def images(self) -> list[Image.Image]:
         """One PIL image per prompt."""
-        return [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in self.pixels]
+        return pil_images(self.pixels)
 
     @property
     def accepted_length(self) -> float:
@@ -69,6 +78,11 @@ class Result:
         return f"Result({len(self.prompts)} images, accepted_length={self.accepted_length:.2f})"
 
 
+def pil_images(pixels: Tensor) -> list[Image.Image]:
+    """Pictures uint8 [B, 3, H, W] as PIL images."""
+    return [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels]
+
+
 class LoadedModel:
     """A model with a method, in memory; made by `tempera.load`. Calls from several threads take
     turns: a batch uses the model's caches alone.
@@ -83,7 +97,8 @@ class LoadedModel:
             parts.check_rule(rule)
         if parts.shrinks:
             raise TemperaError("give batch_size a number here", option="batch_size")
-        self._lock = Lock()
+        self._lock = RLock()
+        self._busy = False
         self._captions = parts.captions() if own.target is None else None
         target = own.made(parts.sampling)
         if target is None:
@@ -149,9 +164,7 @@ class LoadedModel:
             guidance: in place of the model's.
             images: whether to make pictures; otherwise `Result.images` is empty.
             progress: called after every round with the number of its tokens, over all images.
-            callback: called after every round with the images so far, as
-                `tempera.decoding.images.Images`, and, for discrete tokens, with the round's draft
-                and verdict.
+            callback: called after every round with the round, see `rounds`.
             unknown: refused.
 
         Raises:
@@ -165,8 +178,66 @@ class LoadedModel:
             )
         named, seeds = seeded_prompts(prompts, seed, num_images)
         check_callable(progress=progress, callback=callback)
-        with self._lock, self._guided(guidance):
+        with self._alone(), self._guided(guidance):
             return self._generate(named, seeds, progress, callback, images)
+
+    def rounds(
+        self,
+        prompts: str | Sequence[str],
+        seed: int | Sequence[int] | torch.Generator = 0,
+    ) -> Iterator[Round | ContinuousRound]:
+        """The images of prompts round by round, all in one batch; those of `generate`.
+
+        Args:
+            prompts, seed: see `generate`.
+
+        Yields:
+            each round, which is valid until the next one is asked for; `pictures(round.tokens)`
+            shows its images.
+
+        Raises:
+            TemperaError: an argument is not possible.
+
+        >>> import tempera
+        >>> loaded = tempera.load(method="eagle")
+        >>> for round in loaded.rounds("a small red ring"):
+        ...     pass
+        >>> round.images.complete
+        True
+        """
+        named, seeds = seeded_prompts(prompts, seed)
+        pipeline = self.pipeline
+        target: Any = pipeline.target
+        texts = [prompt.text for prompt in named]
+        with self._alone(), pipeline.text_encoded(named):
+            rounds = pipeline.method.rounds(target, pipeline.streams(named, seeds), texts)
+            while True:
+                with usual_modes():  # and the caller's between two rounds
+                    round = next(rounds, None)
+                if round is None:
+                    return
+                yield round
+
+    def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> list[Image.Image]:
+        """Pictures of tokens, int64 [B, T], or float32 [B, T, D] of a model of continuous tokens;
+        `prompts` are their texts, for an image decoder that reads them.
+        """
+        return pil_images(torch.from_numpy(self.pipeline.pictures(tokens, prompts)))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One batch at a time uses the model's caches: other threads wait."""
+        with self._lock:
+            if self._busy:
+                raise TemperaError(
+                    "the model is decoding the rounds of another batch: let them end, or close "
+                    "their generator, before the next call"
+                )
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
 
     @contextmanager
     def _guided(self, guidance: Any) -> Iterator[None]:
@@ -176,7 +247,7 @@ class LoadedModel:
             return
         target: Any = self.pipeline.target
         usual = getattr(target, "sampling", None)
-        if usual is None:
+        if usual is None or not isinstance(usual, Sampling):  # a MAR's draft has its own
             raise TemperaError(
                 f"model={self.model} takes no other guidance in memory: load it with "
                 f"guidance={guidance}",
@@ -207,35 +278,25 @@ class LoadedModel:
             raise decoder.refusal
         for line in warnings_of(prompts, self._captions):
             warnings.warn(line, stacklevel=3)
-        outputs = []
-        seconds = 0.0
+        watch = watchers(progress, callback)
+        batches = []
         for first in range(0, len(prompts), self.batch_size):
             rows = slice(first, first + self.batch_size)
-            with pipeline.text_encoded(prompts[rows]):
-                start = pipeline.now()
-                output = pipeline.tokens(
-                    prompts[rows],
-                    seeds=seeds[rows],
-                    diagnostics=self.diagnostics,
-                    progress=progress,
-                    callback=callback,
-                )
-                outputs.append(output)
-                seconds += pipeline.now() - start
-        texts = [prompt.text for prompt in prompts]
-        pictures = []
-        first = 0
-        for output in outputs if images else ():
-            end = first + len(output.tokens)
-            pixels = pipeline.pictures(output.tokens, texts[first:end])
-            pictures.append(torch.from_numpy(pixels))
-            first = end
+            batch = pipeline.decoded(
+                prompts[rows], seeds=seeds[rows], diagnostics=self.diagnostics, watch=watch
+            )
+            batches.append(batch)
+        pixels = [
+            pipeline.pictures(batch.output.tokens, [prompt.text for prompt in batch.prompts])
+            for batch in batches
+            if images
+        ]
         return Result(
-            prompts=tuple(texts),
-            tokens=torch.cat([output.tokens.cpu() for output in outputs]),
-            trace=joined([output.trace.cpu() for output in outputs]),
-            seconds=seconds,
-            pixels=torch.cat(pictures) if images else torch.zeros(0, 3, 0, 0, dtype=torch.uint8),
+            prompts=tuple(prompt.text for prompt in prompts),
+            tokens=torch.cat([batch.output.tokens.cpu() for batch in batches]),
+            trace=joined([batch.output.trace.cpu() for batch in batches]),
+            seconds=sum(batch.seconds for batch in batches),
+            pixels=torch.from_numpy(np.concatenate(pixels or [np.zeros((0, 3, 0, 0), np.uint8)])),
         )
 
     def __deepcopy__(self, memo: object) -> "LoadedModel":

@@ -5,6 +5,7 @@ random one.
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,10 +30,10 @@ from tempera.continuous.rules import (
 )
 from tempera.continuous.target import GuidedHead, MARTarget, draft
 from tempera.data.prompts import Prompt
+from tempera.decoding.interfaces import ACCEPTED
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, replays
-from tempera.decoding.trace import ACCEPTED
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Pipeline
 from tempera.exactness import gaussians
@@ -284,7 +285,7 @@ def test_a_replay_of_continuous_tokens_has_places_and_no_ids() -> None:
     method = speculative(made, PathCoupling(), 3, 0.15)
     pipeline, log = Pipeline(made, method, Blocks(), 0, made.device), DraftLog()
     prompts = [Prompt(name, str(label)) for label, name in enumerate(IDS)]
-    output = pipeline.tokens(prompts, drafts=log)
+    output = pipeline.tokens(prompts)
     (row,) = replays(IDS, output, log, made.grid, {"b"})
     assert row["id"] == "b" and not {"tokens", "logprob"} & set(row)
     assert sorted(row["order"]) == list(range(12)) and row["nodes"] == row["drafted"] == []
@@ -335,24 +336,34 @@ def test_nan_ends_a_round_names_the_network_and_leaves_nothing(rule: DensityRule
     sound = bias.clone()
     sick(broken)
     with pytest.raises(TemperaError, match=f"^the {who} gave NaN .* prompt 'a'"):
-        decoded(method, made, observe=lambda images: drawn.append(images.written))
+        decoded(method, made, watch=[lambda one: drawn.append(one.images.rounds)])
     assert len(drawn) < 4
     bias.copy_(sound)
     assert torch.equal(decoded(method, made).tokens, fresh)
 
 
+def drafted_as(tokens: torch.Tensor) -> Any:
+    """A proposal of these tokens."""
+    return SimpleNamespace(path=SimpleNamespace(token=tokens))
+
+
 def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> None:
     sequences = loop.Sequences(target(), Noise(RandomStreams(0, ["a", "b"])), 2)
-    sequences.images.lengths.copy_(torch.tensor([12, 3]))
+    begun, places = torch.zeros(2, 12, 4), torch.zeros(2, 12, dtype=torch.int64)
+    counts = torch.tensor([12, 3])
+    sequences.append(ContinuousVerdict(begun, places.to(torch.int8), counts, places, places), 1)
+    assert sequences.images.counts == [12, 3]
     drafted, none = torch.zeros(2, 2, 4), torch.zeros(2, 3, dtype=torch.int64)
     drafted[0, 1] = torch.nan
     ones = torch.ones(2, dtype=torch.int64)
     padded = nn.functional.pad(drafted, (0, 0, 0, 1))
     verdict = ContinuousVerdict(padded, none.to(torch.int8), ones, none, none)
-    sequences.append(verdict, 3, drafted)
+    proposal = drafted_as(drafted)
+    sequences.append(verdict, 3, proposal)
     assert sequences.images.counts == [12, 4]
     with pytest.raises(TemperaError, match="the draft gave NaN .* prompt 'b'"):
-        sequences.append(verdict, 3, drafted.flip(0))
+        sequences.append(verdict, 3, drafted_as(drafted.flip(0)))
+        assert sequences.images.complete
 
 
 @pytest.mark.parametrize("who", ["target", "draft"])

@@ -25,6 +25,11 @@ TREES = {
 }
 
 
+def terms(*round):
+    """TV(p, q) and the terms of the two bounds."""
+    return diagnose(*round).values()
+
+
 @pytest.mark.parametrize(
     "rule", [RULE, Relaxed((2.0, 0.6, 1.3), "vanilla"), LanternPP(near(6, 3), 1)]
 )
@@ -39,7 +44,7 @@ def test_the_terms_add_up_over_the_tests_performed(rule, tree):
         for index in range(int(verdict.accepted[row]) + 1):
             node, kept_child = path[index - 1] if index else -1, (*path, -1)[index]
             expected = by_definition(parents[row], draft, p, rule, row, node, kept_child)
-            terms = [one[row, index].item() for one in found]
+            terms = [found[name][row, index].item() for name in ("tv", "bound", "kl")]
             assert terms == pytest.approx(expected, abs=2e-6, nan_ok=True)
 
 
@@ -79,7 +84,8 @@ def test_the_mean_terms_of_a_chain_are_those_of_its_visits():
     """At every node and at a leaf: one test's terms do not depend on what comes of it."""
     draft, p, uniforms = random_draft(50, Tree.chain(3))
     verdict = verify(draft, Scores(p, p), RULE, uniforms)
-    _, *visited = diagnose(draft, verdict, p, RULE)
+    found = diagnose(draft, verdict, p, RULE)
+    visited = found["bound"], found["kl"]
     for mean, terms in zip(mean_terms(draft, p, RULE), visited, strict=True):
         assert mean.shape == (50, 4)
         for row, accepted in enumerate(verdict.accepted.tolist()):
@@ -95,7 +101,7 @@ def test_an_impossible_token_costs_infinitely_many_nats():
             return torch.ones_like(p)
 
     verdict = verify(draft, Scores(p, p), KeepAll(), torch.tensor([[0.5, 0.5]]))
-    tv, bound, kl = diagnose(draft, verdict, p, KeepAll())
+    tv, bound, kl = terms(draft, verdict, p, KeepAll())
     assert tv[0, 0] == bound[0, 0] == 1
     assert kl[0, 0] == math.inf
 
@@ -116,7 +122,7 @@ def test_a_rule_that_couples_depths_has_no_local_terms():
 def test_a_lossless_rule_that_couples_depths_adds_nothing(tree, rule):
     draft, p, uniforms = random_draft(50, tree)
     verdict = verify(draft, Scores(p, p), rule, uniforms)
-    tv, bound, kl = diagnose(draft, verdict, p, rule)
+    tv, bound, kl = terms(draft, verdict, p, rule)
     assert bound.eq(0).all()
     assert kl.eq(0).all()
     torch.testing.assert_close(tv[:, 0], 0.5 * (p[:, 0] - draft.q[:, 0]).abs().sum(-1))
@@ -130,6 +136,6 @@ def test_certain_tokens_have_the_terms_of_a_one_hot_q(rule):
     dense = replace(certain, q=one_hot(certain.tokens, 6))
     verdict = verify(dense, Scores(p, p), rule, uniforms)
     for found, expected in zip(
-        diagnose(certain, verdict, p, rule), diagnose(dense, verdict, p, rule), strict=True
+        terms(certain, verdict, p, rule), terms(dense, verdict, p, rule), strict=True
     ):
         torch.testing.assert_close(found, expected, equal_nan=True)

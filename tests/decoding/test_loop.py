@@ -6,10 +6,10 @@ from random_drafts import SMALL, Spy
 from table_models import check_rows
 
 from tempera.decoding.images import Images
-from tempera.decoding.loop import decode
+from tempera.decoding.loop import decode, rounds
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Clock, TimedTests, timed
+from tempera.decoding.timing import Clock
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.jacobi import scd
@@ -75,15 +75,11 @@ def test_one_host_read_per_round(name, sampling, monkeypatch):
     drafter = drafting(draft, tree)
     emit(target, drafter, rule, rows=3)  # makes what is made once, such as tables of the tree
     seen.clear()
-    for diagnostics in (False, True):
-        streams = RandomStreams(0, names)
-        watch = {"diagnostics": diagnostics, "observe": lambda *seen: rounds.append(seen)}
-        with HostReads() as reads:
-            decode(target, drafter, rule, streams, names, **watch)
-        assert len(rounds) >= 2
-        assert reads.count == {"tolist": len(rounds)}
-        assert seen == []
-        rounds.clear()
+    with HostReads() as reads:
+        decode(target, drafter, rule, RandomStreams(0, names), names, watch=[rounds.append])
+    assert len(rounds) >= 2
+    assert reads.count == {"tolist": len(rounds)}
+    assert seen == []
 
 
 @pytest.mark.parametrize("tree", [None, Tree.chain(4), SMALL], ids=["ar", "chain", "tree"])
@@ -117,23 +113,32 @@ def test_a_perfect_draft_is_always_accepted():
     assert emit(TableTarget(3, 1), NoDraft(), Exact(), rows=1).trace.rounds.tolist() == [1]
 
 
-def test_observers_see_every_round_and_clocks_its_parts():
+def test_whoever_watches_sees_every_round():
+    """`decode` emits what the rounds emit, one after the other."""
     target, draft = tables()
-    seen, clock, names = [], Clock(), ["a", "b"]
+    names, seen, pieces = ["a", "b"], [], [[], []]
+    parts = target, drafting(draft, Tree.chain(2)), Exact()
+    output = decode(*parts, RandomStreams(0, names), names, watch=[seen.append])
+    for number, one in enumerate(rounds(*parts, RandomStreams(0, names), names)):
+        assert one.images.rounds == number + 1
+        for row, count in enumerate(one.images.emitted.tolist()):
+            pieces[row] += one.verdict.tokens[row, :count].tolist()
+        written = [*pieces[0], 0, 0, 0, 0, 0, 0][:6], [*pieces[1], 0, 0, 0, 0, 0, 0][:6]
+        assert one.tokens.tolist() == list(written)
+        assert torch.equal(one.scores.p, seen[number].scores.p)
+    assert len(seen) == number + 1
+    assert output.tokens.tolist() == pieces
 
-    def observe(images, *_):
-        seen.append((images.rounds, images.written))
 
-    parts = timed(target, drafting(draft, Tree.chain(2)), clock)
-    decode(*parts, Exact(), RandomStreams(0, names), names, observe=observe)
-    assert [rounds for rounds, _ in seen] == list(range(1, len(seen) + 1))
-    assert seen[-1][1] == 12
+def test_a_clock_runs_the_parts_of_all_rounds_but_the_first():
+    target, draft = tables()
+    names, clock = ["a", "b"], Clock()
+    parts = target, drafting(draft, Tree.chain(2)), Exact()
+    timed = decode(*parts, RandomStreams(0, names), names, run=clock)
+    assert clock.rounds == int(timed.trace.rounds.max()) - 1
     assert set(clock.seconds) == {"draft", "target", "verify", "commit"}
-    rule = TimedTests(Exact(), clock)
-    again = decode(*parts, rule, RandomStreams(0, names), names)
-    plain = decode(target, drafting(draft, Tree.chain(2)), Exact(), RandomStreams(0, names), names)
-    assert again.tokens.equal(plain.tokens)
-    assert 0 < clock.seconds["test"] < clock.seconds["verify"]
+    assert min(clock.seconds.values()) > 0
+    assert timed.tokens.equal(decode(*parts, RandomStreams(0, names), names).tokens)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
@@ -149,17 +154,14 @@ def test_nan_is_reported_with_its_prompt(sick, temperature):
 
 
 def test_nan_of_a_finished_row_is_no_fault():
-    images = Images(["a", "b"], 3, 0, torch.device("cpu"), {})
-    images.lengths[1] = 3
+    images = Images(["a", "b"], 3, 0, torch.device("cpu"))
 
-    def play(row):
-        broken = {"target": torch.arange(2) == row}
-        images.append(
-            torch.zeros(2, 1, dtype=torch.int64), torch.ones_like(images.lengths), {}, broken
-        )
-        images.read()
+    def play(row, counts=(1, 1)):
+        broken = torch.stack([torch.arange(2) == row, torch.arange(2) == 2])
+        images.append(torch.zeros(2, 1, dtype=torch.int64), torch.tensor(counts), broken)
         return images.counts
 
+    assert play(2, (0, 3)) == [0, 3]
     assert play(1) == [1, 3]
     with pytest.raises(TemperaError, match="the target gave NaN .* prompt 'a'"):
         play(0)

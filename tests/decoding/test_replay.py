@@ -4,8 +4,8 @@ from random_drafts import SMALL
 from table_models import RULE
 
 from tempera.decoding import replay
+from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.replay import KEPT, REJECTED, UNTESTED, DraftLog, replays
-from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.none import NoDraft
@@ -25,7 +25,7 @@ DRAFTERS = {
 def recorded(name):
     """What a drafter emits with and without a log, and the log's replays."""
     log, rule = DraftLog(), Exact() if name == "none" else RULE
-    output = emit(TARGET, DRAFTERS[name](), rule, rows=40, observe=log.add)
+    output = emit(TARGET, DRAFTERS[name](), rule, rows=40, watch=[log])
     plain = emit(TARGET, DRAFTERS[name](), rule, rows=40)
     return output, plain, replays(IDS, output, log, (1, 7), IDS)
 
@@ -80,7 +80,7 @@ def test_fates_are_stored_as_these_numbers():
 def test_rounds_of_trees_that_differ_by_row():
     log = DraftLog()
     drafter = DynamicTreeDrafter(TableDraft(TARGET), 4, branches=2, depth=3, nodes=6)
-    output = emit(TARGET, drafter, Exact(), rows=6, observe=log.add)
+    output = emit(TARGET, drafter, Exact(), rows=6, watch=[log])
     rows = replays(IDS[:6], output, log, (1, 7), {"p2"})
     assert [row["id"] for row in rows] == ["p2"]
     assert len(rows[0]["parent"]) == sum(rows[0]["nodes"]) == len(rows[0]["fate"])

@@ -3,12 +3,19 @@ from tempera.decoding.timing import Clock
 
 
 def test_a_clock_adds_up_the_time_of_each_part(monkeypatch):
-    times = iter([1.0, 3.0, 10.0, 15.0, 16.0])
+    """What lies between two parts is of `commit`."""
+    times = iter([1.0, 3.0, 10.0, 15.0, 16.0, 18.0])
     monkeypatch.setattr(timing, "now", lambda device: next(times))
+
+    def propose():
+        return "draft"
+
+    def settle():
+        pass
+
     clock = Clock()
-    clock.lap("")
-    clock.lap("draft")
-    clock.lap("")
-    clock.lap("draft")
-    clock.lap("target")
-    assert clock.seconds == {"draft": 7.0, "target": 1.0}
+    assert clock(propose) == "draft"
+    clock(settle)
+    clock(propose)
+    assert clock.seconds == {"draft": 4.0, "target": 0.0, "verify": 0.0, "commit": 13.0}
+    assert clock.rounds == 2

@@ -3,7 +3,8 @@ import torch
 from random_drafts import SMALL
 from table_models import spied
 
-from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED, joined, places
+from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
+from tempera.decoding.trace import joined, places
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.exactness.tables import TableTarget, emit
@@ -58,7 +59,7 @@ def test_a_joined_trace_has_the_rows_of_its_batches():
     both = joined([one, other])
     left, right = one.tensors(), other.tensors()
     expected = {name: torch.cat([left[name], right[name]]) for name in left}
-    assert len(expected) == 11
+    assert len(expected) == 10
     torch.testing.assert_close(both.tensors(), expected, equal_nan=True)
     assert both.max_depth == joined([one]).max_depth == 3
 
@@ -113,5 +114,4 @@ def test_how_sure_the_target_is_of_the_next_token():
     ):
         torch.testing.assert_close(column[:, 0].double(), value.expand(4))
     assert trace.top1[:, 1].unique().numel() > 1
-    assert trace.proximity.isnan().all()
-    assert {"top1", "top10", "entropy", "proximity"} <= set(trace.summary())
+    assert {"top1", "top10", "entropy", "collision"} <= set(trace.summary())

@@ -12,11 +12,13 @@ PAGE = Path(__file__).parents[2] / "docs/decode.md"
 
 
 def test_the_experiment_runs_and_keeps_the_law() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code, by_rounds = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     many = code.replace("range(100)", "range(20_000)")
     assert many != code
     names: dict[str, Any] = {}
     exec(many, names)
+    exec(by_rounds, names)
+    assert torch.equal(names["round"].tokens, names["output"].tokens)
     tokens, table = names["output"].tokens, names["target"].table
     assert tokens.shape == (20_000, 16)
     assert 1 < names["accepted_length"] < 4

@@ -215,14 +215,15 @@ def test_a_round_is_read_once_has_static_shapes_and_adds_nothing_to_the_bound(me
     target = local_target(3, (3, 3), GUIDED)
     drafter, rounds, names = make(target), [], [str(row) for row in range(50)]
     emit(target, drafter, rule, rows=50)
-    watch = {"diagnostics": True, "observe": lambda *seen: rounds.append(seen)}
+    streams, options = RandomStreams(0, names), {"diagnostics": True, "watch": [rounds.append]}
     with HostReads() as reads:
-        trace = decode(target, drafter, rule, RandomStreams(0, names), names, **watch).trace
+        trace = decode(target, drafter, rule, streams, names, **options).trace
     assert len(rounds) > 2 and reads.count == Counter(tolist=len(rounds))
     assert trace.bound.abs().max() < 1e-5 and trace.kl.abs().max() < 1e-5
     assert trace.tv.nanmean() > 0.1
-    for _, draft, verdict in rounds:
-        assert draft.tree is rounds[0][1].tree and draft.q.shape == (50, drafter.nodes, 3)
+    for one in rounds:
+        draft, verdict = one.draft, one.verdict
+        assert draft.tree is rounds[0].draft.tree and draft.q.shape == (50, drafter.nodes, 3)
         assert verdict.tokens.shape == (50, drafter.depth + 1)
         torch.testing.assert_close(draft.q.sum(-1), torch.ones(50, drafter.nodes))
 

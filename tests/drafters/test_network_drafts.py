@@ -178,7 +178,7 @@ def test_a_batch_generates_the_same_images_as_single_prompts_and_a_round_is_read
     counts = []
     with reads:
         output = decoded(
-            target, drafter, rule=rule, observe=lambda *_: counts.append(reads.count.total())
+            target, drafter, rule=rule, watch=[lambda _: counts.append(reads.count.total())]
         )
     assert {after - before for before, after in pairwise(counts)} == {1}
     assert len(output.trace.rounds.unique()) > 1

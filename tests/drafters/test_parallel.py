@@ -71,7 +71,7 @@ def test_a_round_runs_the_layers_once(name):
     drafter = parallel(target, CHAIN if name == "chain" else TREE)
     drafter.model.run.network.register_forward_hook(lambda *_: passes.append(len(rounds)))
     streams = RandomStreams(1, PROMPTS)
-    decode(target, drafter, Exact(), streams, PROMPTS, observe=lambda *_: rounds.append(0))
+    decode(target, drafter, Exact(), streams, PROMPTS, watch=[rounds.append])
     assert passes == [0, *range(len(passes) - 1)]  # over the prefix, and at the end of each round
 
 

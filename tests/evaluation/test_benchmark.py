@@ -103,13 +103,14 @@ class Slow(Method):
 
     hand, seconds = 0.0, ()
 
-    def decode(self, target, streams, prompts, *, clock, observe):
+    def decode(self, target, streams, prompts, *, watch, run=None):
         for spent in self.seconds if self.hand else [2 * spent for spent in self.seconds]:
             for part in ("draft", "target"):
                 self.__dict__["hand"] = self.hand + spent
-                if clock is not None:
-                    clock.seconds[part] = clock.seconds.get(part, 0.0) + spent
-            observe()
+                if run is not None:
+                    run.seconds[part] += spent
+            for watcher in watch:
+                watcher(None)
         return Output(None, None)
 
 
@@ -125,6 +126,8 @@ def test_later_rounds_are_all_but_the_first(seconds, later, monkeypatch):
     expected = {
         "draft": part,
         "target": part,
+        "verify": 0,
+        "commit": 0,
         "round": 2 * later,
         "beginning": 2 * (seconds[0] - later),
         "whole": 2 * sum(seconds),

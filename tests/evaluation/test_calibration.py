@@ -22,8 +22,8 @@ from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.evaluation import calibration
 from tempera.evaluation.calibration import (
-    Recorder,
     Statistics,
+    TestedDrafts,
     calibrated,
     check_place,
     conditions,
@@ -51,9 +51,10 @@ def first_rounds(rows: int = 4_000) -> tuple[Statistics, TableTarget, TableDraft
     """The first rounds of many images, by the recorder in the real loop."""
     target = TableTarget(3, LENGTH + 1)
     draft = TableDraft(target)
-    recorder = Recorder(StaticTreeDrafter(draft, Tree.chain(LENGTH)))
-    emit(target, recorder, Exact(), rows=rows)
-    found = recorder.statistics(LENGTH)  # only chains that begin with the image are within these
+    tested = TestedDrafts()
+    drafter = StaticTreeDrafter(draft, Tree.chain(LENGTH))
+    emit(target, drafter, Exact(), rows=rows, watch=[tested])
+    found = tested.statistics(LENGTH)  # only chains that begin with the image are within these
     assert found.chains.ratios.shape == (rows, LENGTH)  # one whole chain a row: the first round's
     return found, target, draft
 
@@ -76,9 +77,11 @@ def test_recorded_statistics_agree_with_theory() -> None:
 def test_the_drafts_that_end_within_their_image_are_recorded() -> None:
     """Those that end with it too, and none of rounds that an image no longer takes part in."""
     target = TableTarget(3, 7)
-    recorder = Recorder(StaticTreeDrafter(TableDraft(target), Tree.chain(LENGTH)))
-    emit(target, recorder, Exact(), rows=60)
-    noted = [(ratios, emitted.tolist()) for ratios, _, emitted in recorder.notes]
+    tested, counts = TestedDrafts(), list[list[int]]()
+    drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(LENGTH))
+    watch = [tested, lambda one: counts.append(one.images.emitted.tolist())]
+    emit(target, drafter, Exact(), rows=60, watch=watch)
+    noted = [(ratios, count) for (ratios, _), count in zip(tested.notes, counts, strict=True)]
     expected, ends = list[list[float]](), set[int]()
     begins = [0] * 60
     for ratios, emitted in noted:
@@ -88,7 +91,7 @@ def test_the_drafts_that_end_within_their_image_are_recorded() -> None:
                 ends.add(begins[row] + LENGTH)
             begins[row] += count
     assert begins == [7] * 60 and ends >= {3, 4, 7}
-    found = recorder.statistics(7).ratios
+    found = tested.statistics(7).ratios
     assert found is not None and found.tolist() == expected
 
 

@@ -12,8 +12,11 @@ from tempera.evaluation.changed_token import Changing
 from tempera.rules.standard import Exact
 
 
-def test_pictures_are_the_same_up_to_the_changed_token() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_pictures_are_the_same_up_to_the_changed_token(compiled: bool) -> None:
     target, prompts = tiny_target(), PROMPTS * 50
+    if compiled:
+        target.compile()
     names = [str(row) for row in range(len(prompts))]
     plain, changed = (
         Changing(NoDraft(), Exact(), share).decode(target, RandomStreams(0, names), prompts).tokens

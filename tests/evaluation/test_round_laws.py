@@ -39,9 +39,9 @@ def outcomes() -> dict[TestedRule, torch.Tensor]:
     target = table_target()
     drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(DEPTH))
     rules = list(RULES.values())
-    recorder = round_laws.law_recorder(drafter, rules)
-    decoded(target, recorder, KeepNothing(), world_prompts(ROWS), 0, CPU)
-    return round_laws.outcomes(recorder, rules)
+    watcher = round_laws.law_watcher(rules)
+    decoded(target, drafter, KeepNothing(), world_prompts(ROWS), 0, CPU, [watcher])
+    return round_laws.outcomes(watcher, rules)
 
 
 def emitted(rule: Any, depth: int) -> Trace:

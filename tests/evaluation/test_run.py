@@ -25,7 +25,7 @@ from tempera.shapes.scenes import world_prompts
 
 RECORDED = """id text batch seconds rounds tested accepted tested_by_tenth accepted_by_tenth depth
 tokens accepted_length tau logprob logprob_squares perplexity tv tv_bound kl_per_token
-top1 top10 entropy collision proximity"""
+top1 top10 entropy collision"""
 """Columns of the records; a run with others cannot go on: raise its `FORMAT`."""
 TIMED = ("latency", "latency_ar", "speedup", "efficiency", "throughput")
 

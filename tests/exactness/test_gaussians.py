@@ -23,8 +23,8 @@ from tempera.continuous.rules import (
     PathCoupling,
     Proposal,
 )
+from tempera.decoding.interfaces import ACCEPTED
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.trace import ACCEPTED
 from tempera.exactness.gaussians import Linear, Toy, ToyHead, Wavy, check, compare
 
 LINEAR = Linear(stages=3, channels=2)

@@ -50,9 +50,9 @@ def test_a_round_is_read_once(name: str, compiled: bool) -> None:
                 rule,
                 streams[1],
                 PROMPTS,
-                observe=lambda *_: reads.append(
-                    sum("synchroniz" in str(one.message) for one in seen)
-                ),
+                watch=[
+                    lambda _: reads.append(sum("synchroniz" in str(one.message) for one in seen))
+                ],
             )
         finally:
             torch.cuda.set_sync_debug_mode("default")

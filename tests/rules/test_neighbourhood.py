@@ -1,14 +1,13 @@
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from near_codes import near, near_rules
-from random_drafts import ROWS, SMALL, random_draft
+from random_drafts import ROWS, SMALL, new_images, random_draft
 
-from tempera.decoding.diagnostics import proximity
-from tempera.decoding.interfaces import Scores
+from tempera.decoding.diagnostics import Diagnosed
+from tempera.decoding.interfaces import Round, Rule, Scores
 from tempera.decoding.probabilities import (
     Sampling,
     kl_divergence,
@@ -16,12 +15,14 @@ from tempera.decoding.probabilities import (
     one_hot,
     total_variation,
 )
-from tempera.decoding.trace import recorded
+from tempera.decoding.trace import Recorded
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
+from tempera.drafters.jacobi import sjd, sjd_pac
 from tempera.errors import TemperaError
+from tempera.exactness.tables import TableTarget, emit
 from tempera.rules import neighbourhood
-from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP, Proximity
 from tempera.rules.standard import Exact
 
 DEPTH = torch.tensor(1)
@@ -168,7 +169,7 @@ def check_mean_residual(rule, p, q):
     mean = (rejected.unsqueeze(-1) * each).sum(1) / rejected.sum(-1, keepdim=True)
     some = rejected.sum(-1) > 1e-9
     assert some.any()
-    found = rule.mean_residual(p, q, torch.ones(rows))
+    _, found = rule.expected(p, q, torch.ones(rows))
     torch.testing.assert_close(found[some], mean[some])
     assert found.sum(-1).tolist() == pytest.approx([1] * rows)
 
@@ -188,8 +189,13 @@ def test_neighbours_are_gathered_for_the_tokens_that_a_draft_can_have(rule, at_o
     p, q = laws()
     q = q.masked_fill(q < q.topk(4).values[..., -1:], 0.0)
     q = q / q.sum(-1, keepdim=True)
-    whole = rule.expected(p, q, DEPTH)
-    whole = torch.where(q > 0, whole[0], 1.0), whole[1]
+    f = rule.accept(p, q, DEPTH)
+    tokens = [torch.full((len(p),), token) for token in range(p.shape[-1])]
+    each = torch.stack([rule.residual(p, q, token, DEPTH) for token in tokens], 1)
+    rejected = q * (1 - f)
+    mean = (rejected.unsqueeze(-1) * each).sum(1) / rejected.sum(-1, keepdim=True)
+    some = rejected.sum(-1) > 1e-9
+    assert some.sum() > len(p) // 2
     monkeypatch.setattr(neighbourhood, "AT_ONCE", at_once)
     gathered, inner = [0], neighbourhood._gathered
 
@@ -198,11 +204,50 @@ def test_neighbours_are_gathered_for_the_tokens_that_a_draft_can_have(rule, at_o
         return inner(p, near)
 
     monkeypatch.setattr(neighbourhood, "_gathered", counted)
-    narrow = rule.for_target(SimpleNamespace(sampling=Sampling(top_k=2)))
-    f, mean = narrow.expected(p, q, DEPTH)
-    torch.testing.assert_close((torch.where(q > 0, f, 1.0), mean), whole)
+    found, of_rejected = rule.expected(p, q, DEPTH)
+    torch.testing.assert_close(torch.where(q > 0, found, 1.0), torch.where(q > 0, f, 1.0))
+    torch.testing.assert_close(of_rejected[some], mean[some])
     assert gathered[0] <= 2 * 4 * len(p)  # of p, and of what the draft lacks
-    assert repr(narrow) == repr(rule) and narrow == rule
+
+
+class ByToken(Rule):
+    """A rule whose mean residual is added up token by token."""
+
+    def __init__(self, rule):
+        self.rule = rule
+        self.accept, self.residual = rule.accept, rule.residual
+
+    accept = residual = None
+
+    def expected(self, p, q, depth):
+        f = self.rule.accept(p, q, depth)
+        every = torch.arange(p.shape[-1]).expand_as(p)
+        each = [self.rule.residual(p, q, every[..., token], depth) for token in range(p.shape[-1])]
+        mean = ((q * (1 - f)).unsqueeze(-1) * torch.stack(each, -2)).sum(-2)
+        return f, normalise(mean, otherwise=p)
+
+
+@pytest.mark.parametrize("kind", ["published", "optimal"])
+@pytest.mark.parametrize("rule", [Lantern(near(9, 4), 0.3), LanternPP(near(9, 4), 2.0)], ids=str)
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        lambda target: sjd(target, 3),
+        lambda target: sjd(target, 3, refinement=False),
+        lambda target: sjd_pac(target, 5, branches=2, levels=2),
+    ],
+    ids=["sjd", "without refinement", "sjd_pac"],
+)
+def test_the_bounds_of_guesses_that_may_be_any_token_are_the_full_sums(drafter, rule, kind):
+    """Jacobi drafters guess uniformly at first, whatever the target's top-k is."""
+    rule = replace(rule, residual_kind=kind)
+    target = TableTarget(9, 6, Sampling(1.0, top_k=4))
+    whole = Diagnosed(ByToken(rule))
+    trace = emit(target, drafter(target), rule, rows=40, diagnostics=True, watch=[whole]).trace
+    full = whole.columns.read(6)
+    assert trace.bound.sum() > 1
+    torch.testing.assert_close(trace.bound, full["bound"])
+    torch.testing.assert_close(trace.kl, full["kl"], atol=1e-5, rtol=1e-4)
 
 
 def test_a_token_that_is_kept_may_have_all_that_lacks_near_it():
@@ -217,8 +262,11 @@ def test_portions_of_the_vocabulary_give_the_same_result(rule, monkeypatch):
     ones = torch.ones(len(p), dtype=torch.int64)
 
     def everything():
-        residuals = rule.residual(p, q, ones, DEPTH), rule.mean_residual(p, q, ones)
-        return [rule.accept(p, q, DEPTH), *residuals]
+        return [
+            rule.accept(p, q, DEPTH),
+            rule.residual(p, q, ones, DEPTH),
+            *rule.expected(p, q, ones),
+        ]
 
     whole = everything()
     for at_once in (len(p) * 5 * 5, 1):
@@ -271,19 +319,26 @@ def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
 
 @pytest.mark.parametrize("rule", [Lantern(near(6, 3), 0.3), GSD(near(6, 3), None)], ids=str)
 def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
+    sets = isinstance(rule, Lantern)
     draft, _, uniforms = random_draft(60, Tree.chain(1))
     soft = torch.rand(60, 2, 6, generator=torch.Generator().manual_seed(1)).softmax(-1)
     p = one_hot(soft.argmax(-1), 6)
     verdict = verify(draft, Scores(p, p, soft), rule, uniforms)
-    trace = recorded(draft, verdict, Scores(p, p, soft), rule)
+    one = Round(new_images(60, depth=1), draft, Scores(p, p, soft), verdict)
+    one.images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
+    watchers = [Recorded(), Diagnosed(rule), *([Proximity(rule)] if sets else [])]
+    trace = {}
+    for watcher in watchers:
+        watcher(one)
+        trace |= watcher.columns.read(2)
     wrong = verdict.tokens != p.argmax(-1)
     assert 0 < wrong[:, 0].sum() < 60
     first = slice(0, 1)  # past a rejection nothing is defined
     assert trace["bound"][:, first].bool().equal(wrong[:, first])
     assert trace["kl"][:, first].isinf().equal(wrong[:, first])
     assert trace["logprob"][:, first].equal(torch.where(wrong[:, first], -torch.inf, 0.0))
-    if isinstance(rule, Lantern):
-        sizes = rule.proximity(soft[:, 0], draft.tokens[:, 0]).float()
+    if sets:
+        sizes = rule.set_size(soft[:, 0], draft.tokens[:, 0]).float()
         assert trace["proximity"][:, 0].equal(sizes) and sizes.unique().numel() > 1
 
 
@@ -312,7 +367,11 @@ def test_the_size_of_the_set_of_the_first_draft(rule):
     """LANTERN, Figure 7: counted where a draft was tested, and nowhere else."""
     draft, p, uniforms = random_draft(50, SMALL, vocab_size=4)
     verdict = verify(draft, Scores(p, p), rule, uniforms)
-    sizes = proximity(draft, verdict, p, rule)
+    counted = Proximity(rule)
+    one = Round(new_images(50), draft, Scores(p, p), verdict)
+    one.images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
+    counted(one)
+    sizes = counted.columns.read(6)["proximity"]
     first = draft.tree.children[:, 0]
     for row in range(50):
         for place, node in enumerate(verdict.visited[row].tolist()):
@@ -322,4 +381,3 @@ def test_the_size_of_the_set_of_the_first_draft(rule):
                 members = by_hand(rule, p[row, node], draft.tokens[row, first[node]])
                 assert sizes[row, place] == len(members)
     assert sizes[~sizes.isnan()].unique().numel() > 1
-    assert proximity(draft, verdict, p, Exact()).isnan().all()

@@ -13,7 +13,7 @@ from table_models import tables
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.evaluation.calibration import Recorder
+from tempera.evaluation.calibration import TestedDrafts
 from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.exactness.theory import expected_emitted, kl_bound
 from tempera.rules.optimal import Priced
@@ -120,9 +120,10 @@ def test_the_loop_emits_what_the_prices_promise(tree):
     prices found on them. No prices of a grid are better.
     """
     target = TableTarget(3, tree.max_depth + 1)
-    recorder = Recorder(StaticTreeDrafter(TableDraft(target, noise=2.5), tree))
-    emit(target, recorder, Exact(), rows=1_000)
-    rounds = recorder.statistics(tree.max_depth).rounds
+    tested = TestedDrafts()
+    drafter = StaticTreeDrafter(TableDraft(target, noise=2.5), tree)
+    emit(target, drafter, Exact(), rows=1_000, watch=[tested])
+    rounds = tested.statistics(tree.max_depth).rounds
     low, high = reachable_by_price(rounds)
     wanted = (low + high) / 2
     prices = prices_for(rounds, wanted)

@@ -26,7 +26,7 @@ from tiny_targets import composed
 from tempera.config.instantiate import instantiate
 from tempera.config.parts import Parts
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import records
+from tempera.evaluation.pipeline import Decoded, records
 from tempera.image_tokenizers.vq import VQConfig
 from tempera.runtime.files import read_json
 from tempera.shapes.networks import SHIPPED, TextEncoder, tokenize
@@ -123,7 +123,7 @@ def test_the_mar_generates_through_the_configuration(method: str, output: Path) 
     decoder = Parts.of(cfg).tokenizer()
     pipeline = instantiate(cfg.pipeline, **parts, image_decoder=decoder, device=network.device)
     prompts = instantiate(cfg.data)
-    rows = records(prompts, pipeline.tokens(prompts), 1.0)
+    rows = records(Decoded(prompts, pipeline.tokens(prompts), 1.0))
     kept = torch.tensor([row["tokens"] for row in rows])  # what a run keeps
     assert pipeline.pictures(kept).shape == (3, 3, 48, 48)
     assert len(rows[0]["depth"]) == 4

@@ -9,7 +9,7 @@ import pytest
 from paths import ROOT
 
 from hydra_plugins.tempera_cases import CaseSweeper
-from tempera.reporting import run_report
+from tempera.reporting import figures
 
 QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
 SHORT = {  # what makes a command short enough for a test; the set-up commands run whole in .ci/run
@@ -64,7 +64,8 @@ def run(command: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *more: s
     """Only the first job of a table runs, and the figures of a run are not drawn."""
     all_jobs = CaseSweeper.split_arguments
     monkeypatch.setattr(CaseSweeper, "split_arguments", lambda *given: [all_jobs(*given)[0][:1]])
-    monkeypatch.setattr(run_report, "_draw", lambda *_: None)
+    monkeypatch.setattr(figures, "grid", lambda *_: None)
+    monkeypatch.setattr(figures, "acceptance", lambda *_: None)
     _, script, *arguments = shlex.split(command)
     monkeypatch.chdir(directory)
     monkeypatch.setattr(sys, "argv", [script, *more, *shortened(script, arguments)])

@@ -42,7 +42,7 @@ def random_parents(nodes, generator):
 
 def new_images(rows, length=6, depth=3):
     """Images without tokens."""
-    return Images([str(row) for row in range(rows)], length, depth, torch.device("cpu"), {})
+    return Images([str(row) for row in range(rows)], length, depth, torch.device("cpu"))
 
 
 class Spy:

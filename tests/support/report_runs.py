@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.replay import KEPT, REJECTED, REPLAYS, UNTESTED
-from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
 from tempera.reporting.finished_run import Run
 from tempera.runtime.files import fingerprint, sha256_file
 from tempera.runtime.image_files import picture_path, write_picture

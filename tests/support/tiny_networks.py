@@ -138,7 +138,17 @@ def random_verdict(draft: Draft, generator: torch.Generator, vocab: int = VOCAB)
         accepted[row] = len(line)
     visited = torch.nn.functional.pad(1 + path, (1, 0))
     stop = visited.gather(1, accepted[:, None])[:, 0]
-    return Verdict(stop, visited, accepted, tokens, tokens.gather(1, accepted[:, None])[:, 0])
+    nothing = torch.zeros_like(tokens)
+    return Verdict(
+        stop,
+        visited,
+        accepted,
+        tokens,
+        tokens.gather(1, accepted[:, None])[:, 0],
+        origin=nothing.to(torch.int8),
+        logprob=nothing.float(),
+        broken=torch.zeros(2, len(tokens), dtype=torch.bool),
+    )
 
 
 def random_rounds(
@@ -147,7 +157,7 @@ def random_rounds(
     """Rounds with random verdicts until every image is complete: each one's draft, and the images
     as they are before it.
     """
-    images = Images(prompts, target.length, drafter.depth, target.device, {})
+    images = Images(prompts, target.length, drafter.depth, target.device)
     target.begin(prompts, drafter.nodes)
     drafter.begin(prompts, images)
     while not images.complete:
@@ -159,10 +169,9 @@ def random_rounds(
         )
         scores = target.score(draft, images.longest)
         verdict = random_verdict(draft, generator, target.vocab_size)
-        emitted = images.append(verdict.tokens, verdict.accepted + 1, {}, {})
-        target.commit(draft, verdict, emitted)
+        images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
+        target.commit(draft, verdict, images.emitted)
         drafter.observe(images, draft, verdict, scores)
-        images.read()
 
 
 def check_q(draft: Draft, row: int, law: Callable[[list[int]], Tensor], longest: int) -> None:

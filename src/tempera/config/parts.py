@@ -387,7 +387,9 @@ class Parts:
 
     def method(self, target: AnyTarget, rule: AnyRule | None) -> "Method | Decoding":
         """What decodes the target's tokens; it takes the drafter, and the rule, if it needs one."""
-        if isinstance(rule, Rule):
+        from tempera.rules.published_gsd import PublishedGSD
+
+        if isinstance(rule, PublishedGSD):
             rule = rule.for_target(target)
         return self.decoding_part.make_with({"drafter": self.drafter(target), "rule": rule})
 

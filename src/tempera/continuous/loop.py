@@ -1,14 +1,15 @@
 """Decoding continuous tokens: MAR's parallel prediction in any number of steps, and continuous
-speculative decoding (CSpD, Algorithm 1: `Speculative.decode`).
+speculative decoding (CSpD, Algorithm 1: `Speculative.rounds`).
 
 Every row decodes its tokens in its own random order; the first `lengths` places of the order have
 tokens. A *round* is a pass of the target that emits tokens. Rows advance and finish independently.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field, PositiveInt
@@ -18,12 +19,12 @@ from typing_extensions import override
 from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise
 from tempera.continuous.noise import Noise
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
+from tempera.decoding import compiled
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import ImageModel
-from tempera.decoding.loop import Output
+from tempera.decoding.interfaces import BONUS, ImageModel, Watcher
+from tempera.decoding.loop import Output, Run
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.timing import Clock, clocked
-from tempera.decoding.trace import BONUS, Trace
+from tempera.decoding.trace import Columns, Trace
 from tempera.errors import TemperaError
 
 
@@ -113,14 +114,74 @@ class ContinuousTrace(Trace):
         return {name: getattr(self, name) for name in ("place", "origin", "order", "proposed")}
 
 
-COLUMNS = {
-    "place": torch.int32,
-    "origin": torch.int8,
-    "trials": torch.int64,
-    "failures": torch.int64,
-    "proposed": torch.int64,
-}
-"""What is recorded of every token: columns of `ContinuousTrace`, with their dtypes."""
+@dataclass(frozen=True)
+class ContinuousRound:
+    """One round, as `Decoding.rounds` yields it: `interfaces.Round` for continuous tokens. It is
+    valid until the next one is asked for.
+
+    Attributes:
+        images: all tokens so far, in the order of decoding.
+        order: position in the image of each place of the order, int64 [B, T].
+        draft: what was proposed; None if one model drew the tokens alone.
+        scores: the target's conditions for the drafted tokens (`DensityRule.sees_drafts`); None
+            without a draft.
+        verdict: what was emitted.
+        passes: sequences that the target's network ran on, per row.
+    """
+
+    images: Images
+    order: Tensor
+    draft: Proposal | None
+    scores: Tensor | None
+    verdict: ContinuousVerdict
+    passes: int
+
+    @property
+    def tokens(self) -> Tensor:
+        """The images so far in raster order, float32 [B, T, D]; 0 where there is no token yet."""
+        images = self.images
+        places = torch.arange(images.length, device=images.device)
+        written = (places < images.lengths.unsqueeze(1)).unsqueeze(-1)
+        tokens = torch.where(written, images.tokens[:, : images.length], 0.0)
+        index = self.order.unsqueeze(-1).expand_as(tokens)
+        return torch.zeros_like(tokens).scatter(1, index, tokens)
+
+
+class ContinuousRecorded:
+    """A watcher: what `ContinuousTrace` has of every token."""
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self._passes: list[Tensor] = []
+
+    def __call__(self, round: ContinuousRound) -> None:
+        """Record a round."""
+        verdict = round.verdict
+        origin = verdict.origin
+        places = torch.arange(1, 1 + origin.shape[1], dtype=torch.int32, device=origin.device)
+        proposed = 0 if round.draft is None else round.draft.path.token.shape[1]
+        columns = {
+            "place": places.expand_as(origin),
+            "origin": origin,
+            "trials": verdict.trials,
+            "failures": verdict.failures,
+            "proposed": torch.full_like(verdict.trials, proposed),
+        }
+        self.columns.write(round.images, columns)
+        self._passes.append(round.passes * (round.images.emitted > 0))
+
+    def output(self, last: ContinuousRound) -> Output:
+        """The tokens, [B, T, D], and their trace, after the last round."""
+        images = last.images
+        columns: dict[str, Any] = self.columns.read(images.length)
+        trace = ContinuousTrace(
+            max_depth=images.depth,
+            logprob=torch.zeros_like(last.order[:, :0]),
+            order=last.order,
+            passes=torch.stack(self._passes).sum(0),
+            **columns,
+        )
+        return Output(last.tokens, trace)
 
 
 class Sequences:
@@ -135,16 +196,12 @@ class Sequences:
     Attributes:
         images: the decoded tokens, in the order of decoding.
         order: position in the image of each place of the order, int64 [B, T].
-        passes: see `ContinuousTrace`.
     """
 
     def __init__(self, model: Model, noise: Noise, depth: int = 0, who: str = "target") -> None:
         self.who = who
         self.order = noise.uniform(model.length).argsort(stable=True)
-        self.images = Images(
-            noise.ids, model.length, depth, self.order.device, COLUMNS, model.channels
-        )
-        self.passes = torch.zeros_like(self.images.lengths)
+        self.images = Images(noise.ids, model.length, depth, self.order.device, model.channels)
 
     @property
     def context(self) -> Context:
@@ -154,61 +211,93 @@ class Sequences:
         return Context(rows, images.tokens, self.order, images.lengths, images.longest)
 
     def append(
-        self, verdict: ContinuousVerdict, passes: int, drafted: Tensor | None = None
-    ) -> None:
-        """Append each row's emitted tokens, up to the end of the image, and read how far they are.
-
-        Args:
-            verdict: of the round.
-            passes: sequences that the target ran on, per row.
-            drafted: the drafted tokens, [B, M, D], if a draft was verified.
-
-        Raises:
-            TemperaError: target or draft gave NaN or infinity.
+        self,
+        verdict: ContinuousVerdict,
+        passes: int,
+        draft: Proposal | None = None,
+        scores: Tensor | None = None,
+    ) -> ContinuousRound:
+        """Append each row's emitted tokens, up to the end of the image. For the arguments see
+        `ContinuousRound`.
         """
         images = self.images
-        most = verdict.tokens.shape[1]
-        ahead = torch.arange(1, 1 + most, dtype=torch.int32, device=images.device)
+        ahead = torch.arange(1, 1 + verdict.tokens.shape[1], device=images.device)
         counts = torch.minimum(verdict.emitted, images.length - images.lengths)
-        proposed = 0 if drafted is None else drafted.shape[1]
-        record = {
-            "place": ahead.expand_as(verdict.origin),
-            "origin": verdict.origin,
-            "trials": verdict.trials,
-            "failures": verdict.failures,
-            "proposed": torch.full_like(verdict.trials, proposed),
-        }
-        broken = {}
-        if drafted is not None:  # NaN in tokens that the target drew was found a round ago
-            broken["draft"] = ~drafted.isfinite().flatten(1).all(-1)
         undefined = ahead > counts.unsqueeze(1)
-        finite = verdict.tokens.isfinite().all(-1)
-        broken[self.who] = ~(finite | undefined).all(-1)
-        appended = images.append(verdict.tokens, counts, record, broken)
-        self.passes += passes * (appended > 0)
-        images.read()
-
-    def output(self) -> Output:
-        """The tokens in raster order, [B, T, D], and their trace."""
-        images = self.images
-        order = self.order
-        tokens = images.tokens[:, : images.length]
-        trace = ContinuousTrace(
-            max_depth=images.depth,
-            logprob=torch.zeros_like(order[:, :0]),
-            order=order,
-            passes=self.passes,
-            **images.columns(),
-        )
-        index = order.unsqueeze(-1).expand_as(tokens)
-        return Output(torch.zeros_like(tokens).scatter(1, index, tokens), trace)
+        broken = ~(verdict.tokens.isfinite().all(-1) | undefined).all(-1)
+        if draft is not None:  # NaN in tokens that the target drew was found a round ago
+            by_draft = ~draft.path.token.isfinite().flatten(1).all(-1)
+            broken = torch.stack([broken & ~by_draft, by_draft])
+        elif self.who == "target":
+            broken = torch.stack([broken, torch.zeros_like(broken)])
+        else:
+            broken = torch.stack([torch.zeros_like(broken), broken])
+        images.append(verdict.tokens, counts, broken)
+        return ContinuousRound(images, self.order, draft, scores, verdict, passes)
 
 
-Observe = Callable[[Images], None]
+class Decoding(ABC):
+    """A decoding method for continuous tokens."""
+
+    @property
+    def plain(self) -> "Decoding":
+        """The baseline for speed-ups: the target alone, one token per step."""
+        return Parallel()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is the baseline."""
+        return self == self.plain
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
+
+    @abstractmethod
+    def rounds(
+        self,
+        target: Model,
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        run: Run = compiled.plain,
+    ) -> Iterator[ContinuousRound]:
+        """Generate one image per prompt, until every image is complete.
+
+        Args:
+            target: the target.
+            streams: one random stream per prompt.
+            prompts: B prompts.
+            run: calls the parts of a round.
+
+        Raises:
+            TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
+                infinity.
+        """
+
+    def decode(
+        self,
+        target: Model,
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        *,
+        watch: Sequence[Watcher] = (),
+        run: Run = compiled.plain,
+    ) -> Output:
+        """Generate one image per prompt, as `rounds` does; `watch` is called with each round.
+
+        Returns:
+            tokens float32 [B, T, D] with their trace.
+        """
+        record = ContinuousRecorded()
+        watchers: list[Watcher] = [record, *watch]
+        for round in self.rounds(target, streams, prompts, run):
+            for watcher in watchers:
+                watcher(round)
+        return record.output(round)
 
 
 @dataclass(frozen=True)
-class Parallel:
+class Parallel(Decoding):
     """MAR (Li et al. 2024): one network alone, in any number of steps. MaskGIT's cosine schedule
     sets how many tokens each step draws in parallel.
 
@@ -224,18 +313,8 @@ class Parallel:
     steps: PositiveInt | None = None
     model: Model | None = field(default=None, repr=False)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is the baseline for speed-ups."""
-        return self.steps is None and self.model is None
-
-    @property
-    def plain(self) -> "Parallel":
-        """The baseline: the target alone, one token per step."""
-        return Parallel()
-
     def describe(self) -> dict[str, Any]:
-        """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
+        """See `Decoding.describe`."""
         return {
             "method": "parallel" if self.model is None else "draft",
             "draft": None if self.model is None else self.model.identity,
@@ -244,27 +323,19 @@ class Parallel:
         }
 
     @torch.no_grad()
-    def decode(
+    def rounds(
         self,
         target: Model,
         streams: RandomStreams,
-        prompts: list[str],
-        *,
-        diagnostics: bool = False,
-        clock: Clock | None = None,
-        observe: Observe | None = None,
-    ) -> Output:
-        """Generate one image per prompt; see `Speculative.decode`."""
+        prompts: Sequence[str],
+        run: Run = compiled.plain,
+    ) -> Iterator[ContinuousRound]:
+        """See `Decoding.rounds`; a round is a step."""
         model = self.model or target
         noise = _begin(streams, prompts, target, model)
         sequences = Sequences(target, noise, who="target" if self.model is None else "draft")
-        if clock is not None:
-            clock.lap("")
         sizes = counts(target.length, self.steps or target.length)
-        _predict(model, sequences, sizes, noise, observe)
-        if clock is not None:
-            clock.lap("target")
-        return sequences.output()
+        yield from _predicted(model, sequences, sizes, noise, run)
 
 
 def draft_alone(drafter: Model, steps: int | None = None) -> Parallel:
@@ -273,7 +344,7 @@ def draft_alone(drafter: Model, steps: int | None = None) -> Parallel:
 
 
 @dataclass(frozen=True)
-class Speculative:
+class Speculative(Decoding):
     """Continuous speculative decoding (CSpD, Algorithm 1): a smaller model drafts γ steps, and the
     target verifies all their tokens at once.
 
@@ -291,9 +362,6 @@ class Speculative:
     gamma: PositiveInt = 8
     prefill: Annotated[float, Field(ge=0, lt=1)] = 0.05
     steps: PositiveInt | None = None
-
-    is_plain: ClassVar[bool] = False
-    plain: ClassVar[Parallel] = Parallel()
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule, DensityRule):
@@ -326,78 +394,36 @@ class Speculative:
         }
 
     @torch.no_grad()
-    def decode(
+    def rounds(
         self,
         target: Model,
         streams: RandomStreams,
-        prompts: list[str],
-        *,
-        diagnostics: bool = False,
-        clock: Clock | None = None,
-        observe: Observe | None = None,
-    ) -> Output:
-        """Generate one image per prompt: CSpD, Algorithm 1, until every image is complete.
-
-        Args:
-            target: the target.
-            streams: one random stream per prompt.
-            prompts: B prompts.
-            diagnostics: ignored: continuous tokens have none.
-            clock: times the parts of rounds.
-            observe: called after each round.
-
-        Returns:
-            tokens float32 [B, T, D] with their trace.
-
-        Raises:
-            TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
-                infinity.
-        """
+        prompts: Sequence[str],
+        run: Run = compiled.plain,
+    ) -> Iterator[ContinuousRound]:
+        """See `Decoding.rounds`: CSpD, Algorithm 1."""
         noise = _begin(streams, prompts, target, self.drafter)
         sequences = Sequences(target, noise, self.depth(target.length))
-        _predict(target, sequences, self.prefilled(target.length), noise, observe)
-        rule = self.rule
-        if clock is not None:
-            clock.lap("")
-            target = clocked(target, clock, conditions=("draft", "target"))
-            rule = clocked(rule, clock, drafted=("commit", None), verify=(None, "verify"))
-        self._speculate(target, rule, sequences, noise, observe)
-        return sequences.output()
-
-    def _speculate(
-        self,
-        target: Model,
-        rule: DensityRule,
-        sequences: Sequences,
-        noise: Noise,
-        observe: Observe | None,
-    ) -> None:
-        """Rounds until every image is complete."""
+        yield from _predicted(target, sequences, self.prefilled(target.length), noise)
         images = sequences.images
+        rule = self.rule
         sizes = self.sizes(target.length)
         while not images.complete:
             noise.next_round()
             context = sequences.context
             ahead = rule.drafted(images.shortest, self.gamma, sizes)
-            proposal = _propose(self.drafter, context, ahead, noise)  # x̃ ~ q
-            drafted = proposal.path.token
-            conditions = _score(target, context, drafted, rule)  # of p at the drafts
-            verdict = rule.verify(proposal, target.denoiser, conditions, noise)  # or resample
-            # the round's only host read, but for rules that search for a residual
-            sequences.append(verdict, 1 + sum(ahead) * rule.sees_drafts, drafted)
-            if observe is not None:
-                observe(images)
+            draft = run(propose, self.drafter, context, ahead, noise)  # x̃ ~ q
+            scores = run(score, target, context, draft.path.token, rule)  # of p at the drafts
+            verdict = run(verify, rule, draft, target.denoiser, scores, noise)  # or resample
+            passes = 1 + sum(ahead) * rule.sees_drafts
+            yield sequences.append(verdict, passes, draft, scores)
 
 
-Decoding = Parallel | Speculative
-"""A decoding method for continuous tokens."""
-
-
-def _begin(streams: RandomStreams, prompts: list[str], *models: Model) -> Noise:
+def _begin(streams: RandomStreams, prompts: Sequence[str], *models: Model) -> Noise:
     """Start a batch of all models; returns its random draws."""
     streams.check(prompts)
     for model in models:
-        model.begin(prompts)
+        model.begin(list(prompts))
     return Noise(streams)
 
 
@@ -422,29 +448,31 @@ def counts(length: int, steps: int) -> list[int]:
     return drawn
 
 
-def _predict(
-    model: Model, sequences: Sequences, sizes: Sequence[int], noise: Noise, observe: Observe | None
-) -> None:
+def _predicted(
+    model: Model,
+    sequences: Sequences,
+    sizes: Sequence[int],
+    noise: Noise,
+    run: Run = compiled.plain,
+) -> Iterator[ContinuousRound]:
     """Append the tokens of some steps of one model alone; all rows have the same length."""
     for size in sizes:
         drawn = noise.normal(size, model.denoiser.stages + 1, model.channels)
-        _, path = _draw(model, sequences.context, drawn)
+        _, path = run(draw, model, sequences.context, drawn)
         zeros = torch.zeros_like(path.token[..., 0], dtype=torch.int64)
         origin = torch.full_like(zeros, BONUS, dtype=torch.int8)
         emitted = torch.full_like(zeros[:, 0], size)
         verdict = ContinuousVerdict(path.token, origin, emitted, zeros, zeros)
-        sequences.append(verdict, passes=int(sequences.who == "target"))
-        if observe is not None:
-            observe(sequences.images)
+        yield sequences.append(verdict, passes=int(sequences.who == "target"))
 
 
-def _propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise) -> Proposal:
+def propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise) -> Proposal:
     """Draft `sizes` tokens, one entry per drafting step."""
     drawn = noise.normal(sum(sizes), draft.denoiser.stages + 1, draft.channels)
     conditions = []
     paths = []
     for part in drawn.split(list(sizes), dim=1):
-        condition, path = _draw(draft, context, part)
+        condition, path = draw(draft, context, part)
         conditions.append(condition)
         paths.append(path)
         context = _with(context, path.token, draft.length)
@@ -455,7 +483,7 @@ def _propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise)
     return Proposal(path, drawn, draft.denoiser, torch.cat(conditions, dim=1))
 
 
-def _score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) -> Tensor:
+def score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) -> Tensor:
     """The target's conditions for the drafted tokens [B, M, D] and, if the rule lets the target see
     drafts, for the token after them: [B, M or M + 1, C]. Otherwise all have the guidance of the
     last one.
@@ -479,7 +507,14 @@ def _score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) 
     return conditions.view(1 + count, len(drafted), -1).transpose(0, 1)
 
 
-def _draw(model: Model, context: Context, drawn: Tensor) -> tuple[Tensor, DenoisingPath]:
+def verify(
+    rule: DensityRule, draft: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
+) -> ContinuousVerdict:
+    """Accept drafted tokens, or resample: see `DensityRule.verify`."""
+    return rule.verify(draft, denoiser, conditions, noise)
+
+
+def draw(model: Model, context: Context, drawn: Tensor) -> tuple[Tensor, DenoisingPath]:
     """Draw the next M tokens independently of each other, with noise [B, M, S + 1, D]: their
     conditions, [B, M, C], and paths.
     """

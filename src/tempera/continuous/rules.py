@@ -31,7 +31,7 @@ from tempera.continuous.residual_sampler import (
     redraw_paths,
     reject_until,
 )
-from tempera.decoding.trace import ACCEPTED, BONUS, RESAMPLED
+from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.trees import take_one
 
 Trials = Annotated[int, Field(ge=1, le=1 << 20)]

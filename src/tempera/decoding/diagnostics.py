@@ -1,19 +1,52 @@
 """Bounds on the distance between the law of the emitted tokens and the target's, in TV and KL, and
-TV(p, q), computed from p and q at visited positions.
+TV(p, q), computed from p and q at visited positions. All of it stands outside the rounds.
 """
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, JointRule, Rule, Verdict
+from tempera.decoding.interfaces import Draft, JointRule, Round, Rule, Verdict
 from tempera.decoding.probabilities import at, excess, kl_divergence, total_variation
+from tempera.decoding.trace import Columns
 from tempera.decoding.trees import take
 from tempera.errors import TemperaError
 
 
+class Diagnosed:
+    """A watcher: TV(p, q), the terms of the bounds on TV and KL, and how certain the target is, of
+    every token, in `columns`; see `diagnose` and `certainty`.
+
+    Args:
+        rule: the rule that decides.
+    """
+
+    def __init__(self, rule: Rule | JointRule) -> None:
+        self.rule = rule
+        self.columns = Columns()
+        self._written: list[int] = []  # tokens of each row, before the round
+
+    def __call__(self, round: Round) -> None:
+        """Diagnose the places of a round that emitted tokens."""
+        counts = round.images.counts
+        before = self._written or [0] * len(counts)
+        places = max(now - then for now, then in zip(counts, before, strict=True))
+        self._written = list(counts)
+        scores = round.scores
+        columns = diagnose(
+            round.draft, round.verdict, scores.p, self.rule, scores.untempered, places
+        )
+        columns |= certainty(take(scores.p, round.verdict.visited[:, :places]))
+        self.columns.write(round.images, columns)
+
+
 def diagnose(
-    draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule, soft: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    draft: Draft,
+    verdict: Verdict,
+    p: Tensor,
+    rule: Rule | JointRule,
+    soft: Tensor | None = None,
+    places: int | None = None,
+) -> dict[str, Tensor]:
     """Terms of bounds on the TV and KL between the law of the emitted tokens and the target's, from
     p and q at the visited positions.
 
@@ -32,12 +65,10 @@ def diagnose(
     r_k)·residual, and KL(Λ ‖ p) times Π_{k<K} (1 - f_k(x_k))/r_k, the weight of siblings drawn from
     q_k as draws of rejected ones.
 
-    On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8, whose expectation over
-    a round is the bound, and the KL divergence of the emitted token's distribution given the state
-    of the round. On a tree they are upper bounds of those in expectation, by the chain rule over
-    tests and by convexity. Summed over positions, the expected terms bound the TV and the KL
-    divergence between the whole image's law and the target's. A joint rule has no tests of single
-    positions; a lossless one adds 0.
+    On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8 and the KL divergence of
+    the emitted token's distribution given the state of the round; on a tree, upper bounds of those
+    in expectation. Summed over positions, the expected terms bound the TV and the KL divergence
+    between the whole image's law and the target's. A lossless joint rule adds 0.
 
     Args:
         draft: the round's proposal.
@@ -46,27 +77,26 @@ def diagnose(
         rule: the rule that decided.
         soft: the untempered distributions that it decided by in greedy decoding. A kept token that
             is not the target's choice costs 1 in total variation and infinitely many nats.
+        places: M, how many places of the round to look at; by default all L + 1.
 
     Returns:
-        TV(p, q) with the first child's q (NaN at a leaf), the term of the TV bound, the term of the
-        KL bound: float32 [B, L + 1] each, for the L + 1 places of the round; places past the
-        verdict's last token are undefined.
+        `tv`, TV(p, q) with the first child's q (NaN at a leaf), `bound` and `kl`, the terms of the
+        bounds: float32 [B, M] each; places past the verdict's last token are undefined.
     """
-    visited = verdict.visited
+    visited = verdict.visited[:, :places]
     if isinstance(rule, JointRule):
-        if not rule.lossless:
-            raise TemperaError(
-                f"diagnostics are not defined for {type(rule).__name__}: its tests are coupled; "
-                "run it without diagnostics"
-            )
+        _check_lossless(rule)
         tv = _first_test(draft, visited, take(p, visited))
-        return tv, torch.zeros_like(tv), torch.zeros_like(tv)
-    if soft is not None:
+        bound = kl = torch.zeros_like(tv)
+    elif soft is not None:
         truth = take(p, visited)
-        wrong = 1 - truth.gather(-1, verdict.tokens.unsqueeze(-1)).squeeze(-1)
-        return _first_test(draft, visited, truth), wrong, torch.where(wrong > 0, torch.inf, 0.0)
-    kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)
-    return _terms(draft, visited, kept_child, take(p, visited), rule)
+        tv = _first_test(draft, visited, truth)
+        bound = 1 - at(truth, verdict.tokens[:, :places])
+        kl = torch.where(bound > 0, torch.inf, 0.0)
+    else:
+        kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)[:, :places]
+        tv, bound, kl = _terms(draft, visited, kept_child, take(p, visited), rule)
+    return {"tv": tv, "bound": bound, "kl": kl}
 
 
 def mean_terms(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -82,34 +112,28 @@ TOP = 10
 """Tokens whose mass `certainty` adds up."""
 
 
-def certainty(p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """How sure distributions are of the next token (LANTERN, Figure 2c): the probability of the
-    most probable token, that of the ten most probable, the entropy in nats, and the probability
-    that two draws agree, Σ p² = exp(−H₂) (SJD-PAC, §4.2). [..., V] -> [...].
+def certainty(p: Tensor) -> dict[str, Tensor]:
+    """How sure distributions are of the next token (LANTERN, Figure 2c): `top1`, the probability of
+    the most probable token, `top10`, that of the ten most probable, `entropy` in nats, and
+    `collision`, the probability that two draws agree, Σ p² = exp(−H₂) (SJD-PAC, §4.2). [..., V] ->
+    [...] each.
     """
     likely = p.topk(min(TOP, p.shape[-1]), -1).values
-    return likely[..., 0], likely.sum(-1), torch.special.entr(p).sum(-1), p.square().sum(-1)
+    return {
+        "top1": likely[..., 0],
+        "top10": likely.sum(-1),
+        "entropy": torch.special.entr(p).sum(-1),
+        "collision": p.square().sum(-1),
+    }
 
 
-def proximity(draft: Draft, verdict: Verdict, p: Tensor, rule: Rule | JointRule) -> Tensor:
-    """How many tokens the set of the first drafted token holds after each visited node (LANTERN,
-    Figure 7), float32 [B, L + 1]: NaN where nothing was drafted, or where the rule has no sets.
-
-    Args:
-        draft: the round's proposal.
-        verdict: what `verify` decided.
-        p: the distributions that sets are made from, untempered in greedy decoding, [B, 1 + N, V].
-        rule: the rule that decided.
-    """
-    visited = verdict.visited
-    nowhere = torch.full(visited.shape, torch.nan, device=p.device)
-    if not draft.tree.nodes or isinstance(rule, JointRule):
-        return nowhere
-    first = take(draft.tree.children.expand(len(p), -1, -1), visited)[..., 0]
-    sizes = rule.proximity(take(p, visited), take(draft.tokens, first))
-    if sizes is None:
-        return nowhere
-    return torch.where(first >= 0, sizes.float(), nowhere)
+def _check_lossless(rule: JointRule) -> None:
+    """Raise TemperaError for a joint rule that is not lossless."""
+    if not rule.lossless:
+        raise TemperaError(
+            f"diagnostics are not defined for {type(rule).__name__}: its tests are coupled; run it "
+            "without diagnostics"
+        )
 
 
 def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """The images of a batch while they are decoded. Loops append to them, drafters read them."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,6 @@ class Images:
         length: T, tokens of an image.
         depth: L, most tokens that a round drafts in a row.
         device: of the buffers.
-        columns: what is recorded of every token, by name, with its dtype.
         channels: D of continuous tokens; None for tokens that are ids.
 
     Attributes:
@@ -26,7 +23,6 @@ class Images:
             image.
         lengths: number of tokens of each row, int64 [B].
         emitted: how many of them the last round emitted, int64 [B]; 0 before the first round.
-        counts: `lengths` on the host, as of the last `read`.
         rounds: number of rounds so far.
     """
 
@@ -36,7 +32,6 @@ class Images:
         length: int,
         depth: int,
         device: torch.device,
-        columns: Mapping[str, torch.dtype],
         channels: int | None = None,
     ) -> None:
         self.ids = ids
@@ -50,14 +45,27 @@ class Images:
             self.tokens = torch.zeros(*shape, channels, device=device)
         self.lengths = torch.zeros(len(ids), dtype=torch.int64, device=device)
         self.emitted = torch.zeros_like(self.lengths)
-        self.counts = [0] * len(ids)
         self.rounds = 0
-        self._columns = {
-            name: torch.zeros(shape, dtype=dtype, device=device) for name, dtype in columns.items()
-        }
         self._ahead = torch.arange(shape[1], device=device)
-        self._report = self.lengths.unsqueeze(0)  # of the last round; the host reads it
-        self._blamed: list[str] = []
+        self._counts = [0] * len(ids)
+        self._slots = self.lengths.unsqueeze(1)
+        self._report: Tensor | None = None  # of the last round, until the host reads it
+
+    @property
+    def counts(self) -> list[int]:
+        """`lengths` on the host. The first to ask after a round reads them from the device: the
+        round's only host read.
+
+        Raises:
+            TemperaError: target or draft gave NaN or infinity for a row that was not complete.
+        """
+        if self._report is not None:
+            counts, *broken = self._report.tolist()
+            self._report = None
+            grown = [now > before for now, before in zip(counts, self._counts, strict=True)]
+            self._counts = counts
+            self._check(broken, grown)
+        return self._counts
 
     @property
     def longest(self) -> int:
@@ -79,59 +87,36 @@ class Images:
         """Whether all images are."""
         return self.shortest >= self.length
 
-    def last(self, count: int) -> Tensor:
-        """The tokens that the last round emitted, int64 [B, count]; undefined behind them."""
-        slots = (self.lengths - self.emitted).unsqueeze(1) + self._ahead[:count]
-        return self.tokens.gather(1, slots)
+    def slots(self, count: int) -> Tensor:
+        """The first `count` columns of `tokens` that the last round wrote, int64 [B, count]; those
+        from `emitted` on are written again by later rounds.
+        """
+        return self._slots[:, :count]
 
-    def append(
-        self,
-        tokens: Tensor,
-        counts: Tensor,
-        columns: Mapping[str, Tensor],
-        broken: Mapping[str, Tensor],
-    ) -> Tensor:
+    def append(self, tokens: Tensor, counts: Tensor, broken: Tensor) -> None:
         """Add a round.
 
         Args:
             tokens: each row's new tokens, [B, M] or [B, M, D]; M ≤ 1 + L, or no row is so near its
                 end.
             counts: how many of them a row gets, int64 [B], unless its image ends before.
-            columns: what is recorded of them, [B, M] each.
-            broken: for the target and the draft, in which rows it gave NaN or infinity, bool [B].
-
-        Returns:
-            how many tokens each row emits, int64 [B].
+            broken: in which rows the target and the draft gave NaN or infinity, bool [2, B].
         """
-        slots = self.lengths.unsqueeze(1) + self._ahead[: tokens.shape[1]]
+        self._slots = slots = self.lengths.unsqueeze(1) + self._ahead[: tokens.shape[1]]
         # later rounds overwrite what is not emitted
         along = slots if tokens.dim() == 2 else slots.unsqueeze(-1).expand_as(tokens)
         self.tokens.scatter_(1, along, tokens)
-        for name, values in columns.items():
-            self._columns[name].scatter_(1, slots, values)
         torch.minimum(counts, self.length - self.lengths, out=self.emitted)
         self.lengths += self.emitted
-        self._blamed = list(broken)
-        faults = [rows * self.emitted for rows in broken.values()]  # 0 where a row was complete
-        self._report = torch.stack([self.lengths, *faults])
-        return self.emitted
-
-    def read(self) -> None:
-        """Read from the device how far the images are: the round's only host read.
-
-        Raises:
-            TemperaError: target or draft gave NaN or infinity for a row that was not complete.
-        """
-        self.counts, *broken = self._report.tolist()
-        for who, rows in zip(self._blamed, broken, strict=True):
-            if any(rows):
-                first = next(index for index, tokens in enumerate(rows) if tokens)
-                raise TemperaError(
-                    f"the {who} gave NaN or infinity for prompt '{self.ids[first]}'; check its "
-                    "weights and the guidance, and try dtype=float32"
-                )
+        self._report = torch.cat([self.lengths.unsqueeze(0), broken])
         self.rounds += 1
 
-    def columns(self) -> dict[str, Tensor]:
-        """What is recorded of the tokens, [B, T] each."""
-        return {name: column[:, : self.length] for name, column in self._columns.items()}
+    def _check(self, broken: list[list[int]], grown: list[bool]) -> None:
+        """Raise TemperaError if target or draft broke a row that has grown."""
+        for who, rows in zip(("target", "draft"), broken, strict=True):
+            for name, fault, grew in zip(self.ids, rows, grown, strict=True):
+                if fault and grew:
+                    raise TemperaError(
+                        f"the {who} gave NaN or infinity for prompt '{name}'; check its weights "
+                        "and the guidance, and try dtype=float32"
+                    )

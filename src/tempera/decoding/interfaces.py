@@ -25,6 +25,10 @@ from tempera.decoding.images import Images
 from tempera.decoding.probabilities import at, one_hot
 from tempera.decoding.trees import Frontier, Tree, take
 
+BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
+"""Origin of a token: the bonus token drawn from the target at a leaf, a token drawn from a
+residual, or an accepted draft.
+"""
 Build = TypeVar("Build", bound=Callable[..., Any])
 
 
@@ -75,7 +79,7 @@ class Draft:
         """Whether the draft model gave NaN for a row, which makes a whole q NaN, bool [B]."""
         if self.broken is not None:
             return self.broken
-        if self.q is None:
+        if self.q is None or not self.tree.nodes:
             return torch.zeros(len(self.tokens), dtype=torch.bool, device=self.tokens.device)
         return self.q[..., 0].isnan().any(-1)
 
@@ -117,6 +121,10 @@ class Verdict:
             index τ; undefined after it.
         next_token: the token drawn from the last residual, or from p at a leaf, int64 [B]. It is
             `tokens[b, accepted[b]]`.
+        origin: of each token, `BONUS`, `RESAMPLED` or `ACCEPTED`, int8 [B, L + 1]; undefined as
+            `tokens` are.
+        logprob: its log-probability under p, float32 [B, L + 1].
+        broken: in which rows the target and the draft gave NaN, bool [2, B].
     """
 
     stop: Tensor
@@ -124,11 +132,46 @@ class Verdict:
     accepted: Tensor
     tokens: Tensor
     next_token: Tensor
+    origin: Tensor
+    logprob: Tensor
+    broken: Tensor
 
     @property
     def path(self) -> Tensor:
         """Accepted nodes from the root down, int64 [B, L], -1 past the end."""
         return self.visited[:, 1:] - 1
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of decoding, as `loop.rounds` yields it. It is valid until the next one is asked
+    for: compiled rounds use its memory again.
+
+    Attributes:
+        images: all tokens so far; the round emitted `images.emitted` of each row.
+        draft: what was proposed.
+        scores: the target's scores of it.
+        verdict: what was accepted, and the token after it.
+    """
+
+    images: Images
+    draft: Draft
+    scores: Scores
+    verdict: Verdict
+
+    @property
+    def tokens(self) -> Tensor:
+        """The images so far, int64 [B, T]; 0 where there is no token yet."""
+        images = self.images
+        places = torch.arange(images.length, device=images.device)
+        written = places < images.lengths.unsqueeze(1)
+        return torch.where(written, images.tokens[:, : images.length], 0)
+
+
+Watcher = Callable[[Any], object]
+"""Looks at every round of a batch from outside: a `Round`, or of continuous tokens a
+`continuous.loop.ContinuousRound`. In the first one `images.rounds` is 1.
+"""
 
 
 @runtime_checkable
@@ -322,6 +365,14 @@ class Rule(ABC):
     the target's. Write `accept` and `residual`; the other methods have defaults.
     """
 
+    @property
+    def local(self) -> bool:
+        """Whether f looks at p(x) and q(x) alone, and the residual of a token that was not drawn
+        (its q is one-hot) is p without it, renormalised. Verification then computes no other
+        distribution; a rule that says nothing is right, too.
+        """
+        return False
+
     @abstractmethod
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """f at every token that q can draw, anything in [0, 1] at others: p and q [..., V] ->
@@ -332,44 +383,19 @@ class Rule(ABC):
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """The distribution that replaces a rejected `token`, int64 [...]: [..., V], sums to 1."""
 
-    def for_target(self, target: Any) -> Self:
-        """The rule as it is for a target, whose weights it may read; called once, before
-        decoding.
-        """
-        return self
-
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """f at one token, [...]; override it where that is cheaper than f at all."""
+        if self.local:
+            mass = at(p, token).unsqueeze(-1)
+            return self.accept(mass, at(q, token).unsqueeze(-1), depth).squeeze(-1)
         return at(self.accept(p, q, depth), token)
 
-    def accept_certain(self, mass: Tensor, depth: Tensor) -> Tensor | None:
-        """f of a token x that was not drawn (its q is one-hot) and has p(x) = `mass`, [...] ->
-        [...], if the residual is then p without x, renormalised: no distribution but the last is
-        then computed. None if it is another one, or in doubt.
-        """
-        return None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """A rule that changes another one's f or residual does not inherit its short ways."""
-        super().__init_subclass__(**options)
-        own = cls.__dict__.keys()
-        if "accept" in own and "accept_at" not in own:
-            cls.accept_at = Rule.accept_at  # type: ignore[method-assign]
-        if {"accept", "residual", "mean_residual"} & own and "expected" not in own:
-            cls.expected = Rule.expected  # type: ignore[method-assign]
-        if {"accept", "accept_at", "residual"} & own and "accept_certain" not in own:
-            cls.accept_certain = Rule.accept_certain  # type: ignore[method-assign]
-
-    def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """The mean residual over rejected x ~ q: Σ_x q(x)·(1 - f(x))·residual(x), normalised; any
-        distribution if nothing is ever rejected. [..., V]. Override it if `residual` depends on the
-        token.
-        """
-        return self.residual(p, q, torch.zeros_like(depth), depth)
-
     def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """`accept` and `mean_residual`, for diagnostics; override it where the two share work."""
-        return self.accept(p, q, depth), self.mean_residual(p, q, depth)
+        """For diagnostics: f of every token that q can draw, and the mean of the residual over
+        rejected x ~ q, Σ_x q(x)·(1 - f(x))·residual(x), normalised (any distribution if nothing is
+        ever rejected): [..., V] each. Override it if `residual` depends on the token.
+        """
+        return self.accept(p, q, depth), self.residual(p, q, torch.zeros_like(depth), depth)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Whether greedy decoding accepts a token, given p at temperature 1: [..., V] and [...] ->
@@ -377,12 +403,6 @@ class Rule(ABC):
         other tokens than the most probable one.
         """
         return token == p.argmax(-1)
-
-    def proximity(self, p: Tensor, token: Tensor) -> Tensor | None:
-        """How many tokens the set of `token` contains, itself included, for a rule that accepts a
-        token for the sake of a set of tokens near it: p [..., V], token [...] -> int64 [...].
-        """
-        return None
 
 
 @runtime_checkable

@@ -3,20 +3,40 @@
 All rounds are alike: the *root* of the first round is the last token of the prompt, so every image
 token is emitted by a round, and plain autoregression is the empty draft. Rows advance and finish
 independently.
+
+`rounds` yields every round; whoever wants to see one looks at it. `decode` keeps the tokens and
+their trace.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import begin_step, compiled, plain
+from tempera.decoding.diagnostics import Diagnosed
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Scores, Target, Verdict
+from tempera.decoding.interfaces import (
+    Draft,
+    Drafter,
+    JointRule,
+    Round,
+    Rule,
+    Scores,
+    Target,
+    Verdict,
+    Watcher,
+)
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.trace import DIAGNOSED, RECORDED, Trace, places, recorded
+from tempera.decoding.trace import Recorded, Trace
 from tempera.decoding.verification import verify
+
+Run = Callable[..., Any]
+"""Calls a part of a round, `run(part, *arguments)`: as it is (`plain`), compiled (`compiled`), or
+with a clock (`timing.Clock`).
+"""
 
 
 @dataclass(frozen=True)
@@ -28,16 +48,14 @@ class Output:
 
 
 @torch.no_grad()
-def decode(
+def rounds(
     target: Target,
     drafter: Drafter,
     rule: Rule | JointRule,
     streams: RandomStreams,
-    prompts: list[str],
-    *,
-    diagnostics: bool = False,
-    observe: Callable[[Images, Draft, Verdict], None] | None = None,
-) -> Output:
+    prompts: Sequence[str],
+    run: Run | None = None,
+) -> Iterator[Round]:
     """Generate one image per prompt: Cool-SD, Algorithm 1, until every image is complete.
 
     Args:
@@ -46,84 +64,87 @@ def decode(
         rule: the acceptance rule.
         streams: one stream of uniform draws per prompt, in the prompts' order.
         prompts: texts, B of them.
-        diagnostics: also record TV(p, q) and the terms of the bounds on TV and KL (costs passes
-            over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
-        observe: called after each round, for progress and replays.
+        run: calls the four parts of every round but the first, which runs as it is and computes
+            what later ones find; by default compiled if the target is.
+
+    Yields:
+        each round, which is valid until the next one is asked for.
 
     Raises:
         TemperaError: the target or the draft gave NaN, or prompts and streams differ in number.
     """
     streams.check(prompts)
-    diagnosed = rule if diagnostics else None
-    columns = DIAGNOSED if diagnostics else RECORDED
-    images = Images(streams.ids, target.length, drafter.depth, streams.device, columns)
-    target.begin(prompts, drafter.nodes)
-    drafter.begin(prompts, images)
+    run = run or (compiled if target.compiled else plain)
+    images = Images(streams.ids, target.length, drafter.depth, streams.device)
+    target.begin(list(prompts), drafter.nodes)
+    drafter.begin(list(prompts), images)
     while not images.complete:
-        drawn = drafter.uniforms
-        u = streams.next(drawn + drafter.nodes + 1)
-        # the first round runs as it is written, and computes what later ones find
-        run = compiled if target.compiled and images.rounds else plain
+        u = streams.next(drafter.uniforms + drafter.nodes + 1)
+        u_draft, u_tests = u.tensor_split([drafter.uniforms], dim=1)
+        call = run if images.rounds else plain
         longest = target.length if target.compiled else images.longest
-        if run is compiled:
+        if call is compiled:
             begin_step()
-        draft = run(_propose, drafter, images, u[:, :drawn])
-        judged = run(_judge, target, rule, draft, longest, u[:, drawn:], diagnosed)
-        # 17: the accepted tokens and one more
-        images.append(judged.verdict.tokens, judged.counts, judged.record, judged.broken)
-        run(_settle, target, drafter, images, draft, judged)
-        images.read()  # the round's only host read
-        if observe is not None:
-            observe(images, draft, judged.verdict)
-    columns_of_tokens = images.columns()
-    place = places(columns_of_tokens["origin"])
-    trace = Trace(max_depth=drafter.depth, place=place, **columns_of_tokens)
-    return Output(images.tokens[:, : target.length], trace)
+        draft = call(propose, drafter, images, u_draft)  # 1-2: x̃ ~ q
+        scores = call(score, target, draft, longest)  # 3-4: p after the root and every node
+        verdict = call(verify, draft, scores, rule, u_tests)  # 5-16: accept, or resample
+        images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
+        call(settle, target, drafter, images, draft, scores, verdict)
+        yield Round(images, draft, scores, verdict)
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """What a round comes to.
-
-    Attributes:
-        scores: the target's.
-        verdict: of the rule.
-        counts: tokens of each row, the drawn one included, int64 [B].
-        record: what is recorded of the tokens.
-        broken: in which rows target and draft gave NaN.
-    """
-
-    scores: Scores
-    verdict: Verdict
-    counts: Tensor
-    record: dict[str, Tensor]
-    broken: dict[str, Tensor]
-
-
-def _propose(drafter: Drafter, images: Images, uniforms: Tensor) -> Draft:
-    """Lines 1-2: x̃ ~ q."""
+def propose(drafter: Drafter, images: Images, uniforms: Tensor) -> Draft:
+    """The draft of a round; the first of its parts."""
     return drafter.propose(images, uniforms)
 
 
-def _judge(
+def score(target: Target, draft: Draft, longest: int) -> Scores:
+    """The target's scores of a draft."""
+    return target.score(draft, longest)
+
+
+def settle(
     target: Target,
-    rule: Rule | JointRule,
+    drafter: Drafter,
+    images: Images,
     draft: Draft,
-    longest: int,
-    uniforms: Tensor,
-    diagnosed: Rule | JointRule | None,
-) -> _Judged:
-    """Lines 3-16."""
-    scores = target.score(draft, longest)  # 3-4: p after the root and every node
-    verdict = verify(draft, scores, rule, uniforms)  # 5-16: accept, or resample
-    record = recorded(draft, verdict, scores, diagnosed)
-    broken = {"target": scores.has_nan, "draft": draft.has_nan}
-    return _Judged(scores, verdict, verdict.accepted + 1, record, broken)
-
-
-def _settle(
-    target: Target, drafter: Drafter, images: Images, draft: Draft, judged: _Judged
+    scores: Scores,
+    verdict: Verdict,
 ) -> None:
-    """Keep what was emitted, for the next round."""
-    target.commit(draft, judged.verdict, images.emitted)
-    drafter.observe(images, draft, judged.verdict, judged.scores)
+    """Keep what was emitted, for the next round; the last of its parts."""
+    target.commit(draft, verdict, images.emitted)
+    drafter.observe(images, draft, verdict, scores)
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    rule: Rule | JointRule,
+    streams: RandomStreams,
+    prompts: Sequence[str],
+    *,
+    diagnostics: bool = False,
+    watch: Sequence[Watcher] = (),
+    run: Run | None = None,
+) -> Output:
+    """Generate one image per prompt, as `rounds` does.
+
+    Args:
+        target, drafter, rule, streams, prompts, run: see `rounds`.
+        diagnostics: also record TV(p, q) and the terms of the bounds on TV and KL (costs passes
+            over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
+        watch: called with each round, for progress, replays and measurements.
+
+    Raises:
+        TemperaError: see `rounds`.
+    """
+    recorders: list[Recorded | Diagnosed] = [Recorded()]
+    if diagnostics:
+        recorders.append(Diagnosed(rule))
+    watchers: list[Watcher] = [*recorders, *watch]
+    for round in rounds(target, drafter, rule, streams, prompts, run):
+        for watcher in watchers:
+            watcher(round)
+    columns = [recorder.columns.read(target.length) for recorder in recorders]
+    trace = Trace.of(drafter.depth, columns)
+    return Output(round.images.tokens[:, : target.length], trace)

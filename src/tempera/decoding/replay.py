@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Verdict
+from tempera.decoding.interfaces import Draft, Round, Verdict
 from tempera.decoding.loop import Output
 
 UNTESTED, REJECTED, KEPT = 0, 1, 2
@@ -21,17 +20,20 @@ REPLAYS = "replays"
 
 
 class DraftLog:
-    """Every round of a batch, on the device until it is read."""
+    """A watcher: every round of the last batch, on the device until it is read."""
 
     def __init__(self) -> None:
         # of each round: tokens, parents and fates of its nodes, [3, B, N], and which rows it is of
         self._rounds: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, images: Images, draft: Draft, verdict: Verdict) -> None:
-        """Add a round: an `observe` of `decode`."""
+    def __call__(self, round: Round) -> None:
+        """Add a round."""
+        if round.images.rounds == 1:
+            self._rounds = []
+        draft = round.draft
         parents = draft.tree.parents.expand_as(draft.tokens)
-        columns = torch.stack([draft.tokens, parents, _fates(draft, verdict)])
-        self._rounds.append((columns, images.emitted > 0))
+        columns = torch.stack([draft.tokens, parents, _fates(draft, round.verdict)])
+        self._rounds.append((columns, round.images.emitted > 0))
 
     def columns(self, row: int) -> dict[str, list[int]]:
         """One image's drafts, round after round.

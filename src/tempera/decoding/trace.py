@@ -2,27 +2,15 @@
 distance of their law from the target's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.diagnostics import certainty, diagnose, proximity
-from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
-from tempera.decoding.trees import Tree, take
-
-BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
-"""Origin of a token: the bonus token drawn from the target at a leaf, a token drawn from a
-residual, or an accepted draft.
-"""
-RECORDED = {"origin": torch.int8, "logprob": torch.float32}
-"""What `recorded` gives of every token, by name, with its dtype."""
-CERTAINTY = ("top1", "top10", "entropy", "collision")
-"""The columns of `diagnostics.certainty`."""
-DIAGNOSED = RECORDED | dict.fromkeys(("tv", "bound", "kl", *CERTAINTY, "proximity"), torch.float32)
-"""The same with diagnostics."""
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import ACCEPTED, BONUS, Round
 
 
 @dataclass
@@ -33,7 +21,7 @@ class Trace:
         max_depth: L.
         place: place of the token in its round, int32 [B, T], from 1. An accepted draft at place d
             is a node of depth d.
-        origin: `BONUS`, `RESAMPLED` or `ACCEPTED`, int8 [B, T].
+        origin: `BONUS`, `RESAMPLED` or `ACCEPTED` of `decoding.interfaces`, int8 [B, T].
         logprob: log-probability of the token under the target's sampled distribution, float32 [B,
             T].
         tv: TV(p, q) between target and draft where a draft was tested, float32 [B, T]; NaN
@@ -43,11 +31,12 @@ class Trace:
         kl: this position's term of the bound on KL(emitted law ‖ target), in nats, float32 [B, T].
             Diagnostics only. See `diagnose`.
         top1: the target's largest probability there, float32 [B, T]. Diagnostics only, as the next.
-        top10: the mass of its ten most probable tokens, float32 [B, T]. See `certainty`.
+        top10: the mass of its ten most probable tokens, float32 [B, T]. See
+            `diagnostics.certainty`.
         entropy: of its distribution, in nats, float32 [B, T].
         collision: the probability that two draws from it agree, float32 [B, T].
         proximity: how many tokens LANTERN's set of the first drafted token holds, float32 [B, T];
-            NaN where there is none. See `diagnostics.proximity`.
+            NaN where there is none. See `rules.neighbourhood.Proximity`.
     """
 
     max_depth: int
@@ -62,6 +51,14 @@ class Trace:
     entropy: Tensor | None = None
     collision: Tensor | None = None
     proximity: Tensor | None = None
+
+    @classmethod
+    def of(cls, max_depth: int, columns: Sequence[Mapping[str, Tensor]]) -> Self:
+        """Of what watchers recorded, by name; `origin` and `logprob` are among it."""
+        named: dict[str, Any] = {}
+        for recorded in columns:
+            named |= recorded
+        return cls(max_depth, places(named["origin"]), **named)
 
     def tensors(self) -> dict[str, Tensor]:
         """The columns that are there, by name."""
@@ -159,36 +156,38 @@ def joined(traces: Sequence[Trace]) -> Trace:
     return replace(traces[0], **columns)
 
 
-def recorded(
-    draft: Draft, verdict: Verdict, scores: Scores, diagnosed: Rule | JointRule | None
-) -> dict[str, Tensor]:
-    """Columns of `Trace` for a round's tokens, [B, L + 1] each; those past the drawn token are
-    undefined. `diagnosed` is the rule whose diagnostics are recorded, if any.
-    """
-    p = scores.p
-    visited = verdict.visited
-    chosen = visited * p.shape[-1] + verdict.tokens
-    columns = {
-        "origin": origins(draft.tree, verdict),
-        "logprob": p.flatten(1).gather(1, chosen).log(),
-    }
-    if diagnosed is None:
-        return columns
-    tv, bound, kl = diagnose(draft, verdict, p, diagnosed, scores.untempered)
-    columns |= {"tv": tv, "bound": bound, "kl": kl}
-    columns |= dict(zip(CERTAINTY, certainty(take(p, visited)), strict=True))
-    columns["proximity"] = proximity(
-        draft, verdict, p if scores.untempered is None else scores.untempered, diagnosed
-    )
-    return columns
+class Columns:
+    """Values of the tokens of a batch, written round by round by a watcher."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def write(self, images: Images, values: Mapping[str, Tensor]) -> None:
+        """Write the last round's values by name, [B, M] each, of its first M places. Those from
+        `images.emitted` on are written again by later rounds.
+        """
+        for name, of_round in values.items():
+            if name not in self._buffers:
+                self._buffers[name] = of_round.new_zeros(images.tokens.shape[:2])
+            slots = images.slots(of_round.shape[1])
+            self._buffers[name].scatter_(1, slots, of_round)
+
+    def read(self, length: int) -> dict[str, Tensor]:
+        """The values of whole images of `length` tokens, [B, length] each."""
+        return {name: buffer[:, :length] for name, buffer in self._buffers.items()}
 
 
-def origins(tree: Tree, verdict: Verdict) -> Tensor:
-    """Origins of a round's tokens, int8 [B, L + 1]; those after the drawn token are undefined."""
-    ahead = torch.arange(verdict.tokens.shape[1], device=verdict.stop.device)
-    at_leaf = tree.at_stop(tree.last_children, verdict.stop) < 0
-    drawn = torch.where(at_leaf, BONUS, RESAMPLED).unsqueeze(1)
-    return torch.where(ahead < verdict.accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8)
+class Recorded:
+    """A watcher: origin and log-probability of every token, in `columns`."""
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+
+    def __call__(self, round: Round) -> None:
+        """Record a round."""
+        verdict = round.verdict
+        columns = {"origin": verdict.origin, "logprob": verdict.logprob}
+        self.columns.write(round.images, columns)
 
 
 def places(origin: Tensor) -> Tensor:

@@ -10,9 +10,18 @@ parallel, one sibling rank after the other: one step for a chain, `max_children`
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, JointRule, Rule, Scores, Verdict
+from tempera.decoding.interfaces import (
+    ACCEPTED,
+    BONUS,
+    RESAMPLED,
+    Draft,
+    JointRule,
+    Rule,
+    Scores,
+    Verdict,
+)
 from tempera.decoding.probabilities import at, sample
-from tempera.decoding.trees import take, take_one
+from tempera.decoding.trees import Tree, take, take_one
 
 
 def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tensor) -> Verdict:
@@ -44,18 +53,35 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
         probs = _residual_at(draft, p, rule, stop)  # p itself at a leaf
     next_token = sample(probs, uniforms[:, -1])
     route = tree.route_to(stop)
+    visited = route[:, :-1]
     tokens = torch.cat([next_token.unsqueeze(1), draft.tokens], 1).gather(1, route[:, 1:])
-    return Verdict(stop, route[:, :-1], tree.depth_at(stop), tokens, next_token)
+    accepted = tree.depth_at(stop)
+    return Verdict(
+        stop,
+        visited,
+        accepted,
+        tokens,
+        next_token,
+        origin=_origins(tree, stop, accepted, tokens.shape[1]),
+        logprob=p.flatten(1).gather(1, visited * p.shape[-1] + tokens).log(),
+        broken=torch.stack([scores.has_nan, draft.has_nan]),
+    )
+
+
+def _origins(tree: Tree, stop: Tensor, accepted: Tensor, places: int) -> Tensor:
+    """Origins of a round's tokens, int8 [B, places]; those after the drawn token are undefined."""
+    ahead = torch.arange(places, device=stop.device)
+    at_leaf = tree.at_stop(tree.last_children, stop) < 0
+    drawn = torch.where(at_leaf, BONUS, RESAMPLED).unsqueeze(1)
+    return torch.where(ahead < accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8)
 
 
 def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
     """The probability that each drafted token passes its test, provided that the walk comes to it:
     what `verify` decides by, [B, N].
     """
-    if draft.q is None:
-        f = _certain_keep_probs(draft, p, rule)
-        if f is not None:
-            return f
+    if draft.q is None and rule.local:
+        return _certain_keep_probs(draft, p, rule)
     tree = draft.tree
     if tree.is_chain:
         q = draft.drawn_from(p.shape[-1])
@@ -79,15 +105,17 @@ def _keep_probs(rule: Rule, target: Tensor, q: Tensor, token: Tensor, depth: Ten
     return torch.where(at(target, token) >= 1, 1.0, rule.accept_at(target, q, token, depth))
 
 
-def _certain_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor | None:
-    """`drafted_keep_probs` of tokens that were not drawn, if the rule takes them from p alone: the
-    k-th sibling is tested against p without the first k - 1 of them.
+def _certain_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
+    """`drafted_keep_probs` of tokens that were not drawn, for a local rule: the k-th sibling is
+    tested against p without the first k - 1 of them.
     """
     tree = draft.tree
     parents = (1 + tree.parents).expand_as(draft.tokens)
     own = p.flatten(1).gather(1, parents * p.shape[-1] + draft.tokens).double()
     gone = (tree.earlier_siblings.double() @ own.unsqueeze(-1)).squeeze(-1)
-    return rule.accept_certain((own / (1 - gone)).float(), tree.depths.expand_as(draft.tokens))
+    mass = (own / (1 - gone)).float().unsqueeze(-1)
+    depths = tree.depths.expand_as(draft.tokens)
+    return rule.accept(mass, torch.ones_like(mass), depths).squeeze(-1)
 
 
 def _residual_at(draft: Draft, p: Tensor, rule: Rule, stop: Tensor) -> Tensor:
@@ -96,7 +124,7 @@ def _residual_at(draft: Draft, p: Tensor, rule: Rule, stop: Tensor) -> Tensor:
     """
     probs = take_one(p, stop)
     children = draft.tree.at_stop(draft.tree.children, stop)  # [B, K], -1 where there is none
-    if draft.q is None and rule.accept_certain(probs[:, 0], torch.ones_like(stop)) is not None:
+    if draft.q is None and rule.local:
         tokens = take(draft.tokens, children)
         left = probs.gather(1, tokens).masked_fill(children >= 0, 0.0)
         without = probs.scatter_reduce(1, tokens, left, "amin")

@@ -314,7 +314,8 @@ def _timed(
         times.append(now(device))
         clocks.append({} if clock is None else dict(clock.seconds))
 
-    output = method.decode(target, streams, prompts, clock=clock, observe=mark)
+    options: dict[str, Any] = {} if clock is None else {"run": clock}
+    output = method.decode(target, streams, prompts, watch=[mark], **options)
     rounds = len(times) - 1 - first
     later = (times[-1] - times[first]) / rounds if rounds else 0.0
     seconds = {

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,13 +28,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tempera.data.prompts import Prompt
-from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Drafter, Scores, Target, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, Round, Target, Watcher
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree, take
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import observer, progress_bar
+from tempera.evaluation.pipeline import Progress, progress_bar
 from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachable_by_price
 from tempera.rules.optimal_schedule import Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
@@ -97,46 +96,39 @@ class Statistics:
         return reachable(self.chains, ceiling)
 
 
-class Recorder(Drafter):
-    """Wraps a drafter of static trees and records how the target scores its drafts.
+class TestedDrafts:
+    """A watcher: notes how the target scores the drafts of static trees.
 
     Args:
-        drafter: the drafter.
-        note: what is recorded of a round, from its draft, p and the number of tokens that each row
-            emitted; by default what `statistics` needs.
+        note: what is noted of a round, from its draft and p; by default what `statistics` needs.
+
+    Attributes:
+        notes: of each round of the last batch.
     """
 
-    def __init__(
-        self, drafter: Drafter, note: Callable[[Draft, Tensor, Tensor], Any] | None = None
-    ) -> None:
-        self.drafter = drafter
-        self.note = note or _ratios_and_round
-        self.nodes = drafter.nodes
-        self.depth = drafter.depth
-        self.uniforms = drafter.uniforms
-        self.tree = drafter.tree
-        self.identity = drafter.identity
+    __test__: ClassVar[bool] = False  # for pytest
 
-    def begin(self, prompts: list[str], images: Images) -> None:
-        """Start a batch and forget the drafts of earlier images."""
+    def __init__(self, note: Callable[[Draft, Tensor], Any] | None = None) -> None:
+        self.note = note or ratios_and_round
         self.notes: list[Any] = []
-        self.drafter.begin(prompts, images)
+        self._emitted: list[Tensor] = []
+        self._depth = 0
 
-    def propose(self, images: Images, uniforms: Tensor) -> Draft:
-        """The drafter's proposal."""
-        return self.drafter.propose(images, uniforms)
-
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Record the round."""
-        self.notes.append(self.note(draft, scores.p, images.emitted.clone()))
-        self.drafter.observe(images, draft, verdict, scores)
+    def __call__(self, round: Round) -> None:
+        """Note a round."""
+        if round.images.rounds == 1:
+            self.notes = []
+            self._emitted = []
+        self.notes.append(self.note(round.draft, round.scores.p))
+        self._emitted.append(round.images.emitted.clone())
+        self._depth = round.images.depth
 
     def statistics(self, length: int) -> Statistics:
         """Statistics, on the host, of the drafts that end within their image of `length` tokens."""
-        ratios, priced, counts = zip(*self.notes, strict=True)
-        emitted = torch.stack(counts)
+        ratios, priced = zip(*self.notes, strict=True)
+        emitted = torch.stack(self._emitted)
         begins = emitted.cumsum(0) - emitted
-        inside = ((emitted > 0) & (begins + self.depth <= length)).cpu()
+        inside = ((emitted > 0) & (begins + self._depth <= length)).cpu()
 
         def selected(rounds: Iterable[Tensor]) -> Tensor:
             return torch.stack([of_batch.cpu() for of_batch in rounds])[inside]
@@ -150,14 +142,14 @@ class Recorder(Drafter):
         return Statistics(selected(ratios) if tree.is_chain else None, rounds)
 
 
-def _ratios_and_round(draft: Draft, p: Tensor, emitted: Tensor) -> Any:
-    """p/q of each drafted token, the round by prices, and its emitted tokens; node n is tested
-    against p at its parent.
+def ratios_and_round(draft: Draft, p: Tensor) -> tuple[Tensor, PricedRounds]:
+    """p/q of each drafted token [B, N], and the round by prices; node n is tested against p at its
+    parent.
     """
     token = draft.tokens.unsqueeze(-1)
     q = draft.drawn_from(p.shape[-1])
     ratios = take(p, 1 + draft.tree.parents).gather(-1, token) / q.gather(-1, token)
-    return ratios.squeeze(-1), PricedRounds.measured(draft, p), emitted
+    return ratios.squeeze(-1), PricedRounds.measured(draft, p)
 
 
 def check_tree(tree: Tree | None) -> None:
@@ -184,15 +176,16 @@ def record(
         TemperaError: the drafter has no static tree.
     """
     check_tree(drafter.tree)
-    recorder = Recorder(drafter)
+    tested = TestedDrafts()
     batches: list[Statistics] = []
     with progress_bar("measuring the draft", len(prompts) * target.length) as bar:
+        watch: list[Watcher] = [tested, Progress(bar.update)]
         for first in range(0, len(prompts), batch_size):
             batch = prompts[first : first + batch_size]
             streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
             texts = [prompt.text for prompt in batch]
-            decode(target, recorder, Exact(), streams, texts, observe=observer(bar.update))
-            batches.append(recorder.statistics(target.length))
+            decode(target, drafter, Exact(), streams, texts, watch=watch)
+            batches.append(tested.statistics(target.length))
     ratios = [batch.ratios for batch in batches if batch.ratios is not None]
     keep = torch.cat([batch.rounds.keep for batch in batches])
     divergence = torch.cat([batch.rounds.divergence for batch in batches])

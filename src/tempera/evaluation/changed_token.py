@@ -1,12 +1,14 @@
 """SJD-PAC's Figure 2: what does one changed token do to the picture?"""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from tempera.decoding.interfaces import Draft, Scores
+from tempera.decoding.interfaces import Draft, Round, Scores, Verdict
 from tempera.decoding.loop import Output
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Method
@@ -33,26 +35,42 @@ class Changing(Method):
                 "changed= changes a token of plain autoregression: give method=ar", option="method"
             )
 
+    def rounds(self, target: Any, *batch: Any, **options: Any) -> Iterator[Round]:
+        """See `Method.rounds`."""
+        return super().rounds(self._changed(target), *batch, **options)
+
     def decode(self, target: Any, *batch: Any, **options: Any) -> Output:
-        """See `Method`."""
-        place = int(self.changed * target.length)
-        return super().decode(_Uniform(target, place), *batch, **options)
+        """See `Method.decode`."""
+        return super().decode(self._changed(target), *batch, **options)
+
+    def _changed(self, target: Any) -> "_Uniform":
+        return _Uniform(target, int(self.changed * target.length))
 
 
 class _Uniform:
-    """A target that gives every free token of one place the same probability."""
+    """A target that gives every free token of one place the same probability. In plain
+    autoregression a round emits one token of every image.
+    """
+
+    compiled = False  # rounds differ
 
     def __init__(self, target: Any, place: int) -> None:
         self._target = target
         self._place = place
+        self._round = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
+    def begin(self, prompts: list[str], nodes: int) -> None:
+        """See `Target`."""
+        self._round = 0
+        self._target.begin(prompts, nodes)
+
     def score(self, draft: Draft, longest: int) -> Scores:
-        """See `Target`; in plain autoregression all images are as long as the longest."""
+        """See `Target`."""
         scores: Scores = self._target.score(draft, longest)
-        if longest != self._place:
+        if self._round != self._place:
             return scores
         p = scores.p
         even = torch.ones_like(p)
@@ -61,3 +79,8 @@ class _Uniform:
             even[..., forced[forced >= 0]] = 0
         even /= even.sum(-1, keepdim=True)
         return replace(scores, p=torch.where(p.amax(-1, keepdim=True) < 1, even, p))
+
+    def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
+        """See `Target`."""
+        self._round += 1
+        self._target.commit(draft, verdict, emitted)

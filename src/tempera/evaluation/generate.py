@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from tempera.data.prompts import Prompt
-from tempera.decoding.loop import Output
+from tempera.decoding.interfaces import Target, Watcher
 from tempera.decoding.replay import REPLAYS, DraftLog, replays
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import Pipeline, records
+from tempera.evaluation.pipeline import Decoded, Pipeline, records, watchers
 from tempera.runtime.image_files import is_whole, picture_path, write_picture
 from tempera.runtime.row_store import Row, Store
 from tempera.runtime.side_services import side_service
@@ -58,27 +58,26 @@ def generate(
 
     `progress` is called after each round with the number of its tokens.
     """
-    for batch in waiting:
-        drafts = DraftLog() if any(prompt.id in replayed for prompt in batch) else None
-        with pipeline.text_encoded(batch):
-            start = pipeline.now()
-            output = pipeline.tokens(
-                batch, diagnostics=diagnostics, progress=progress, drafts=drafts
-            )
-        rows = records(batch, output, pipeline.now() - start)
-        if drafts is not None:
-            _keep_replays(pipeline, batch, output, drafts, directory, store.identity, replayed)
-        store.add(rows)
+    has_ids = isinstance(pipeline.target, Target)
+    bar = watchers(progress)
+    drafts = DraftLog()
+    for prompts in waiting:
+        shown = any(prompt.id in replayed for prompt in prompts)
+        watch: list[Watcher] = [*bar, drafts] if shown and has_ids else bar
+        batch = pipeline.decoded(prompts, diagnostics=diagnostics, watch=watch)
+        if shown:
+            _keep_replays(pipeline, batch, drafts, directory, store.identity, replayed)
+        store.add(records(batch))
         with suppress(Exception):
-            pictures = pipeline.pictures(output.tokens, [prompt.text for prompt in batch])
-            for prompt, picture in zip(batch, pictures, strict=True):
+            texts = [prompt.text for prompt in batch.prompts]
+            pictures = pipeline.pictures(batch.output.tokens, texts)
+            for prompt, picture in zip(batch.prompts, pictures, strict=True):
                 write_picture(picture_path(directory, prompt.id), picture, store.identity)
 
 
 def _keep_replays(
     pipeline: Pipeline,
-    batch: Sequence[Prompt],
-    output: Output,
+    batch: Decoded,
     drafts: DraftLog,
     directory: Path,
     made_by: str,
@@ -86,9 +85,9 @@ def _keep_replays(
 ) -> None:
     """Write the replays that are not there, as they may be after an interruption."""
     kept = Store(directory / REPLAYS, made_by)
-    ids = [prompt.id for prompt in batch]
+    ids = [prompt.id for prompt in batch.prompts]
     missing = kept.missing([name for name in ids if name in replayed])
-    rows = replays(ids, output, drafts, pipeline.target.grid, missing)
+    rows = replays(ids, batch.output, drafts, pipeline.target.grid, missing)
     if rows:
         kept.add(rows)
 

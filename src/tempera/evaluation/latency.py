@@ -18,20 +18,24 @@ import torch
 from pydantic import Field
 
 from tempera.data.prompts import Prompt
+from tempera.decoding.interfaces import Round, Rule
 from tempera.decoding.loop import Output
 from tempera.decoding.timing import Clock
+from tempera.decoding.verification import drafted_keep_probs
 from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
+from tempera.rules.neighbourhood import Lantern, LanternPP
 from tempera.runtime.row_store import Numbers, Row, Store
 
 PARTS = ("draft", "target", "verify", "commit")
 TEST = "test"
-"""The rule's tests of drafted tokens, a part of `verify`."""
+"""LANTERN's tests of drafted tokens, a part of `verify`."""
 COLUMNS = {
     **dict.fromkeys(("ar", "method", "rounds"), Numbers(positive=True)),
     "text_encoder": Numbers(0),
     "image_decoder": Numbers(0, needed=False),
+    "clocked": Numbers(0, needed=False),
 }
 """Columns of a timing, besides the parts of a round."""
 AtLeast0 = Annotated[int, Field(ge=0)]
@@ -72,7 +76,8 @@ def measure(
         One row per batch, in the prompts' order, under the id of its first prompt: seconds of `ar`
         and `method` (equal for plain autoregression, which is timed once), of `text_encoder` and
         `image_decoder`; `rounds` (mean over images); and for the first `CLOCKED` prompts at batch
-        size 1, `part_<name>` (seconds that each part of the method took in the decode with clocks).
+        size 1, `clocked` (rounds of a decode with a clock) and `part_<name>` (seconds that each
+        part of the method took in them).
     """
     groups = [
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
@@ -141,8 +146,35 @@ def _decoder_seconds(pipeline: Pipeline, output: Output, prompts: list[Prompt]) 
 def _parts(pipeline: Pipeline, prompts: list[Prompt]) -> Row:
     """Seconds of each part of the method's rounds, from a decode with clocks inside."""
     clock = Clock(pipeline.device)
-    pipeline.tokens(prompts, clock=clock)
-    return {f"part_{part}": clock.seconds.get(part, 0.0) for part in (*PARTS, TEST)}
+    pipeline.tokens(prompts, run=clock)
+    row: Row = {f"part_{part}": spent for part, spent in clock.seconds.items()}
+    row["clocked"] = clock.rounds
+    rule = getattr(pipeline.method, "rule", None)
+    if isinstance(rule, Lantern | LanternPP):
+        tests = _TestClock(pipeline, rule)
+        pipeline.tokens(prompts, watch=[tests])
+        row[f"part_{TEST}"] = tests.seconds
+    return row
+
+
+class _TestClock:
+    """A watcher that tests the drafted tokens of every round but the first again and adds up the
+    seconds: of gathering the neighbours' probabilities, finding the sets A and adding up their
+    mass.
+    """
+
+    def __init__(self, pipeline: Pipeline, rule: Rule) -> None:
+        self.pipeline = pipeline
+        self.rule = rule
+        self.seconds = 0.0
+
+    def __call__(self, round: Round) -> None:
+        """After each round."""
+        if round.images.rounds == 1:
+            return
+        start = self.pipeline.now()
+        drafted_keep_probs(round.draft, round.scores.p, self.rule)
+        self.seconds += self.pipeline.now() - start
 
 
 def speed(rows: Sequence[Mapping[str, Any]], length: int) -> dict[str, Interval]:
@@ -168,11 +200,13 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         share of all clocked time and its median milliseconds per round. `test_ms`: the same of the
         rule's tests, a part of `verify`; NaN if they were not clocked.
     """
-    clocked = [row for row in rows if row.get("part_target") is not None]
+    clocked = [row for row in rows if row.get("clocked")]
     parts = {part: _column(clocked, f"part_{part}") for part in PARTS}
-    tests = [1000 * row[f"part_{TEST}"] / row["rounds"] for row in clocked if f"part_{TEST}" in row]
+    tests = [
+        1000 * row[f"part_{TEST}"] / row["clocked"] for row in clocked if f"part_{TEST}" in row
+    ]
     total = np.sum(list(parts.values()))
-    rounds = _column(clocked, "rounds")
+    rounds = _column(clocked, "clocked")
     times = {}
     for part, seconds in parts.items():
         times[part] = {

@@ -45,7 +45,7 @@ def launches(target: Any, method: Method, prompts: list[str]) -> Launches:
     profiler = profile(activities=activities)
     ended = 0
 
-    def count(*_: Any) -> None:
+    def count(_: Any) -> None:
         """Leave the first round, and what follows the last one, out."""
         nonlocal ended
         ended += 1
@@ -56,7 +56,7 @@ def launches(target: Any, method: Method, prompts: list[str]) -> Launches:
 
     length = min(target.length, DRAFTS * (1 + method.drafter.depth))
     streams = RandomStreams(0, [str(row) for row in range(len(prompts))], target.device)
-    method.decode(Excerpt(target, length), streams, prompts, observe=count)
+    method.decode(Excerpt(target, length), streams, prompts, watch=[count])
     rounds = min(ended - 1, ROUNDS)
     if rounds < ROUNDS:
         profiler.stop()

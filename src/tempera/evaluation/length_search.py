@@ -17,7 +17,7 @@ from pydantic import Field
 from tempera.data.prompts import Prompt
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import Method, observer, progress_bar
+from tempera.evaluation.pipeline import Method, Progress, progress_bar
 
 Above0 = Annotated[float, Field(gt=0)]
 
@@ -72,7 +72,7 @@ def accepted_length(
             batch = prompts[first : first + batch_size]
             streams = RandomStreams(seed, [prompt.id for prompt in batch], device)
             texts = [prompt.text for prompt in batch]
-            output = method.decode(target, streams, texts, observe=observer(bar.update))
+            output = method.decode(target, streams, texts, watch=[Progress(bar.update)])
             rounds += int(output.trace.rounds.sum())
     return float(len(prompts) * target.length / rounds)
 

@@ -1,5 +1,6 @@
 """SJD-PAC's Figure 4: how much does a token still matter to the distribution some tokens later?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +31,7 @@ class Masking(Method):
         self,
         target: Any,
         streams: RandomStreams,
-        prompts: list[str],
+        prompts: Sequence[str],
         *,
         diagnostics: bool = False,
         **options: Any,
@@ -39,7 +40,7 @@ class Masking(Method):
         output = super().decode(target, streams, prompts, diagnostics=diagnostics, **options)
         if not diagnostics:
             return output
-        tv = masked_distances(target, prompts, output.tokens, self.masked)
+        tv = masked_distances(target, list(prompts), output.tokens, self.masked)
         return replace(output, trace=replace(output.trace, tv=tv))
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,15 +15,23 @@ from tqdm import tqdm
 
 from tempera.continuous.loop import Decoding
 from tempera.data.prompts import Prompt
-from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Drafter, ImageModel, Rule, Target, Verdict
-from tempera.decoding.loop import Output, decode
+from tempera.decoding.interfaces import (
+    ACCEPTED,
+    BONUS,
+    Drafter,
+    ImageModel,
+    JointRule,
+    Round,
+    Rule,
+    Target,
+    Watcher,
+)
+from tempera.decoding.loop import Output, Run, decode, rounds
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.replay import DraftLog
-from tempera.decoding.timing import Clock, TimedTests, now, timed
-from tempera.decoding.trace import ACCEPTED, BONUS
+from tempera.decoding.timing import now
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
+from tempera.rules.neighbourhood import Lantern, LanternPP, Proximity
 from tempera.rules.standard import Exact
 from tempera.runtime.row_store import Numbers, Row, rows_of
 
@@ -62,7 +70,7 @@ class Method:
     """How discrete tokens are decoded: a drafter and a rule."""
 
     drafter: Drafter
-    rule: Rule
+    rule: Rule | JointRule
 
     @property
     def is_plain(self) -> bool:
@@ -87,34 +95,73 @@ class Method:
             "branching": None if tree is None else tree.parents.tolist(),
         }
 
+    def rounds(
+        self,
+        target: Target,
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        run: Run | None = None,
+    ) -> Iterator[Round]:
+        """Decode one image per prompt round by round; see `tempera.decoding.loop.rounds`."""
+        return rounds(target, self.drafter, self.rule, streams, prompts, run)
+
     def decode(
         self,
         target: Target,
         streams: RandomStreams,
-        prompts: list[str],
+        prompts: Sequence[str],
         *,
         diagnostics: bool = False,
-        clock: Clock | None = None,
-        observe: Callable[[Images, Draft, Verdict], None] | None = None,
+        watch: Sequence[Watcher] = (),
+        run: Run | None = None,
     ) -> Output:
-        """Decode one image per prompt; see `tempera.decoding.loop.decode`.
-
-        Args:
-            clock: adds up the time of each part of the rounds.
-            observe: called after each round with the images, the draft and the verdict.
+        """Decode one image per prompt; see `tempera.decoding.loop.decode`. Diagnostics count
+        LANTERN's sets, too.
         """
-        drafter = self.drafter
         rule = self.rule
-        if clock is not None:
-            target, drafter = timed(target, drafter, clock)
-            rule = TimedTests(rule, clock) if isinstance(rule, Rule) else rule
-        return decode(
-            target, drafter, rule, streams, prompts, diagnostics=diagnostics, observe=observe
+        if not diagnostics or not isinstance(rule, Lantern | LanternPP):
+            return decode(
+                target,
+                self.drafter,
+                rule,
+                streams,
+                prompts,
+                diagnostics=diagnostics,
+                watch=watch,
+                run=run,
+            )
+        sets = Proximity(rule)
+        output = decode(
+            target,
+            self.drafter,
+            rule,
+            streams,
+            prompts,
+            diagnostics=True,
+            watch=[sets, *watch],
+            run=run,
         )
+        columns: dict[str, Any] = sets.columns.read(target.length)
+        return replace(output, trace=replace(output.trace, **columns))
 
 
 DecodingMethod = Method | Decoding
 """How a model's tokens are decoded, be they discrete or continuous."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A batch of prompts with its images.
+
+    Attributes:
+        prompts: B of them.
+        output: their tokens and trace.
+        seconds: time of decoding the batch, without text encoder and image decoder.
+    """
+
+    prompts: Sequence[Prompt]
+    output: Output
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -127,6 +174,13 @@ class Pipeline:
     seed: int
     device: torch.device
 
+    def streams(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None
+    ) -> RandomStreams:
+        """The random draws of prompts; `seeds` are of each, in place of the pipeline's."""
+        ids = [prompt.id for prompt in prompts]
+        return RandomStreams(self.seed if seeds is None else seeds, ids, self.device)
+
     def tokens(
         self,
         prompts: Sequence[Prompt],
@@ -134,36 +188,39 @@ class Pipeline:
         *,
         seeds: Sequence[int] | None = None,
         diagnostics: bool = False,
-        clock: Clock | None = None,
-        progress: Callable[[int], object] | None = None,
-        callback: Callable[..., object] | None = None,
-        drafts: DraftLog | None = None,
+        watch: Sequence[Watcher] = (),
+        run: Run | None = None,
     ) -> Output:
         """Decode one image per prompt, by `method` or else by the pipeline's own.
 
         Args:
             seeds: of each prompt, in place of the pipeline's.
-            diagnostics, clock: see `Method.decode`.
-            progress, callback: see `observer`.
-            drafts: records what every round drafted, if tokens have ids.
+            diagnostics: of discrete tokens; see `decoding.loop.decode`. Others have none.
+            watch, run: see `decoding.loop.decode`.
         """
-
-        def record(images: Any, *round: Any) -> None:
-            if drafts is not None and round:
-                drafts.add(images, *round)
-
-        observe = observer(progress, record, callback)
-        ids = [prompt.id for prompt in prompts]
-        streams = RandomStreams(self.seed if seeds is None else seeds, ids, self.device)
+        method = method or self.method
         target: Any = self.target
-        return (method or self.method).decode(
-            target,
-            streams,
-            [prompt.text for prompt in prompts],
-            diagnostics=diagnostics,
-            clock=clock,
-            observe=observe,
-        )
+        texts = [prompt.text for prompt in prompts]
+        options: dict[str, Any] = {"watch": watch}
+        if run is not None:
+            options["run"] = run
+        if isinstance(method, Method):
+            options["diagnostics"] = diagnostics
+        return method.decode(target, self.streams(prompts, seeds), texts, **options)
+
+    def decoded(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        seeds: Sequence[int] | None = None,
+        diagnostics: bool = False,
+        watch: Sequence[Watcher] = (),
+    ) -> Decoded:
+        """Decode a batch and take its time. For the arguments see `tokens`."""
+        with self.text_encoded(prompts):
+            start = self.now()
+            output = self.tokens(prompts, seeds=seeds, diagnostics=diagnostics, watch=watch)
+            return Decoded(prompts, output, self.now() - start)
 
     @torch.no_grad()  # a decoder may keep tensors, and be trained later
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:
@@ -216,28 +273,31 @@ class Pipeline:
             yield self.now() - start
 
 
-def observer(
-    progress: Callable[[int], object] | None, *callbacks: Callable[..., object] | None
-) -> Callable[..., None]:
-    """What observes a batch.
+class Progress:
+    """A watcher that tells how many tokens each round emitted, over all rows of its batch.
 
     Args:
-        progress: called after each round with the number of its tokens, over all rows.
-        callbacks: called after each round with the images so far (`decoding.images.Images`) and,
-            for discrete tokens, with its draft and its verdict.
+        update: called with the number.
     """
-    written = 0
 
-    def observe(images: Any, *round: Any) -> None:
-        nonlocal written
-        for callback in callbacks:
-            if callback is not None:
-                callback(images, *round)
-        if progress is not None:
-            progress(images.written - written)
-        written = images.written
+    def __init__(self, update: Callable[[int], object]) -> None:
+        self._update = update
+        self._written = 0
 
-    return observe
+    def __call__(self, round: Any) -> None:
+        """After each round."""
+        images = round.images
+        before = 0 if images.rounds == 1 else self._written
+        self._written = images.written
+        self._update(self._written - before)
+
+
+def watchers(
+    progress: Callable[[int], object] | None, callback: Watcher | None = None
+) -> list[Watcher]:
+    """What watches the rounds: `Progress` for the first, and the second as it is."""
+    watch: list[Watcher] = [] if progress is None else [Progress(progress)]
+    return watch if callback is None else [*watch, callback]
 
 
 def progress_bar(description: str, tokens: int) -> "tqdm[Any]":
@@ -266,34 +326,30 @@ def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
     }
 
 
-def records(prompts: Sequence[Prompt], output: Output, seconds: float) -> list[Row]:
+def records(batch: Decoded) -> list[Row]:
     """One row per prompt of a decoded batch; results.parquet and the pictures derive from them.
-
-    Args:
-        prompts: the batch.
-        output: what decoding returned.
-        seconds: time of the whole batch; each row gets its share.
 
     Returns:
         Rows with, among others, `depth` (the depth of each token's accepted draft, 0 if the target
         drew the token) and `…_by_tenth` (counts in each tenth of the image, in the order of
         decoding).
     """
-    trace = output.trace.cpu()
+    prompts = batch.prompts
+    trace = batch.output.trace.cpu()
     columns: dict[str, list[Any]] = {
         "id": [prompt.id for prompt in prompts],
         "text": [prompt.text for prompt in prompts],
         **{name: values.double().tolist() for name, values in trace.summary().items()},
         "rounds": trace.rounds.tolist(),
         "batch": [len(prompts)] * len(prompts),
-        "seconds": [seconds / len(prompts)] * len(prompts),
+        "seconds": [batch.seconds / len(prompts)] * len(prompts),
         "tested": trace.tested.tolist(),
         "accepted": trace.accepted.tolist(),
         "tested_by_tenth": trace.by_tenth(trace.origin != BONUS).tolist(),
         "accepted_by_tenth": trace.by_tenth(trace.origin == ACCEPTED).tolist(),
         "depth": trace.depth.tolist(),
         "logprob_squares": trace.logprob.double().square().sum(-1).tolist(),
-        "tokens": output.tokens.cpu().tolist(),
+        "tokens": batch.output.tokens.cpu().tolist(),
     }
     sizes = trace.proximity  # NaN where no draft was tested
     if sizes is not None and not bool(sizes.isnan().all()):

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.diagnostics import mean_terms
-from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Target
+from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Target, Watcher
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import Trace
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import drafted_keep_probs
-from tempera.evaluation.calibration import Recorder
+from tempera.evaluation.calibration import TestedDrafts
 from tempera.rules.standard import BlockVerification
 
 
@@ -82,18 +82,18 @@ class TestedRule:
         return outcome
 
 
-def law_recorder(drafter: Drafter, rules: Sequence[TestedRule]) -> Recorder:
-    """Wraps a drafter of chains and tests its drafts under several rules; for `KeepNothing`."""
-    return Recorder(drafter, lambda draft, p, _: [rule.outcome(draft, p) for rule in rules])
+def law_watcher(rules: Sequence[TestedRule]) -> TestedDrafts:
+    """A watcher of `KeepNothing` that tests drafted chains under several rules."""
+    return TestedDrafts(lambda draft, p: [rule.outcome(draft, p) for rule in rules])
 
 
-def outcomes(recorder: Recorder, rules: Sequence[TestedRule]) -> dict[TestedRule, Tensor]:
-    """For each rule of a `law_recorder`, its outcomes at the T tokens of B images: float64 [B, T,
+def outcomes(watcher: TestedDrafts, rules: Sequence[TestedRule]) -> dict[TestedRule, Tensor]:
+    """For each rule of a `law_watcher`, its outcomes at the T tokens of B images: float64 [B, T,
     3, 1 + L], on the host.
     """
     by_rule = {}
     for index, rule in enumerate(rules):
-        rounds = [outcomes[index] for outcomes in recorder.notes]
+        rounds = [outcomes[index] for outcomes in watcher.notes]
         by_rule[rule] = torch.stack(rounds, 1).double().cpu()
     return by_rule
 
@@ -177,7 +177,9 @@ def decoded(
     prompts: Sequence[Prompt],
     seed: int,
     device: torch.device,
+    watch: Sequence[Watcher] = (),
 ) -> Trace:
     """Decode the prompts together."""
     streams = RandomStreams(seed, [prompt.id for prompt in prompts], device)
-    return decode(target, drafter, rule, streams, [prompt.text for prompt in prompts]).trace
+    texts = [prompt.text for prompt in prompts]
+    return decode(target, drafter, rule, streams, texts, watch=watch).trace

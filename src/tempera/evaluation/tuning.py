@@ -20,7 +20,7 @@ from tempera.evaluation.round_laws import (
     RoundLaws,
     TestedRule,
     decoded,
-    law_recorder,
+    law_watcher,
     outcomes,
 )
 from tempera.rules.standard import Exact
@@ -211,9 +211,9 @@ def _laws(
         shapes = [drafters[candidate.shape] for candidate, _ in with_draft]
         deepest = max(shapes, key=lambda drafter: drafter.depth)
         rules = list(dict.fromkeys(rule for _, rule in with_draft))
-        recorder = law_recorder(deepest, rules)
-        decoded(target, recorder, KeepNothing(), prompts, seed, target.device)
-        by_rule = outcomes(recorder, rules)
+        watcher = law_watcher(rules)
+        decoded(target, deepest, KeepNothing(), prompts, seed, target.device, [watcher])
+        by_rule = outcomes(watcher, rules)
         for candidate, rule in with_draft:
             depth = drafters[candidate.shape].depth
             yield candidate, RoundLaws.predicted(by_rule[rule], depth)

@@ -14,14 +14,16 @@ speed-up at temperature 0); see `Rule.keeps`.
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Rule
+from tempera.decoding.interfaces import Round, Rule
 from tempera.decoding.probabilities import at, excess, normalise, ratio
+from tempera.decoding.trace import Columns
+from tempera.decoding.trees import take
 from tempera.errors import TemperaError
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.optimal import RESIDUALS
@@ -42,7 +44,6 @@ class _Aggregated(Rule):
 
     neighbours: Neighbours
     residual_kind: Residual
-    rejectable: int | None
 
     @abstractmethod
     def _fits(self, own: Tensor, moved: Tensor) -> Tensor:
@@ -71,21 +72,14 @@ class _Aggregated(Rule):
             return normalise(lacking.scatter(-1, near[..., 1:], left), otherwise=p)
         return RESIDUALS[self.residual_kind](p, self._kept(p, q))
 
-    def mean_residual(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """The mean of the residual over the rejected tokens: see `interfaces.Rule`."""
-        return self._f_and_mean_residual(p, q)[1]
-
     def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """f and the mean of the residual: see `interfaces.Rule`."""
-        return self._f_and_mean_residual(p, q)
-
-    def _f_and_mean_residual(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """What `expected` returns. Only tokens with q > p can be rejected. So neighbours are
-        gathered for `rejectable` tokens, those with the most q - p; others are taken to be alone in
-        their A.
+        """f and the mean of the residual: see `interfaces.Rule`. Only tokens with q > p can be
+        rejected, so neighbours are gathered for as many as there are of these; others are taken to
+        be alone in their A.
         """
         kept = torch.minimum(p, q)
-        tokens = _most_rejectable(p, q, self.rejectable)
+        most = int((q > p).sum(-1).amax().clamp(min=1))
+        tokens = (q - p).topk(most, sorted=False).indices
         lacking = (p - q).clamp(min=0)
         share = torch.zeros_like(p)  # of each token's `lacking`, in the mean
         for part in tokens.split(self._at_once(p), -1):
@@ -108,25 +102,14 @@ class _Aggregated(Rule):
             return f, RESIDUALS[self.residual_kind](p, kept)
         return f, normalise(lacking * share.clamp(min=0), otherwise=p)
 
-    def for_target(self, target: Any) -> Self:
-        """The rule for drafts that are sampled like the target: with top-k they have k tokens, or
-        some more of the same probability, so 2k is room for all of them.
-        """
-        sampling = getattr(target, "sampling", None)
-        if sampling is None or not sampling.top_k:
-            return self
-        rule: Any = self  # a dataclass, as all its classes are
-        narrow: Self = replace(rule, rejectable=2 * sampling.top_k)
-        return narrow
-
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff it is the argmax of p_{A,x} (LANTERN, Section 4.3), that is,
         iff Σ_A p ≥ max p. p untempered.
         """
         return self._mass(self._near(p, token)) >= p.amax(-1)
 
-    def proximity(self, p: Tensor, token: Tensor) -> Tensor:
-        """|A(x)|, x itself included: see `interfaces.Rule`."""
+    def set_size(self, p: Tensor, token: Tensor) -> Tensor:
+        """|A(x)|, x itself included: p [..., V], token [...] -> int64 [...]."""
         return 1 + self._inside(self._near(p, token)).sum(-1)
 
     def _near(self, p: Tensor, token: Tensor) -> Tensor:
@@ -170,7 +153,6 @@ class Lantern(_Aggregated):
             equivalent δ in Table 3 (tvd 0.2 and jsd 0.13, 0.3 and 0.2) agree with this for an
             improbable x, where D_JS = D_TV·ln 2.
         residual_kind: "published", Norm[p_{A,x} - q]+ (Algorithm 1), "optimal" or "kl".
-        rejectable: most tokens that q can draw, for `expected`; None: all.
 
     Raises:
         TemperaError: an option is impossible.
@@ -180,7 +162,6 @@ class Lantern(_Aggregated):
     delta: float
     measure: Measure = "tvd"
     residual_kind: Residual = "published"
-    rejectable: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         most = 1.0 if self.measure == "tvd" else math.log(2)
@@ -205,7 +186,6 @@ class LanternPP(_Aggregated):
         neighbours: B_k(x), see `tempera.rules.codebook_neighbours`.
         lam: λ, above 0: Σ_{y∈A, y≠x} p(y) < λ·p(x).
         residual_kind: "published", Norm[p_{A,x} - q]+ (Cool-SD Eq. 6), "optimal" or "kl".
-        rejectable: most tokens that q can draw, for `expected`; None: all.
 
     Raises:
         TemperaError: an option is impossible.
@@ -214,7 +194,6 @@ class LanternPP(_Aggregated):
     neighbours: Neighbours
     lam: float
     residual_kind: Residual = "published"
-    rejectable: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.lam < math.inf:
@@ -225,6 +204,32 @@ class LanternPP(_Aggregated):
 
     def _fits(self, own: Tensor, moved: Tensor) -> Tensor:
         return moved < self.lam * own
+
+
+class Proximity:
+    """A watcher: how many tokens the set A of the first drafted token holds at every place of an
+    image (LANTERN, Figure 7), in `columns` as `proximity`, float32; NaN where nothing was drafted.
+
+    Args:
+        rule: the rule that decides.
+    """
+
+    def __init__(self, rule: Lantern | LanternPP) -> None:
+        self.rule = rule
+        self.columns = Columns()
+
+    def __call__(self, round: Round) -> None:
+        """Count the sets of a round."""
+        draft = round.draft
+        scores = round.scores
+        visited = round.verdict.visited
+        sizes = torch.full(visited.shape, torch.nan, device=visited.device)
+        if draft.tree.nodes:
+            p = scores.p if scores.untempered is None else scores.untempered
+            first = take(draft.tree.children.expand(len(p), -1, -1), visited)[..., 0]
+            counted = self.rule.set_size(take(p, visited), take(draft.tokens, first))
+            sizes = torch.where(first >= 0, counted.float(), sizes)
+        self.columns.write(round.images, {"proximity": sizes})
 
 
 @dataclass(frozen=True)
@@ -314,13 +319,6 @@ class GSD(Rule):
         weights = inside.float()
         weights[..., -1] *= min(1.0, self.k - inside.shape[-1] + 1)
         return ratio((p * weights).sum(-1), (q * weights).sum(-1))
-
-
-def _most_rejectable(p: Tensor, q: Tensor, count: int | None) -> Tensor:
-    """The `count` tokens with the most q - p, or all: int64 [..., n]."""
-    if count is None or count >= p.shape[-1]:
-        return torch.arange(p.shape[-1], device=p.device).expand_as(p)
-    return (q - p).topk(count, sorted=False).indices
 
 
 def _gathered(p: Tensor, near: Tensor) -> Tensor:

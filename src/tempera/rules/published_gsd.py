@@ -47,7 +47,6 @@ class PublishedGSD(Rule):
     close: Tensor | None = field(default=None, repr=False, compare=False)
     far: Tensor | None = field(default=None, repr=False, compare=False)
 
-    @override
     def for_target(self, target: Any) -> Self:
         """With the distances of a `TransformerTarget`'s embeddings."""
         tokens = torch.arange(target.vocab_size, device=target.device)

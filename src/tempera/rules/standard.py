@@ -26,17 +26,14 @@ class Exact(Rule):
     min(1, p/q), Norm[p - q]+.
     """
 
+    @property
+    def local(self) -> bool:
+        """Yes, but not of a rule that changes this one: see `Rule.local`."""
+        return type(self) is Exact
+
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p/q) everywhere."""
         return ratio(p, q)
-
-    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """min(1, p/q) at `token`."""
-        return ratio(at(p, token), at(q, token))
-
-    def accept_certain(self, mass: Tensor, depth: Tensor) -> Tensor:
-        """p(x)."""
-        return mass
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+."""
@@ -75,6 +72,12 @@ class Relaxed(Rule):
                 f"above 0 and at most {LARGEST:g}"
             )
 
+    @property
+    def local(self) -> bool:
+        """Where nothing is left of p(x) after a rejection: see `Rule.local`."""
+        removes = self.residual_kind == "optimal" and min(self.schedule) >= 1
+        return type(self) is Relaxed and (removes or self.residual_kind == "vanilla")
+
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω_i·p/q) everywhere."""
         return ratio(self.omega(depth).unsqueeze(-1) * p, q)
@@ -82,14 +85,6 @@ class Relaxed(Rule):
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω_i·p/q) at `token`."""
         return ratio(self.omega(depth) * at(p, token), at(q, token))
-
-    def accept_certain(self, mass: Tensor, depth: Tensor) -> Tensor | None:
-        """min(1, ω_i·p(x)), if nothing of p(x) is left after a rejection."""
-        if self.residual_kind == "vanilla":
-            return (self.omega(depth) * mass).clamp(max=1)
-        if self.residual_kind == "optimal" and min(self.schedule) >= 1:
-            return (self.omega(depth) * mass).clamp(max=1)
-        return None
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q·f]+, where q·f = min(q, ω_i·p); Norm[p - q]+; or Norm[c·p - q·f]+."""
