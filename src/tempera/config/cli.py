@@ -3,7 +3,6 @@ handler tells every mistake of the user in one sentence.
 """
 
 import io
-import itertools
 import logging
 import os
 import re
@@ -23,7 +22,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.config import help as _help  # noqa: F401  conf/ needs its resolver
 from tempera.config.compose import check_added, option_name, pasted, quoted
 from tempera.config.messages import sentence, text_of
 from tempera.config.options import Role, check_options, role_of
@@ -48,8 +46,6 @@ VALUED = (
 )
 """Flags that a value follows."""
 RERUN = "--experimental-rerun"
-SYMBOLS = {"δ": "delta", "λ": "lam", "ν": "nu", "γ": "gamma"}
-"""The papers' symbols, as names of runs and the documentation show them."""
 AGAIN = "interrupted; run the command again"
 STARTS_AGAIN = ("report", "bench", "calibrate", "gpu_check")
 """Scripts that start over after an interruption."""
@@ -225,11 +221,11 @@ def _remove_unused(directory: Path) -> None:
 
 
 def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
-    """The command line as Hydra takes it: flags first, literal texts quoted, symbols by their
-    names, and `--config-path` seen from here.
+    """The command line as Hydra takes it: flags first, literal texts quoted, and `--config-path`
+    seen from here.
 
     Raises:
-        TemperaError: an option is written as a flag, a flag may run code, or a text lacks quotes.
+        TemperaError: an option is written as a flag, or a flag may run code.
     """
     flags: list[str] = []
     options: list[str] = []
@@ -246,9 +242,7 @@ def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
             place_given = name == "--config-path" and equals
             flags.append(f"{name}={Path(value).resolve()}" if place_given else argument)
         else:
-            if name == "prompt":
-                _check_quotes(value, after)
-            options.append(literal(f"{SYMBOLS.get(name, name)}{equals}{value}"))
+            options.append(literal(argument))
     if positional is not None:
         options = named(options, positional)
     return [*flags, *options]
@@ -290,14 +284,6 @@ def _check_flag(name: str, value: str) -> None:
             f"options are written without dashes: write {option}={shortened(value) or 'VALUE'}",
             option=option,
         )
-
-
-def _check_quotes(text: str, after: Sequence[str]) -> None:
-    """Raise TemperaError for a prompt of several words without quotes: words follow it."""
-    words = list(itertools.takewhile(lambda word: not re.match(r"-|[^ ]+=", word), after))
-    if words and text and not any(_exists(word) for word in words):
-        whole = shortened(" ".join([text, *words]))
-        raise TemperaError(f'quote a prompt of several words: prompt="{whole}"', option="prompt")
 
 
 def literal(argument: str) -> str:

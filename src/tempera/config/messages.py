@@ -43,8 +43,10 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
             # of hydra/launcher, or of model=/dev/null
             group, choice = re.findall("^((?:hydra/)?[^/]*)/(.*)", missing)[0]
-            near = _near(group, choice, options, config_name)
-            meant = f"did you mean {near}? The choices are" if near else "choose one of"
+            near = difflib.get_close_matches(choice, options, n=1)
+            if any(name.startswith(f"{choice}_") for name in options):
+                near = []  # of a family of models, none is the one that was meant
+            meant = f"did you mean {near[0]}? The choices are" if near else "choose one of"
             answer = f"there is no {group}={choice}: {meant} {', '.join(options)}"
             if group == "hydra/launcher" and choice in ("joblib", "submitit_slurm"):
                 answer = 'this launcher is an extra: pip install "tempera-decoding[launchers]"'
@@ -176,16 +178,6 @@ def _composition(text: str, config_name: str, arguments: Sequence[str]) -> str:
     if unknown := re.search(r"Could not (?:override|delete)(?: from config\.)? ?'([^'=]+)", text):
         return _unknown(unknown[1].partition("@")[0], config_name, arguments)
     return shortened(text, most=300)
-
-
-def _near(group: str, choice: str, options: Sequence[str], config_name: str) -> str:
-    """The choices that were probably meant: those of a family of models by this name, or one that
-    is spelled nearly so.
-    """
-    catalogue = Catalogue(config_name)
-    family = [name for name in options if catalogue.is_in(f"{group}/{name}", f"family/{choice}")]
-    near = family or difflib.get_close_matches(choice, options, n=1)
-    return " or ".join(near)
 
 
 def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:

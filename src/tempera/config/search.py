@@ -159,14 +159,6 @@ class Catalogue:
                 return True
         return False
 
-    def is_in(self, path: str, part: str) -> bool:
-        """Whether a configuration chooses another one, by itself or by what it includes."""
-        return any(
-            part == f"{group}/{choice}"
-            for included in self._reached(path, included=True)
-            for group, choice in self._defaults(included)
-        )
-
     def _reached(self, path: str, *, included: bool) -> set[str]:
         """A configuration with those that it includes, or else with those of its choices, and so
         on.
