@@ -1,4 +1,6 @@
+import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tempera.errors import TemperaError
-from tempera.runtime.row_store import Numbers, Store
+from tempera.runtime.row_store import Numbers, Store, read_table, write_table
 
 
 def rows(*ids: str) -> list[dict[str, object]]:
@@ -107,3 +109,21 @@ def test_lists_of_any_length_are_arrays_where_they_are_asked_for(tmp_path: Path)
     store.add([{"id": name, "features": values} for name, values in lists.items()])
     found = store.rows()
     assert {name: found[name]["features"].tolist() for name in lists} == lists
+
+
+def test_a_bit_that_turned_over_is_not_believed(tmp_path: Path) -> None:
+    """Also where the number that it makes could have been measured."""
+    path = tmp_path / "a.parquet"
+    written = [{"id": "p", "top10": 1 / 3}]
+    write_table(path, written)
+    whole = path.read_bytes()
+    places = [found.start() for found in re.finditer(re.escape(np.float64(1 / 3).tobytes()), whole)]
+    believed = []
+    for place in places:
+        turned = bytearray(whole)
+        turned[place + 6] ^= 1
+        path.write_bytes(turned)
+        with suppress(TemperaError):
+            believed.append(read_table(path))
+    assert len(believed) < len(places)
+    assert all(rows == written for rows in believed)  # of statistics, which nobody reads

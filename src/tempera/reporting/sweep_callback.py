@@ -1,7 +1,7 @@
 """A Hydra callback: a sweep ends with the table of its runs."""
 
 import shlex
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -17,8 +17,8 @@ class SweepTable(Callback):
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Note the time: runs that began before it are of earlier sweeps."""
-        self.begun = datetime.now(UTC).isoformat(timespec="seconds")
+        """Note what earlier sweeps left."""
+        self.before = _results_in(config.hydra.sweep.dir)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Read all finished runs in the directory, including those of earlier sweeps."""
@@ -33,7 +33,8 @@ class SweepTable(Callback):
         except TemperaError:  # no run finished: the sweep has said why
             return
         show(texts(results_section(runs, only_axes=True), interval=False))
-        earlier = [run for run in runs if run.started < self.begun]
+        files = _results_in(config.hydra.sweep.dir).items() & self.before.items()
+        earlier = [run for run in runs if Path(run.directory) in dict(files)]
         if earlier:
             names = ", ".join(labels(runs, earlier))
             print(f"from earlier sweeps in this directory: {names}")
@@ -42,3 +43,10 @@ class SweepTable(Callback):
             print("\n".join(section.notes))
         directory = shlex.quote(f"runs={config.hydra.sweep.dir}")
         print(f"pictures and plots: {command('report')} {directory}")
+
+
+def _results_in(place: str) -> dict[Path, int]:
+    """The directories of finished runs, each with the number of its file, which a run that ends
+    replaces, whatever the clock says.
+    """
+    return {file.parent: file.stat().st_ino for file in Path(place).rglob("metrics.json")}

@@ -134,7 +134,7 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]], identity: str = "
     columns = {name: pa.array([row.get(name) for row in rows], from_pandas=True) for name in names}
     table = pa.table(columns).replace_schema_metadata({MADE_BY: identity})
     with replacing(path) as temporary:
-        write(table, temporary)
+        write(table, temporary, write_page_checksum=True)
 
 
 def read_table(
@@ -190,7 +190,8 @@ def _table(path: Path, columns: list[str] | None = None, identity: str | None = 
     regular_file(path)
     try:
         with waiting(f"{path} to be read"):
-            table = read(path, columns=columns, partitioning=None)
+            options = {"partitioning": None, "page_checksum_verification": True}
+            table = read(path, columns=columns, **options)
         table.validate(full=True)  # texts in UTF-8, for instance
         made_by = (table.schema.metadata or {}).get(MADE_BY)
         if identity is None or made_by == identity.encode():
