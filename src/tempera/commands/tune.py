@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -83,70 +83,49 @@ DRAFTS = (
 )
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A tuning whose options are right, before anything is read.
-
-    Attributes:
-        budget: what a setting may cost.
-        plan: how settings are measured.
-        settings: those to predict.
-        prompts: whose drafts are tested.
-        tracking: where the result goes.
-        directory: of the real runs and tune.json.
-    """
-
-    budget: Budget
-    plan: TuningPlan
-    settings: "_Settings"
-    prompts: list[Prompt]
-    tracking: Tracking
-    directory: Path
-
-
 def main(cfg: DictConfig) -> None:
     """Predict, run the best settings, print a table and the command to use, and write tune.json."""
-    checked = _check(cfg)
+    tracking = Tracking.of(cfg, "tune")
+    what = f"`{command('tune')}` chooses among methods for discrete tokens"
+    captions = Parts.of(cfg, discrete=what).captions()
+    for name in cfg.trees:
+        Tree.named(name)  # raises TemperaError
+    instantiate(cfg.metrics).check(cfg.model.name)
+    budget = Budget.parse(cfg.budget)
+    plan = from_options(cfg, TuningPlan)
+    settings = _Settings(cfg, lossless=budget.measure == "none")
+    prompts = list(instantiate(cfg.data))
+    if captions is not None:
+        check_prompts(prompts, captions)
     console = Output()
-    predictions = _predict(checked, console)
-    runs = _RealRuns(checked.settings)
-    outcomes = try_out(predictions, checked.budget, cfg.runs, runs)
-    best = fastest(outcomes, checked.budget)
+    predictions = _predict(settings, prompts, plan, console)
+    runs = _RealRuns(settings)
+    outcomes = try_out(predictions, budget, cfg.runs, runs)
+    best = fastest(outcomes, budget)
+    file = Path(str(cfg.directory)) / "tune.json"
     write_json(
-        checked.directory / "tune.json",
+        file,
         {
             "budget": cfg.budget,
             "batch_size": cfg.batch_size,
-            "drafters": checked.settings.tried,
+            "drafters": settings.tried,
             "chosen": runs.summary(best.options),
             "runs": [runs.summary(outcome.options) for outcome in outcomes],
             "predictions": [asdict(prediction) for prediction in predictions],
         },
     )
-    _show(best, runs.compared(f"{cfg.images} images"), checked, console)
+    compared = runs.compared(f"{cfg.images} images")
+    shown = texts(compared)
+    show(shown, compared.title)
+    use = shlex.join(settings.arguments(best.options))
+    console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
+    tracking.record(file.parent, {"use": use, **asdict(best)}, shown, [file])
 
 
-def _check(cfg: DictConfig) -> Checked:
-    """Check the options, and read the prompts."""
-    tracking = Tracking.of(cfg, "tune")
-    what = f"`{command('tune')}` chooses among methods for discrete tokens"
-    parts = Parts.of(cfg, discrete=what)
-    for name in cfg.trees:
-        Tree.named(name)  # raises TemperaError
-    instantiate(cfg.metrics).check(cfg.model.name)
-    budget = Budget.parse(cfg.budget)
-    settings = _Settings(cfg, lossless=budget.measure == "none")
-    prompts = list(instantiate(cfg.data))
-    captions = parts.captions()
-    if captions is not None:
-        check_prompts(prompts, captions)
-    plan = from_options(cfg, TuningPlan)
-    return Checked(budget, plan, settings, prompts, tracking, Path(str(cfg.directory)))
-
-
-def _predict(checked: Checked, console: Output) -> list[Outcome]:
+def _predict(
+    settings: "_Settings", prompts: Sequence[Prompt], plan: TuningPlan, console: Output
+) -> list[Outcome]:
     """What every setting is expected to do, by rounds and drafts measured here."""
-    settings = checked.settings
     candidates = list(settings.candidates())
     target = cast(TransformerTarget, settings.parts((DRAFTS[0].exact,)).fast_target())
     drafters = settings.drafters(target)
@@ -155,24 +134,14 @@ def _predict(checked: Checked, console: Output) -> list[Outcome]:
             target,
             drafters,
             [candidate for candidate in candidates if candidate.shape in drafters],
-            checked.prompts,
-            checked.plan,
+            prompts,
+            plan,
             PLAIN,
             lambda name: status.update(name),
         )
     for name, outcome in settings.tried.items():
         console.print(f"{name}: {outcome}", highlight=False, soft_wrap=True)
     return predictions
-
-
-def _show(best: Outcome, compared: Section, checked: Checked, console: Output) -> None:
-    """Print the table and the command to use, and send both to the tracker."""
-    shown = texts(compared)
-    show(shown, compared.title)
-    use = shlex.join(checked.settings.arguments(best.options))
-    console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
-    values = {"use": use, **asdict(best)}
-    checked.tracking.record(checked.directory, values, shown, [checked.directory / "tune.json"])
 
 
 def _is_own(name: str) -> bool:
