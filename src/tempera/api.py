@@ -210,7 +210,8 @@ class LoadedModel:
         target: Any = pipeline.target
         texts = [prompt.text for prompt in named]
         with self._alone(), pipeline.text_encoded(named):
-            rounds = pipeline.method.rounds(target, pipeline.streams(named, seeds), texts)
+            streams = pipeline.streams(named, seeds)
+            rounds: Iterator[Any] = pipeline.method.rounds(target, streams, texts)
             while True:
                 with usual_modes():  # and the caller's between two rounds
                     round = next(rounds, None)
