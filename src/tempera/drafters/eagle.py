@@ -36,7 +36,6 @@ class EagleDraft(DraftModel):
         self.identity = model.identity
         self._predicted = torch.empty(0)  # states at each row's root, [R, 1, H]
 
-    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the prefix; the target must have started a batch of the same prompts."""
         prompt = self.run.prompt
@@ -45,7 +44,6 @@ class EagleDraft(DraftModel):
         states = self.run.prefix(embeds, self.run.before_prefix(real), nodes, seen)
         self._predicted = kept(self._predicted, states[:, -1:])
 
-    @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the hidden state that
         it predicts there, [R, 1, H].
@@ -53,7 +51,6 @@ class EagleDraft(DraftModel):
         logits = self.run.logits(self._predicted)
         return self.run.distribution(logits, 0)[:, 0], self._predicted
 
-    @torch.no_grad()
     def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V], and the
         hidden states that it predicts there, [R, P, H].
@@ -62,7 +59,6 @@ class EagleDraft(DraftModel):
         logits = self.run.logits(predicted)
         return self.run.distribution(logits, level.depth), predicted
 
-    @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them."""
         hidden = self.run.before_emitted(draft, verdict, scores)

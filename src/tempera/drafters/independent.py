@@ -56,7 +56,6 @@ class IndependentDraft(DraftModel):
         self.identity = draft.identity
         self._states = torch.empty(0)  # at each row's root, [R, 1, H]
 
-    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the draft's own prefix, with its last token, the first root."""
         self.greedy = self.target.sampling.greedy
@@ -68,21 +67,18 @@ class IndependentDraft(DraftModel):
         longest = self.target.session.prompt.longest
         self._states = kept(self._states, self.draft.score(root, longest).hidden)
 
-    @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, None]:
         """The draft's distribution after each row's root, float32 [B, V]; `expand` has what it
         needs in the draft's cache.
         """
         return self._distribution(self._states, 0)[:, 0], None
 
-    @torch.no_grad()
     def expand(self, above: None, tokens: Tensor, level: Frontier) -> tuple[Tensor, None]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V]."""
         layout = self.draft.session.layout_of(level)
         states = self.draft.session.run(self.draft.head.embed(tokens), layout)
         return self._distribution(states, level.depth), None
 
-    @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens, which overwrites rejected drafts in the cache."""
         tokens = verdict.tokens

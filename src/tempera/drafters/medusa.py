@@ -156,7 +156,6 @@ class MedusaDraft(DraftModel):
     def for_depth(self, depth: int) -> Self:
         return at_depth(self, depth)
 
-    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Take the target's states up to the one before the root."""
         self.greedy = self.run.head.sampling.greedy
@@ -165,7 +164,6 @@ class MedusaDraft(DraftModel):
         padded = nn.functional.pad(before, (0, 0, count, 0))
         self._states = kept(self._states, padded[:, -count:])
 
-    @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""
         network = self.run.network
@@ -175,7 +173,6 @@ class MedusaDraft(DraftModel):
         logits = self.run.logits(heads[:, 0, : self.depth])
         return self.run.distribution(logits[:, :1], 0)[:, 0], logits
 
-    @torch.no_grad()
     def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
         """The distribution of the level's head after every node, float32 [B, P, V], and the logits
         of all.
@@ -183,7 +180,6 @@ class MedusaDraft(DraftModel):
         logits = above[:, level.depth : level.depth + 1].expand(-1, tokens.shape[1], -1)
         return self.run.distribution(logits, level.depth), above
 
-    @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Move on by the states before the tokens of the round."""
         before = self.run.before_emitted(draft, verdict, scores)

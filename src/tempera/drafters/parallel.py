@@ -67,7 +67,6 @@ class ParallelDraft(DraftModel):
     def for_depth(self, depth: int) -> Self:
         return at_depth(self, depth)
 
-    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the prefix; the target must have started a batch of the same prompts."""
         prompt = self.run.prompt
@@ -77,7 +76,6 @@ class ParallelDraft(DraftModel):
         states = self.run.prefix(*behind, 2 * self.depth, prompt.keep)
         self._slots = kept(self._slots, states[:, prompt.prefix - 1 :])
 
-    @torch.no_grad()
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the logits of all
         slots, after guidance, [B, L, V].
@@ -85,7 +83,6 @@ class ParallelDraft(DraftModel):
         logits = self.run.logits(self._slots)
         return self.run.distribution(logits[:, :1], 0)[:, 0], logits
 
-    @torch.no_grad()
     def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V], and the
         logits of all slots.
@@ -98,7 +95,6 @@ class ParallelDraft(DraftModel):
             logits = logits + first[tokens] @ second
         return self.run.distribution(logits, level.depth), above
 
-    @torch.no_grad()
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them, and the masks."""
         tokens = verdict.tokens

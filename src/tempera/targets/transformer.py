@@ -134,7 +134,6 @@ class TransformerTarget:
         """See `interfaces.ImageModel.encoded`."""
         return self.conditioner.encoded(prompts)
 
-    @torch.no_grad()
     def begin(self, prompts: list[str], nodes: int) -> None:
         """Run the prefix except its last token, which is the first root. See
         `interfaces.Target.begin`.
@@ -158,7 +157,6 @@ class TransformerTarget:
         self.session.begin(prompt, nodes)
         self._root = kept(self._root, prompt.embeds[:, -1:])
 
-    @torch.no_grad()
     def score(self, draft: Draft, longest: int) -> Scores:
         """Score the root and all nodes in one forward pass: p float32 [B, 1 + N, V], hidden states
         [R, 1 + N, H]. See `interfaces.Target.score`.
@@ -173,7 +171,6 @@ class TransformerTarget:
             return Scores(greedy(soft), hidden, soft)
         return Scores(self.head.distribution(hidden, lengths, layout.ahead), hidden)
 
-    @torch.no_grad()
     def commit(self, draft: Draft, verdict: Verdict, emitted: Tensor) -> None:
         """Compact the accepted path of a tree, advance each row by `emitted`, and make the drawn
         token the root. See `interfaces.Target.commit`.
@@ -183,7 +180,6 @@ class TransformerTarget:
         longest = self.session.prompt.longest + verdict.tokens.shape[1]
         self.advance(verdict.next_token, emitted, longest)
 
-    @torch.no_grad()
     def advance(self, root: Tensor, emitted: Tensor, longest: int) -> None:
         """Advance each row and leave the cache as it is.
 
