@@ -16,9 +16,6 @@ os.environ.update(  # before the imports below, which read it
 
 import tempera.config.resolvers
 import tempera.config.search  # noqa: F401
-from tempera.runtime.torchvision import import_torchvision
-
-import_torchvision()  # before any test imports transformers itself
 
 TESTS = Path(__file__).parent
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 import torch
 from PIL import Image
@@ -15,7 +16,6 @@ from tempera.errors import TemperaError
 from tempera.metrics.clip import HPS, ClipScore, preprocessed
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
-from tempera.runtime.torchvision import import_open_clip
 
 CPU = torch.device("cpu")
 TEXTS = ["a red ring", "two green stars, one large and one small"]
@@ -43,7 +43,6 @@ def expected(
     state: dict[str, Tensor], images: Tensor, prefix: str = "", quick: bool = False, **options: Any
 ) -> Tensor:
     """The cosines by open_clip."""
-    open_clip = import_open_clip()
     network = open_clip.create_model(NAME, load_weights=False, force_quick_gelu=quick).eval()
     network.load_state_dict(state)
     transform = open_clip.image_transform(EDGE, is_train=False, **options)
@@ -61,7 +60,7 @@ def test_clip_score_of_prefixed_prompts(
     file = tmp_path / "open_clip_model.safetensors"
     save_file(state, file)
     tag = {"quick_gelu": quick, "hf_hub": "some/model/"}
-    monkeypatch.setattr(import_open_clip(), "get_pretrained_cfg", lambda *_: tag)
+    monkeypatch.setattr(open_clip, "get_pretrained_cfg", lambda *_: tag)
     found = scored(ClipScore(NAME, str(file), "A photo of "), pictures(40))
     torch.testing.assert_close(found, expected(state, pictures(40), "A photo of ", quick))
     write_clip(tmp_path, state)

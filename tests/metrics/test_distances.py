@@ -15,7 +15,6 @@ from tempera.metrics.distances import (
     precision,
     recall,
 )
-from tempera.runtime.torchvision import import_torchvision
 
 
 def features(n: int, dimensions: int = 8, shift: float = 0.0, seed: int = 0) -> np.ndarray:
@@ -82,7 +81,6 @@ def test_pseudovalues_are_the_derivative_in_each_images_weight(
 
 
 def test_the_inception_score_is_torch_fidelitys_but_for_the_order_of_the_pictures() -> None:
-    import_torchvision()
     from torch_fidelity.metric_isc import isc_features_to_metric
 
     logits = torch.as_tensor(features(4000, shift=0.3))
@@ -93,7 +91,6 @@ def test_the_inception_score_is_torch_fidelitys_but_for_the_order_of_the_picture
 
 def test_the_centres_are_torchmetrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of KID, whose class averages over random subsets; here over one, of all."""
-    import_torchvision()
     from torchmetrics.image.fid import FrechetInceptionDistance
     from torchmetrics.image.inception import InceptionScore
     from torchmetrics.image.kid import KernelInceptionDistance

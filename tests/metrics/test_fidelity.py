@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from tiny_metrics import write_inception
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from tempera.metrics.distances import inception_score, precision, recall
 from tempera.metrics.evaluators import Networks
 from tempera.metrics.fidelity import VGG, Inception
 from tempera.metrics.quality import quality
-from tempera.runtime.torchvision import import_torchvision
 
 CPU = torch.device("cpu")
 
@@ -62,7 +62,7 @@ def test_inceptions_features_come_before_its_logits(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_vgg_is_torch_fidelitys(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = import_torchvision().models.vgg16(init_weights=False)
+    network = torchvision.models.vgg16(init_weights=False)
     torch.save(network.state_dict(), tmp_path / "vgg16-397923af.pth")
     networks = VGG(str(tmp_path)).load(CPU)
     found = features(networks, torch.randint(0, 256, (2, 3, 40, 40)).to(torch.uint8))

@@ -174,20 +174,6 @@ def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
         assert found == ([] if reference is None else ["clip"])
 
 
-def test_what_is_not_installed_names_the_extra(
-    file: Path, images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Foreign(Brightness):
-        library = "open_klip"
-
-    own = Foreign(str(file))
-    sentence = r"not installed: pip install 'tempera-decoding\[metrics\]'"
-    with pytest.raises(TemperaError, match=sentence):
-        StandardEvaluator(["clip_score"], resamples=20, own=own).check("large")
-    StandardEvaluator(None, str(images), resamples=20, **dict.fromkeys(USUAL, own)).check("large")
-    assert len(re.findall(sentence, capsys.readouterr().out)) == 1
-
-
 def test_the_preset_names_networks_whose_metrics_are_in_the_table() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         evaluator = instantiate(compose("eval", ["metrics=real"]).metrics)

@@ -8,6 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torchmetrics.image import (
+    MultiScaleStructuralSimilarityIndexMeasure,
+    PeakSignalNoiseRatio,
+    StructuralSimilarityIndexMeasure,
+    TotalVariation,
+)
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
@@ -18,15 +24,6 @@ from tempera.metrics.torch_metrics import TorchMetric, TorchMetrics
 from tempera.runtime.files import fingerprint, write_json
 from tempera.runtime.image_files import picture_path, write_picture
 from tempera.runtime.row_store import Store, write_table
-from tempera.runtime.torchvision import import_torchvision
-
-import_torchvision()
-from torchmetrics.image import (  # noqa: E402
-    MultiScaleStructuralSimilarityIndexMeasure,
-    PeakSignalNoiseRatio,
-    StructuralSimilarityIndexMeasure,
-    TotalVariation,
-)
 
 CPU = torch.device("cpu")
 PROMPTS = [Prompt(f"p{number}", f"text {number}") for number in range(16)]

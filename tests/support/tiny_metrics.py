@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import open_clip
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from tempera.metrics import image_reward
 from tempera.runtime.tensor_files import renamed
-from tempera.runtime.torchvision import import_open_clip
 
 EDGE, PATCH, WIDE, WORD, LAYERS = 16, 8, 128, 64, 2
 VISION = {"image_size": EDGE, "patch_size": PATCH, "layers": 2, "width": 16, "head_width": 8}
@@ -88,9 +88,9 @@ def tiny_clip(directory: Path, name: str) -> dict[str, Tensor]:
     """Random weights of a tiny architecture, which open_clip then knows by this name."""
     path = directory / f"{name}.json"
     path.write_text(json.dumps(CLIP))
-    import_open_clip().add_model_config(path)
+    open_clip.add_model_config(path)
     torch.manual_seed(3)
-    made = import_open_clip().create_model(name, load_weights=False).state_dict()
+    made = open_clip.create_model(name, load_weights=False).state_dict()
     return {key: torch.randn_like(one) * 0.3 + one if one.dim() else one
             for key, one in made.items()}  # fmt: skip
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from shapes_recipe.scenes import pictures
 from shapes_recipe.stage import arithmetic, minimise
 from tempera.image_tokenizers.vq import VQModel
-from tempera.runtime.torchvision import import_open_clip
 from tempera.shapes.classifier import UNTOLD, Classifier, correct, labels
 from tempera.shapes.clip import CONTEXT, END, tokenize
 from tempera.shapes.world import Sample, World
@@ -135,8 +134,10 @@ def train_clip(
     """Train the CLIP with the symmetric contrastive loss, from where `run` left off; returns it
     with its text→image retrieval accuracy among 64 unseen images.
     """
+    import open_clip  # takes seconds
+
     torch.manual_seed(settings.seed)
-    model = import_open_clip().CLIP(**TINY_CLIP["model_cfg"])
+    model = open_clip.CLIP(**TINY_CLIP["model_cfg"])
 
     def loss_of(samples: list[Sample], images: Tensor) -> Tensor:
         captions = [sample.scene.caption for sample in samples]

@@ -34,7 +34,6 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.pretrained import recording_taken
 from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
-from tempera.runtime.torchvision import import_torchvision
 from tempera.runtime.tracking import Tracker, in_background
 from tempera.targets.conditioners import ClassLabels
 from tempera.targets.transformer import TransformerTarget
@@ -109,7 +108,6 @@ def build_evaluator(cfg: DictConfig) -> Evaluator:
     named = cfg.get("torchmetrics") or {}
     if not named and cfg.against is None:
         return evaluator
-    import_torchvision()  # torchmetrics imports it
     metrics = {}
     for name in map(str, named):
         place = f"torchmetrics.{name}"

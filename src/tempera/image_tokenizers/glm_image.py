@@ -16,7 +16,6 @@ from tempera.image_tokenizers.cosmos import UntrainedDecoder
 from tempera.runtime.files import reason
 from tempera.runtime.hub import Repository
 from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
-from tempera.runtime.torchvision import import_torchvision
 
 FACTOR = 32
 PARTS = ("transformer", "text_encoder", "vae")
@@ -164,7 +163,6 @@ def _pipeline_class() -> Any:
     Raises:
         TemperaError: diffusers is not installed.
     """
-    import_torchvision()  # diffusers imports it, with transformers
     try:
         from diffusers import GlmImagePipeline
     except ImportError as problem:

@@ -19,7 +19,6 @@ from tempera.metrics.weights import WeightsFile, check_weights, not_of
 from tempera.runtime.files import reason
 from tempera.runtime.hub import Repository
 from tempera.runtime.tensor_files import check_values
-from tempera.runtime.torchvision import import_open_clip
 
 Tokenizer = Callable[[list[str]], Tensor]
 Preprocess = Callable[[Any], Tensor]
@@ -57,16 +56,17 @@ class ClipScore(Adapter):
 
     metrics = ("clip_score",)
     name = "open_clip_model.safetensors"
-    library = "open_clip"
 
     @property
     @override
     def files(self) -> tuple[WeightsFile, ...]:
         """The weights of an architecture; open_clip finds those of other places."""
+        import open_clip  # takes seconds
+
         if ":" in self.model:
             return ()
         check_activation(self.model, self.weights, self.quick_gelu)
-        tag = import_open_clip().get_pretrained_cfg(self.model, self.weights or "")
+        tag = open_clip.get_pretrained_cfg(self.model, self.weights or "")
         repository, _, name = tag.get("hf_hub", "").rpartition("/")
         return (WeightsFile(repository or str(self.weights), name or self.name),)
 
@@ -102,14 +102,15 @@ class HPS(Adapter):
 
     metrics = ("hpsv2",)
     name = "HPS_v2.1_compressed.pt"
-    library = "open_clip"
 
     @override
     def load(self, device: torch.device) -> Networks:
+        import open_clip  # takes seconds
+
         network, _, tokenizer = load_open_clip(
             self.model, str(self.files[0].path()), "HPSv2", False
         )
-        preprocess = import_open_clip().image_transform(
+        preprocess = open_clip.image_transform(
             network.visual.image_size, is_train=False, resize_mode="longest"
         )
         clip_score = clip_scorer(network, tokenizer, preprocess, device)
@@ -134,7 +135,8 @@ def load_open_clip(
     Raises:
         TemperaError: they are unavailable or those of another model.
     """
-    open_clip = import_open_clip()
+    import open_clip  # takes seconds
+
     tag = open_clip.get_pretrained_cfg(model, weights or "")
     if weights and Path(weights).is_file():
         check_activation(model, weights, quick_gelu)
@@ -157,8 +159,10 @@ def load_open_clip(
 
 def check_activation(model: str, weights: str | None, quick_gelu: bool | None) -> None:
     """Raise TemperaError for weights in a file without their activation, which no tensor shows."""
+    import open_clip  # takes seconds
+
     known = quick_gelu is not None or model.endswith("-quickgelu")
-    tag = import_open_clip().get_pretrained_cfg(model, weights or "")
+    tag = open_clip.get_pretrained_cfg(model, weights or "")
     if not known and "quick_gelu" not in tag and weights and Path(weights).is_file():
         raise TemperaError(
             f"{weights} does not say which activation it was trained with: give quick_gelu=true "

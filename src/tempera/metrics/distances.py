@@ -27,7 +27,6 @@ from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
 from tempera.runtime.files import reason
-from tempera.runtime.torchvision import import_torchvision
 
 Features: TypeAlias = Array | Tensor
 Distance = Callable[[Features, Features, int], Interval]
@@ -246,8 +245,7 @@ DISTANCES: Mapping[str, Distance] = {
 
 
 def _torchmetrics(module: str) -> Any:
-    """A module of torchmetrics.image, which imports torchvision."""
-    import_torchvision()
+    """A module of torchmetrics.image, which takes seconds to import."""
     return import_module(f"torchmetrics.image.{module}")
 
 

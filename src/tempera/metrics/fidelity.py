@@ -13,7 +13,6 @@ from tempera.metrics.evaluators import Networks
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, check_weights, not_of
 from tempera.runtime.files import reason
-from tempera.runtime.torchvision import import_torchvision
 
 INCEPTION = "weights-inception-2015-12-05-6726825d.pth"
 VGG16 = "vgg16-397923af.pth"
@@ -36,7 +35,6 @@ class Inception(Adapter):
     distances = tuple(DISTANCES)
     metrics = (*distances, "inception_score")
     name = INCEPTION
-    library = "torch_fidelity"
 
     @override
     def load(self, device: torch.device) -> Networks:
@@ -66,7 +64,6 @@ class VGG(Adapter):
 
     metrics = distances = ("precision_vgg", "recall_vgg")
     name = VGG16
-    library = "torch_fidelity"
 
     @override
     def load(self, device: torch.device) -> Networks:
@@ -90,7 +87,6 @@ def extractor(kind: str, features: list[str], file: WeightsFile) -> Any:
     Raises:
         TemperaError: they are unavailable or those of another network.
     """
-    import_torchvision()  # torch-fidelity imports it
     module = import_module(f"torch_fidelity.feature_extractor_{kind.lower()}")
     path = file.path()
     check_weights(path)

@@ -19,7 +19,6 @@ from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile, not_of
 from tempera.runtime.pretrained import on_meta
 from tempera.runtime.tensor_files import fill, read_tensors, renamed
-from tempera.runtime.torchvision import import_open_clip
 
 MEAN = 0.16717362830052426
 DEVIATION = 1.0333394966054072
@@ -70,7 +69,6 @@ class ImageReward(Adapter):
 
     metrics = ("image_reward",)
     name = "ImageReward.pt"
-    library = "open_clip"
 
     @property
     @override
@@ -79,6 +77,8 @@ class ImageReward(Adapter):
 
     @override
     def load(self, device: torch.device) -> Networks:
+        import open_clip  # takes seconds
+
         from tempera.runtime.huggingface import PreTrainedTokenizerFast
 
         path = self.files[0].path()
@@ -95,7 +95,7 @@ class ImageReward(Adapter):
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(self.files[1].path()), pad_token="[PAD]"
         )
-        preprocess = import_open_clip().image_transform(VISION["image_size"], is_train=False)
+        preprocess = open_clip.image_transform(VISION["image_size"], is_train=False)
 
         def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
             images = preprocessed(pictures, preprocess).to(device)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -28,14 +27,12 @@ class Adapter(Protocol):
         distances: the metrics among them that need reference pictures.
         weights: where its file of weights is: a `WeightsFile.place`.
         name: the name of that file.
-        library: the module that computes it, of the extra `metrics`; empty where none is needed.
     """
 
     metrics: tuple[str, ...]
     distances: tuple[str, ...] = ()
     weights: Any
     name: str
-    library: str = ""
 
     @property
     def files(self) -> Sequence[WeightsFile]:
@@ -159,11 +156,10 @@ class StandardEvaluator(Evaluator):
         return problem or self._network_problem(network)
 
     def _network_problem(self, network: str) -> TemperaError | None:
-        """What is wrong with a network's library or files, if anything is; checked once."""
+        """What is wrong with a network's files, if anything is; checked once."""
         if network not in self._problems:
             self._problems[network] = None
             try:
-                check_library(self.networks[network].library)
                 for file in self.networks[network].files:
                     file.size()
             except TemperaError as problem:
@@ -199,14 +195,4 @@ class StandardEvaluator(Evaluator):
         names = ", ".join(dict.fromkeys([*self.networks, *owners]))
         raise TemperaError(
             f"there is no metric {name}: the names are {names}.", option="metrics.names"
-        )
-
-
-def check_library(module: str) -> None:
-    """Raise TemperaError if a library of the extra `metrics` is not installed."""
-    if module and find_spec(module) is None:
-        raise TemperaError(
-            "metrics=real measures with open_clip and torch-fidelity, which are not installed: "
-            "pip install 'tempera-decoding[metrics]', or take metrics=none",
-            option="metrics",
         )

@@ -14,19 +14,20 @@ from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
+from tempera.metrics.clip import clip_scorer, load_open_clip
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score
 from tempera.metrics.reference import LEAST
 from tempera.runtime.files import sha256_file
 from tempera.shapes import classifier as classifiers
 from tempera.shapes import structure as structures
 from tempera.shapes.classifier import Classifier, correct
-from tempera.shapes.clip import WEIGHTS, Clip, load_clip, tokenize
+from tempera.shapes.clip import DIRECTORY, WEIGHTS, tokenize
 from tempera.shapes.networks import SHIPPED
 from tempera.shapes.world import Scene, Thing, World, parse_caption
 
 NETWORKS = (
     SHIPPED / "classifier" / "model.safetensors",
-    SHIPPED / "clip" / WEIGHTS,
+    WEIGHTS,
 )
 _ANY_SCENE = Scene((Thing("circle", "red"),))
 """Stands in for captions of other worlds, whose scores are masked."""
@@ -76,10 +77,11 @@ class ShapesEvaluator(Evaluator):
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
         classifier = classifiers.load_classifier().to(device)
+        clip = load_open_clip(f"local-dir:{DIRECTORY}", None)
         yield Networks(
             features=lambda pictures: classifier.features(_signed(pictures, device)),
             scores=[
-                clip_scorer(load_clip().to(device), device),
+                clip_scorer(clip.network, tokenize, clip.preprocess, device),
                 attribute_scorer(classifier, device),
                 structure_scores,
             ],
@@ -92,17 +94,6 @@ class ShapesEvaluator(Evaluator):
             scenes = world.batch(first, min(100, self.reference_count - first))
             images = np.stack([scene.image for scene in scenes])
             yield (images * 255).round().astype(np.uint8).transpose(0, 3, 1, 2)
-
-
-def clip_scorer(network: Clip, device: torch.device) -> Score:
-    """The score `clip_score`: the cosine between the embeddings of picture and caption."""
-
-    def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        images = network.encode_images(_signed(pictures, device))
-        texts = network.encode_texts(tokenize([prompt.text for prompt in prompts]).to(device))
-        return {"clip_score": (images * texts).sum(-1)}
-
-    return score
 
 
 def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
