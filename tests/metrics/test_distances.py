@@ -156,8 +156,20 @@ def test_a_ball_holds_its_edge() -> None:
 def test_rows_in_parts_give_the_same_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     left, right = features(30, 3, shift=0.5), features(50, 3, seed=1)
     whole = [metric(left, right, resamples=5) for metric in (kernel, precision, recall)]
-    monkeypatch.setattr(distances, "ROWS", 7)
+    monkeypatch.setattr(distances, "NUMBERS", 7 * 50)
+    sizes = []
+    for name in ("_cubic", "_euclidean"):
+        whole_of = getattr(distances, name)
+
+        def part(
+            *sides: torch.Tensor, whole_of: Callable[..., torch.Tensor] = whole_of
+        ) -> torch.Tensor:
+            sizes.append(len(sides[0]) * len(sides[1]))
+            return whole_of(*sides)
+
+        monkeypatch.setattr(distances, name, part)
     parts = [metric(left, right, resamples=5) for metric in (kernel, precision, recall)]
+    assert max(sizes) <= 7 * 50  # memory does not grow with the number of pictures
     for one, other in zip(whole, parts, strict=True):
         assert [one.value, one.low, one.high] == pytest.approx([other.value, other.low, other.high])
 

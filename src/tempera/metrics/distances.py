@@ -33,8 +33,8 @@ Distance = Callable[[Features, Features, int], Interval]
 """(features of generated pictures [n, D], features of real pictures [m, D], number of resamples) ->
 the distance between the two sets with its interval.
 """
-ROWS = 2048
-"""Rows of a pairwise matrix that are held in memory at once."""
+NUMBERS = 2**21
+"""Numbers of a pairwise matrix, or of features, that are held in memory at once."""
 NEIGHBOURS = 3
 """k of precision and recall, as in the papers."""
 LEAST = NEIGHBOURS + 2
@@ -82,7 +82,7 @@ def accumulated(
             warnings.simplefilter("ignore", UserWarning)  # that some keep the features
             metric = make(feature=Computed(x.shape[1])).set_dtype(torch.float64).to(x.device)
             for options, features in sides:
-                for rows in _rows(len(features)):
+                for rows in _rows(*features.shape):
                     metric.update(features[rows], **options)
             with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
                 torch.manual_seed(0)
@@ -157,13 +157,13 @@ def kernel(generated: Features, real: Features, resamples: int = 200) -> Interva
     )
     within = torch.zeros(len(weights), dtype=x.dtype, device=x.device)
     to_own, to_real = torch.empty(2, n, dtype=x.dtype, device=x.device)
-    for rows in _rows(n):
+    for rows in _rows(n, max(n, m)):
         similarity = _cubic(x[rows], x)
         similarity[torch.arange(len(similarity)), torch.arange(n)[rows]] = 0
         within += ((weights @ similarity.T) * weights[:, rows]).sum(1)
         to_own[rows] = similarity.sum(1) / (n - 1)
         to_real[rows] = _cubic(x[rows], y).mean(1)
-    reference = sum(float(_cubic(y[rows], y).sum()) for rows in _rows(m))
+    reference = sum(float(_cubic(y[rows], y).sum()) for rows in _rows(m, m))
     constant = (reference - float(((y.square().sum(1) / y.shape[1]) + 1).pow(3).sum())) / (
         m * (m - 1)
     )
@@ -249,8 +249,10 @@ def _torchmetrics(module: str) -> Any:
     return import_module(f"torchmetrics.image.{module}")
 
 
-def _rows(count: int) -> Iterator[slice]:
-    return (slice(first, first + ROWS) for first in range(0, count, ROWS))
+def _rows(count: int, width: int) -> Iterator[slice]:
+    """The rows of a matrix of this width, in parts of at most `NUMBERS` numbers."""
+    step = max(1, NUMBERS // width)
+    return (slice(first, first + step) for first in range(0, count, step))
 
 
 def _inside(points: Tensor, features: Tensor, subsets: Sequence[Tensor]) -> Tensor:
@@ -259,7 +261,7 @@ def _inside(points: Tensor, features: Tensor, subsets: Sequence[Tensor]) -> Tens
     """
     radii = [_radii(features[members]) for members in subsets]
     parts = []
-    for rows in _rows(len(points)):
+    for rows in _rows(len(points), len(features)):
         distances = _euclidean(points[rows], features)
         inside = [
             (distances[:, members] <= radius).any(1)
@@ -271,7 +273,7 @@ def _inside(points: Tensor, features: Tensor, subsets: Sequence[Tensor]) -> Tens
 
 def _radii(features: Tensor) -> Tensor:
     """Distance of every point [n, D] to its third neighbour, [n]."""
-    parts = (_euclidean(features[rows], features) for rows in _rows(len(features)))
+    parts = (_euclidean(features[rows], features) for rows in _rows(len(features), len(features)))
     return torch.cat([part.kthvalue(NEIGHBOURS + 1, dim=1).values for part in parts])
 
 
