@@ -20,10 +20,16 @@ from torch import Tensor, nn
 
 import tempera
 from tempera import TemperaError
+from tempera.drafters.draft_files import save_draft
+from tempera.drafters.eagle_network import EagleModel
+from tempera.evaluation.pipeline import NoPictures
 from tempera.held.families import FAMILIES as PARTS
 from tempera.held.ids import generate_ids, installed
 from tempera.runtime import huggingface as hf
+from tempera.runtime.pretrained import randomise
+from tempera.targets.shared_vocabulary import PADDING, load_network
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
+from tempera.targets.transformer import TransformerTarget
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -794,3 +800,44 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     pipe = Pipe(vision_language_encoder=held.model, processor=None)
     found = run(third, held, tempera=tempera, pipe=pipe)
     assert torch.equal(found["images"][:, 5:], held.greedy())
+
+
+@pytest.mark.parametrize("method", ["eagle", "parallel_block", "medusa", "eagle2"])
+def test_methods_with_a_draft(held: Held, method: str) -> None:
+    depth = {} if method == "eagle2" else {"depth": 3}
+    fast = held.accelerated(method, **{"drafter.path": "random"}, **depth)
+    assert torch.equal(drawn(held, fast), held.greedy())
+
+
+def test_a_draft_for_the_preset_drafts_the_same_for_a_held_model(tmp_path: Path) -> None:
+    """Of GLM-Image, of whose heads only a part turns: tokens, and rounds, of tempera's own network
+    with the same weights.
+    """
+    held = glm_image()
+    held.model.save_pretrained(tmp_path / "vision_language_encoder")
+    files = ["vision_language_encoder/model.safetensors"]
+    spec = replace(held.layout, context=512)
+    names = ["vocab_size", "vision_vocab_size", "hidden_size", "intermediate_size"]
+    names += ["num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+    sizes: dict[str, Any] = dict.fromkeys(names, 1)  # the file states its own
+    sizes |= dict.fromkeys(["rms_norm_eps", "rope_theta", "partial_rotary_factor"], 1.0)
+    sizes["mrope_section"] = [1]
+    network = load_network("glm_image", spec, str(tmp_path), files, "hub", sizes)
+    ids = held.inputs["input_ids"].where(MASK == 1, PADDING)
+    condition = ids[:, None].expand(-1, 2, -1)
+    own = TransformerTarget(
+        network, lambda _: (condition, ids != PADDING), tempera.Sampling(1.0, temperature=2.0)
+    )
+    torch.manual_seed(6)
+    draft = EagleModel.of(own.network, "glm_image", own.vocab_size, own.identity, ())
+    randomise(draft, own.device, torch.float32)
+    save_draft(draft, tmp_path / "draft")
+    options = {"drafter.path": str(tmp_path / "draft"), "depth": 2}
+    loaded = tempera.load("glm_image", "eagle", target=own, decoder=NoPictures(""), **options)
+    expected = loaded.generate(["a", "b"], images=False)
+    fast = held.accelerated("eagle", temperature=2.0, top_k=0, **options)
+    with fast.pipeline.target.reading(condition):
+        found = fast.generate(["a", "b"], images=False)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.trace.rounds, expected.trace.rounds)
+    assert expected.accepted_length > 1.5

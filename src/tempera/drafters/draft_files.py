@@ -18,6 +18,7 @@ from tempera.runtime.network_directory import (
     sized_network,
     write_network,
 )
+from tempera.runtime.network_identity import UNNAMED
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough, on_meta, randomise
 from tempera.targets.transformer import TransformerTarget
 
@@ -129,7 +130,7 @@ def check_target(network: DraftNetwork, target: TransformerTarget) -> None:
     """Refuse a target that a draft was not trained for.
 
     Raises:
-        TemperaError: hidden size, vocabulary or identity differ.
+        TemperaError: hidden size, vocabulary or identity differ, if the target's is known.
     """
     config = network.config
     sizes = {
@@ -142,7 +143,7 @@ def check_target(network: DraftNetwork, target: TransformerTarget) -> None:
                 f"the draft, made for {config.model}, has {what} {own}, the target {other}: "
                 "give a draft for this target."
             )
-    if config.target != target.identity and not are_sizes_enough():
+    if config.target != target.identity != UNNAMED and not are_sizes_enough():
         raise TemperaError(
             f"the draft was trained for model={config.model} with weights {config.target}, but "
             f"the target's weights are {target.identity}: "

@@ -57,7 +57,7 @@ def accelerate(
             Chameleon `anole`, `lumina` or `lumina2`, since its weights do not tell.
         height, width: of the images in pixels, for Emu3, GLM-Image and Lumina-mGPT.
         truncate: truncate prompts that are too long for the model, instead of stopping.
-        options: as of `tempera.load`; those of the sampling are by default the model's
+        options: as of `tempera.load`, such as `drafter.path`; those of the sampling are by default the model's
             generation_config, as its `generate` reads it.
 
     Raises:
@@ -74,8 +74,9 @@ def accelerate(
     def target(sampling: Sampling) -> HeldTarget:
         return HeldTarget(model, family, spec, conditioner, sampling)
 
+    preset = layout if isinstance(layout, str) else family.preset
     pictures = decoder or family.pictures(model)
-    return load(family.preset, method, target=target, decoder=pictures, **{**usual, **options})
+    return load(preset, method, target=target, decoder=pictures, **{**usual, **options})
 
 
 def family_of(model: nn.Module) -> Family:

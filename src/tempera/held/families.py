@@ -24,7 +24,7 @@ class Family:
         decoder: has `embed_tokens`, `layers`, `norm`, `rotary_emb` and `config`.
         head: what follows the decoder's norm, one after the other; the last gives logits.
         embedding: what embeds image tokens, one after the other.
-        layouts: formats of images by name; the arguments are a size.
+        layouts: formats of images by the names of their presets; the arguments are a size.
         stated: what a model's configuration says of the format, by the fields of `ModelSpec`.
         pictures: makes a model's image decoder.
         width: numbers of a hidden state before the last module of the head.
@@ -110,7 +110,7 @@ FAMILIES = {
             "model.generation_head.vision_head",
         ),
         embedding=("model.generation_embeddings", "model.generation_aligner"),
-        layouts={"janus": lambda: janus.janus()},
+        layouts={"janus_pro_7b": lambda: janus.janus()},
         stated=_of_janus,
         pictures=JanusDecoder,
         width=lambda model: int(model.config.vq_config.projection_dim),

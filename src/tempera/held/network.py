@@ -14,7 +14,7 @@ from typing_extensions import override
 from tempera.decoding.probabilities import Sampling
 from tempera.held.families import Family
 from tempera.targets.cache import KVCache
-from tempera.targets.rotary import MultimodalRotary, Rotary
+from tempera.targets.rotary import MultimodalRotary
 from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.token_head import FORBIDDEN, TokenHead
@@ -26,11 +26,13 @@ class HeldRotary(MultimodalRotary):
     Args:
         decoder: has it as `rotary_emb`.
         spec: format of the sequences.
+        head_dim: numbers of a head.
         multimodal: whether a token has three positions.
     """
 
-    def __init__(self, decoder: Any, spec: ModelSpec, multimodal: bool) -> None:
+    def __init__(self, decoder: Any, spec: ModelSpec, head_dim: int, multimodal: bool) -> None:
         self.decoder = decoder
+        self.head_dim = self.turned = head_dim
         self.multimodal = multimodal
         self.grids = (spec.grid,) if spec.preview is None else (spec.preview, spec.grid)
 
@@ -42,7 +44,22 @@ class HeldRotary(MultimodalRotary):
             places = self.positions(count, prefix, device)[:, None]
         like = torch.empty(0, device=device)
         cos, sin = self.decoder.rotary_emb(like, position_ids=places)
-        return torch.stack([cos[0], _signs(sin[0])])
+        return torch.stack([self._whole(cos[0], 1.0), self._whole(_signs(sin[0]), 0.0)])
+
+    def _whole(self, turned: Tensor, rest: float) -> Tensor:
+        """The numbers of a head of which some turn, which are those at the start of each half:
+        [S, numbers that turn] -> [S, numbers of a head].
+        """
+        pad = (self.head_dim - turned.shape[-1]) // 2
+        halves = [nn.functional.pad(half, (0, pad), value=rest) for half in turned.chunk(2, -1)]
+        self.turned = turned.shape[-1]
+        return torch.cat(halves, -1)
+
+    def of_the_layers(self, rotation: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines as the model's layers take them, of entries of the table."""
+        halves = [half[..., : self.turned // 2] for half in rotation.chunk(2, -1)]
+        cos, sin = torch.cat(halves, -1).unbind()
+        return cos, _signs(sin)
 
 
 def _signs(sin: Tensor) -> Tensor:
@@ -68,9 +85,9 @@ class HeldDecoder:
         self._decoder = family.decoder
         self._after_norm = family.head[:-1]
         config = self.text.config
-        rope = config.rope_parameters
-        self.rotary: Rotary = HeldRotary(self.text, spec, "mrope_section" in rope)
         self.head_dim: int = self.layers[0].self_attn.head_dim
+        multimodal = "mrope_section" in config.rope_parameters
+        self.rotary = HeldRotary(self.text, spec, self.head_dim, multimodal)
         self.kv_heads: int = config.num_key_value_heads
 
     @property
@@ -102,8 +119,7 @@ class HeldDecoder:
         features: tuple[int, ...] = (),
     ) -> Tensor:
         """See `decoder_layer.Decoder.forward`."""
-        cos, sin = rotation.unbind()
-        turns = cos, _signs(sin)
+        turns = self.rotary.of_the_layers(rotation)
         inputs: list[Tensor] = []
         for layer in self.layers:
             inputs.append(x)
@@ -177,7 +193,9 @@ class HeldHead(TokenHead):
     """
 
     def __init__(self, network: HeldNetwork, spec: ModelSpec, sampling: Sampling) -> None:
-        device = next(network.model.norm.parameters()).device
+        norm: Tensor = next(network.model.norm.parameters())
+        device = norm.device
+        self._dtype = norm.dtype
         self._held = network
         self._embed = network.embed_tokens
         self._ids = spec.token_ids.to(device)
@@ -197,10 +215,20 @@ class HeldHead(TokenHead):
     @override
     def lm_logits(self, hidden: Tensor) -> Tensor:
         """See `TokenHead.lm_logits`."""
-        logits: Tensor = self.linear(hidden[..., : self.hidden_size])[..., self._codes]
+        own = hidden[..., : self.hidden_size].to(self._dtype)
+        logits: Tensor = self.linear(own)[..., self._codes]
         return nn.functional.pad(logits, (0, self._line_ends), value=FORBIDDEN)
 
     @override
     def guided_logits(self, hidden: Tensor) -> Tensor:
         """See `TokenHead.guided_logits`."""
         return self.sampling.guide(self.lm_logits(hidden))
+
+    @override
+    def copy_to(self, dtype: torch.dtype) -> None:
+        """Nothing is copied: hidden states of a draft are converted to the model's dtype."""
+
+    @override
+    def directions(self, vectors: Tensor) -> Tensor:
+        """See `TokenHead.directions`: without what the head gives for zeros."""
+        return self.lm_logits(vectors) - self.lm_logits(torch.zeros_like(vectors))

@@ -14,6 +14,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.held.families import Family
 from tempera.held.network import HeldHead, HeldNetwork
+from tempera.runtime.network_identity import UNNAMED
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
 from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
@@ -48,7 +49,7 @@ class HeldTarget(TransformerTarget):
         held = HeldNetwork(model, family, spec)
         head = HeldHead(held, spec, sampling)
         network: Any = held  # nobody sets its head
-        super().__init__(network, conditioner, sampling, identity="held", head=head)
+        super().__init__(network, conditioner, sampling, identity=UNNAMED, head=head)
         self.spec = spec
         self._seen = self._state()
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+UNNAMED = "held"
+"""In place of the identity of weights that a user holds, of which nothing tells the published."""
+
 
 def identity_of(network: Any) -> str:
     """Hash the configuration and the weights of a network into 16 hexadecimal digits.
