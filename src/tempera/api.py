@@ -7,7 +7,7 @@ wrong one in the same sentence.
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -209,7 +209,9 @@ class LoadedModel:
         pipeline = self.pipeline
         target: Any = pipeline.target
         texts = [prompt.text for prompt in named]
-        with self._alone(), pipeline.text_encoded(named):
+        with self._alone(), ExitStack() as stack:
+            with usual_modes():
+                stack.enter_context(pipeline.text_encoded(named))
             streams = pipeline.streams(named, seeds)
             rounds: Iterator[Any] = pipeline.method.rounds(target, streams, texts)
             while True:
@@ -219,6 +221,7 @@ class LoadedModel:
                     return
                 yield round
 
+    @usual_modes()
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> list[Image.Image]:
         """Pictures of tokens, int64 [B, T], or float32 [B, T, D] of a model of continuous tokens;
         `prompts` are their texts, for an image decoder that reads them.

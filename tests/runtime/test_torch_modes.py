@@ -99,6 +99,10 @@ def test_load_and_generate(
     with mode():
         loaded = tempera.load("shapes", "sjd", dtype="float32", window=8)
         inside = loaded.generate("a large green star", seed=1).tokens
+        for round in loaded.rounds("a large green star", seed=1):
+            tokens = round.tokens.clone()
+        (picture,) = loaded.pictures(tokens)
+    assert torch.equal(tokens, expected) and picture.size == (48, 48)
     outside = loaded.generate("a large green star", seed=1).tokens
     assert torch.equal(inside, expected) and torch.equal(outside, expected)
     assert not outside.is_inference()

@@ -57,8 +57,8 @@ def accelerate(
             Chameleon `anole`, `lumina` or `lumina2`, since its weights do not tell.
         height, width: of the images in pixels, for Emu3, GLM-Image and Lumina-mGPT.
         truncate: truncate prompts that are too long for the model, instead of stopping.
-        options: as of `tempera.load`, such as `drafter.path`; those of the sampling are by default the model's
-            generation_config, as its `generate` reads it.
+        options: as of `tempera.load`, such as `drafter.path`; those of the sampling are by default
+            what the model's `generate` reads in its generation_config.
 
     Raises:
         TemperaError: the class, a part of the model, the method or an option is not supported.

@@ -66,7 +66,7 @@ def generate_ids(
             f"the model's {target.spec.context} positions: shorten the prompt."
         )
     prompts = [Prompt(str(row), str(row)) for row in range(len(rows))]
-    with fast._lock, target.reading(condition):
+    with fast._alone(), target.reading(condition):
         tokens = fast.pipeline.tokens(prompts, seeds=[seed] * len(prompts)).tokens
     return target.spec.token_ids.to(input_ids.device)[tokens.to(input_ids.device)]
 
