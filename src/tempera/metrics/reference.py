@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 from rich.progress import track
 
+from tempera.data.benchmarks import COCO2014
 from tempera.data.entries import shown
 from tempera.data.folder import pictures_in
 from tempera.errors import TemperaError
@@ -27,10 +28,6 @@ COCO = Repository(
     "lmms-lab/COCO-Caption2017", "dataset", "ba347b1dc8dcc9c2c07f0d51c073403ae2ab5d42"
 )
 """MS-COCO 2017's validation images, 815 MB of Parquet."""
-COCO2014 = Repository(
-    "lmms-lab/COCO-Caption", "dataset", "02151fb3da01a06268e022a9d58084fdbd8aa8e3"
-)
-"""MS-COCO 2014's validation images, 6.6 GB."""
 _PARTS = "data/val*.parquet"
 
 

@@ -163,9 +163,7 @@ def _speed(runs: Sequence[Run]) -> list[Section]:
     if not timed:
         return []
     columns: dict[str, list[Cell]] = {
-        "tokens per round": [run.metrics.get("accepted_length", {}) for run in timed],
         "seconds an image": [_seconds(run) for run in timed],
-        "speed-up": [run.metrics.get("speedup", {}) for run in timed],
         "peak memory, GiB": [_memory(run) for run in timed],
     }
     text = (
@@ -174,7 +172,7 @@ def _speed(runs: Sequence[Run]) -> list[Section]:
         "it is the process's, which runs all rows."
     )
     formats = dict.fromkeys(columns, ".2f")
-    return [Section("Speed", table(labels(runs, timed), columns), formats, text)]
+    return [Section("Time and memory", table(labels(runs, timed), columns), formats, text)]
 
 
 def _seconds(run: Run) -> Cell:
