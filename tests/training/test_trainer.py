@@ -94,6 +94,26 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, whole: Path)
     assert {path.name for path in cut.iterdir()} == {"draft", LAST, "training.json", "conditions"}
 
 
+def test_a_kill_between_a_draft_and_what_describes_it_is_no_foreign_draft(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described, calls = TrainingRun.describe, []
+
+    def describe(run: TrainingRun, finished: bool) -> None:
+        calls.append(finished)
+        if calls == [False, False]:
+            raise KeyboardInterrupt
+        described(run, finished)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingRun, "describe", describe)
+        with pytest.raises(KeyboardInterrupt):
+            tiny_train(tmp_path, **WHOLE)
+    tiny_train(tmp_path, **WHOLE)
+    drafts = [load_file(run / "draft/model.safetensors") for run in (tmp_path, whole)]
+    assert all(torch.equal(value, drafts[1][name]) for name, value in drafts[0].items())
+
+
 def run_of(
     directory: Path,
     loss: Loss = EagleLoss(),  # noqa: B008

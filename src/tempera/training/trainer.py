@@ -312,6 +312,8 @@ class TrainingRun:
             with side_service("the sample pictures failed ({why}): the training goes on."):
                 self._show(self.decode_codes, drawn.tokens)
         if better:
+            # after a kill here there is none, instead of one that describes another draft
+            (self.directory / DRAFT / METRICS).unlink(missing_ok=True)
             save_draft(draft, self.directory / DRAFT)
             self.describe(finished=False)
 
