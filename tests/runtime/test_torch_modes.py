@@ -59,6 +59,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "inference mode": inference,
     "default dtype": default_dtype,
     "default device": default_device,
+    "device context": lambda: torch.device("meta"),
     "autocast": autocast,
     "gradients": torch.enable_grad,
     "no gradients": torch.no_grad,
