@@ -49,6 +49,15 @@ def test_a_figure_draws_the_signs_that_it_is_given(text: str, tmp_path: Path) ->
     assert (tmp_path / "grid.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
+@pytest.mark.parametrize(("text", "lines"), [("猫と犬", 1), ("a cat", 0)])
+def test_letters_that_the_font_lacks_are_told_once(
+    text: str, lines: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    figures.grid(tmp_path / "grid.png", "ar", [PICTURE] * 2, [text] * 2, [False] * 2)
+    out, err = capfd.readouterr()
+    assert (out.count("has boxes for letters"), out.count("\n"), err) == (lines, lines, "")
+
+
 @pytest.mark.parametrize("text", MARKUP)
 def test_the_console_prints_the_signs_that_it_is_given(text: str) -> None:
     out = io.StringIO()

@@ -1,6 +1,7 @@
 """Figures of a run: grids of pictures with captions, and where and how often drafts are kept."""
 
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,11 +94,15 @@ def _figure(width: float, height: float, title: str) -> Figure:
 
 def save(path: Path, figure: Figure) -> None:
     """Write a PNG atomically, with every text as it is: a user's is no mathematics, whatever signs
-    it has. Equal figures give equal files.
+    it has. Letters that the font lacks become boxes, which is told once. Equal figures give equal
+    files.
     """
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
         text.set_usetex(False)
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", "Glyph")
         figure.savefig(temporary, format="png", metadata={"Software": None})
+    if any(str(one.message).startswith("Glyph") for one in caught):
+        print(f"{path} has boxes for letters that matplotlib's font lacks.")
