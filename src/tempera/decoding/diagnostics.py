@@ -6,9 +6,14 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, JointRule, Round, Rule, Verdict
-from tempera.decoding.probabilities import at, excess, kl_divergence, total_variation
+from tempera.decoding.probabilities import (
+    at,
+    excess,
+    kl_divergence,
+    one_hot,
+    total_variation,
+)
 from tempera.decoding.trace import Columns
-from tempera.decoding.trees import take
 from tempera.errors import TemperaError
 
 
@@ -23,19 +28,18 @@ class Diagnosed:
     def __init__(self, rule: Rule | JointRule) -> None:
         self.rule = rule
         self.columns = Columns()
-        self._written: list[int] = []  # tokens of each row, before the round
 
     def __call__(self, round: Round) -> None:
         """Diagnose the places of a round that emitted tokens."""
-        counts = round.images.counts
-        before = self._written or [0] * len(counts)
-        places = max(now - then for now, then in zip(counts, before, strict=True))
-        self._written = list(counts)
         scores = round.scores
-        columns = diagnose(
-            round.draft, round.verdict, scores.p, self.rule, scores.untempered, places
-        )
-        columns |= certainty(take(scores.p, round.verdict.visited[:, :places]))
+        verdict = round.verdict
+        places = torch.arange(verdict.tokens.shape[1], device=verdict.tokens.device)
+        emitted = places < round.images.emitted.unsqueeze(1)
+        columns = diagnose(round.draft, verdict, scores.p, self.rule, scores.untempered, emitted)
+        where = emitted.nonzero(as_tuple=True)
+        truth = scores.p[where[0], verdict.visited[where]]
+        for name, values in certainty(truth).items():
+            columns[name] = _placed(values, where, verdict.visited)
         self.columns.write(round.images, columns)
 
 
@@ -45,7 +49,7 @@ def diagnose(
     p: Tensor,
     rule: Rule | JointRule,
     soft: Tensor | None = None,
-    places: int | None = None,
+    emitted: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Terms of bounds on the TV and KL between the law of the emitted tokens and the target's, from
     p and q at the visited positions.
@@ -77,26 +81,46 @@ def diagnose(
         rule: the rule that decided.
         soft: the untempered distributions that it decided by in greedy decoding. A kept token that
             is not the target's choice costs 1 in total variation and infinitely many nats.
-        places: M, how many places of the round to look at; by default all L + 1.
+        emitted: places to look at, bool [B, L + 1]; by default all.
 
     Returns:
         `tv`, TV(p, q) with the first child's q (NaN at a leaf), `bound` and `kl`, the terms of the
-        bounds: float32 [B, M] each; places past the verdict's last token are undefined.
+        bounds: float32 [B, L + 1] each; undefined past the verdict's last token.
     """
-    visited = verdict.visited[:, :places]
+    if emitted is None:
+        emitted = torch.ones_like(verdict.tokens, dtype=torch.bool)
+    where = emitted.nonzero(as_tuple=True)
+    terms = _at_places(draft, verdict, p, rule, soft, where)
+    named = zip(("tv", "bound", "kl"), terms, strict=True)
+    return {name: _placed(values, where, verdict.visited) for name, values in named}
+
+
+def _at_places(
+    draft: Draft,
+    verdict: Verdict,
+    p: Tensor,
+    rule: Rule | JointRule,
+    soft: Tensor | None,
+    where: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `diagnose` returns, at M places, [M] each."""
+    rows = where[0]
+    visited = verdict.visited[where]
+    truth = p[rows, visited]
+    if not isinstance(rule, JointRule) and soft is None:
+        kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)[where]
+        return _terms(draft, rows, visited, kept_child, truth, rule)
+    tv = _first_test(draft, rows, visited, truth)
     if isinstance(rule, JointRule):
         _check_lossless(rule)
-        tv = _first_test(draft, visited, take(p, visited))
-        bound = kl = torch.zeros_like(tv)
-    elif soft is not None:
-        truth = take(p, visited)
-        tv = _first_test(draft, visited, truth)
-        bound = 1 - at(truth, verdict.tokens[:, :places])
-        kl = torch.where(bound > 0, torch.inf, 0.0)
-    else:
-        kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)[:, :places]
-        tv, bound, kl = _terms(draft, visited, kept_child, take(p, visited), rule)
-    return {"tv": tv, "bound": bound, "kl": kl}
+        return tv, torch.zeros_like(tv), torch.zeros_like(tv)
+    wrong = 1 - at(truth, verdict.tokens[where])
+    return tv, wrong, torch.where(wrong > 0, torch.inf, 0.0)
+
+
+def _placed(values: Tensor, where: tuple[Tensor, ...], like: Tensor) -> Tensor:
+    """Values [M] at M places of a matrix of the shape of `like`."""
+    return values.new_zeros(like.shape).index_put(where, values)
 
 
 def mean_terms(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -104,8 +128,9 @@ def mean_terms(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
     in the mean over what the tests of its children decide, provided that the walk comes there:
     [B, 1 + N] each; 0 at leaves.
     """
-    nodes = torch.arange(1 + draft.tree.nodes, device=p.device).expand(len(p), -1)
-    return _terms(draft, nodes, None, p, rule)[1:]
+    rows, nodes = torch.ones_like(p[..., 0]).nonzero(as_tuple=True)
+    _, bound, kl = _terms(draft, rows, nodes, None, p.flatten(0, 1), rule)
+    return bound.view(p.shape[:2]), kl.view(p.shape[:2])
 
 
 TOP = 10
@@ -136,26 +161,49 @@ def _check_lossless(rule: JointRule) -> None:
         )
 
 
-def _first_test(draft: Draft, visited: Tensor, truth: Tensor) -> Tensor:
-    """TV(p, q) with the first child's q at the visited nodes, float32 [B, L + 1]; NaN at a leaf."""
+def _first_test(draft: Draft, rows: Tensor, visited: Tensor, truth: Tensor) -> Tensor:
+    """TV(p, q) with the first child's q, float32 [M]; NaN at a leaf. For the arguments see
+    `_terms`.
+    """
     if not draft.tree.nodes:
         return truth.new_full(visited.shape, torch.nan)
-    first = take(draft.tree.children.expand(len(truth), -1, -1), visited)[..., 0]
-    q, _, _ = draft.at(first, truth.shape[-1])
+    first = _children(draft, rows, visited)[..., 0]
+    q, _, _ = _drafted(draft, rows, first, truth.shape[-1])
     return torch.where(first >= 0, total_variation(truth, q), torch.nan)
 
 
-def _terms(
-    draft: Draft, visited: Tensor, kept_child: Tensor | None, truth: Tensor, rule: Rule
+def _children(draft: Draft, rows: Tensor, visited: Tensor) -> Tensor:
+    """The children of visited nodes in test order, int64 [M, K], -1 where there is none."""
+    return draft.tree.children.expand(len(draft.tokens), -1, -1)[rows, visited]
+
+
+def _drafted(
+    draft: Draft, rows: Tensor, nodes: Tensor, vocab_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `diagnose` returns, at M visited nodes [B, M], with the child kept at each (-1: none;
-    None: the mean over all outcomes) and the target's distributions there, `truth` [B, M, V].
+    """q [M, V], token and depth [M] of nodes of rows, int64 [M]; of an arbitrary node for -1."""
+    where = rows, nodes.clamp(min=0)
+    token = draft.tokens[where]
+    q = one_hot(token, vocab_size) if draft.q is None else draft.q[where]
+    return q, token, draft.tree.depths.expand_as(draft.tokens)[where]
+
+
+def _terms(
+    draft: Draft,
+    rows: Tensor,
+    visited: Tensor,
+    kept_child: Tensor | None,
+    truth: Tensor,
+    rule: Rule,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `diagnose` returns, at M visited nodes [M] of rows of the batch [M], with the child kept
+    at each (-1: none; None: the mean over all outcomes) and the target's distributions there,
+    `truth` [M, V].
     """
-    children = take(draft.tree.children.expand(len(truth), -1, -1), visited)
+    children = _children(draft, rows, visited)
     bound = torch.zeros_like(visited, dtype=torch.float32)
     reach = torch.ones_like(bound)
     weight = torch.ones_like(bound)
-    tv = _first_test(draft, visited, truth)
+    tv = _first_test(draft, rows, visited, truth)
     target = ideal = truth
     emitted = torch.zeros_like(truth)
     tested = torch.ones_like(bound)  # whether a child is tested, or how probably
@@ -166,7 +214,7 @@ def _terms(
             if rank + 1 < draft.tree.max_children
             else torch.ones_like(visited, dtype=torch.bool)
         )
-        q, token, depth = draft.at(node, truth.shape[-1])
+        q, token, depth = _drafted(draft, rows, node, truth.shape[-1])
         if draft.q is None:  # no other token can be kept or rejected
             f = rule.accept_at(target, q, token, depth).unsqueeze(-1).expand_as(q)
             mean = rule.residual(target, q, token, depth)

@@ -293,11 +293,35 @@ class GSD(Rule):
             f.append(self._f(p[..., near], q[..., near], inside))
         return torch.cat(f, -1)
 
+    def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """f and the residual: see `interfaces.Rule`. Groups are made for as many tokens as a q can
+        draw.
+        """
+        most = int((q > 0).sum(-1).amax().clamp(min=1))
+        tokens = q.topk(most, sorted=False).indices
+        order = _ranks(p)
+        free = p.amax(-1)[..., None, None] < 1
+        reach = p.shape[-1] if self.ranks is None else self.ranks
+        step = max(1, AT_ONCE // max(1, p.shape[:-1].numel() * self.neighbours.k))
+        f = torch.ones_like(q)
+        for part in tokens.split(step, -1):
+            near = self.neighbours.table_for(p)[part]
+            places = _gathered(order, near)
+            inside = _grouped((places - places[..., :1]).abs() <= reach, free)
+            f = f.scatter(-1, part, self._f(_gathered(p, near), _gathered(q, near), inside))
+        return f, self._residual_of(p, q, q * f)
+
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+; or Norm[p - q·f]+ or Norm[c·p - q·f]+."""
         if self.residual_kind == "published":
             return excess(p, q)
-        return RESIDUALS[self.residual_kind](p, q * self.accept(p, q, depth))
+        return self._residual_of(p, q, q * self.accept(p, q, depth))
+
+    def _residual_of(self, p: Tensor, q: Tensor, kept: Tensor) -> Tensor:
+        """The residual, given q·f."""
+        if self.residual_kind == "published":
+            return excess(p, q)
+        return RESIDUALS[self.residual_kind](p, kept)
 
     def keeps(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff its group contains the argmax: min(1, p(G) / q(G)) for
