@@ -32,6 +32,9 @@ from tempera.decoding.verification import verify
 from tempera.drafters import jacobi
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
+from tempera.evaluation.benchmark import room, time_rounds
+from tempera.evaluation.launches import launches
+from tempera.evaluation.pipeline import Method
 from tempera.rules.entropy import EntropyAware
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.optimal import Priced
@@ -278,6 +281,19 @@ def test_no_replay_copies_a_table_of_the_vocabulary(method, replays):
     copied = [name for names in replays.copied.values() for name in names]
     assert not [name for name in copied if "markov" in name or "neighbours" in name]
     assert not [name for name in copied if "padding" in name or "entries" in name]
+
+
+def test_counting_the_launches_of_timed_rounds_compiles_nothing(replays):
+    target = captioned()
+    target.compile()
+    method = Method(METHODS["eagle"](target), Exact())
+    methods = {"ar": method.plain, "eagle": method}
+    with target.encoded(["a"]):
+        time_rounds(target, methods, ["a"], 1)
+        made = dict(replays.variants)
+        for timed in methods.values():
+            launches(target, timed, ["a"], room(method.drafter.depth))
+    assert replays.variants == made
 
 
 class Repeats(Drafter):

@@ -19,7 +19,7 @@ from tempera.decoding.interfaces import JointRule, Rule
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
-from tempera.evaluation.benchmark import BenchmarkPlan, measure
+from tempera.evaluation.benchmark import BenchmarkPlan, measure, room
 from tempera.evaluation.latency import name_of
 from tempera.evaluation.launches import launches
 from tempera.evaluation.pipeline import Method
@@ -264,6 +264,7 @@ def timed(target: TransformerTarget, parts: Parts, plan: BenchmarkPlan) -> dict[
     method = cast(Method, parts.method(target, parts.rule()))
     (column,) = measure(target, method, plan).columns
     prompts = PROMPTS[:1] * column.batch_size
+    longest = room(method.drafter.depth)
     row = {
         "AR, ms": column.ar["round"].median,
         "ms": column.method["round"].median,
@@ -272,7 +273,7 @@ def timed(target: TransformerTarget, parts: Parts, plan: BenchmarkPlan) -> dict[
     }
     with target.encoded(prompts):
         for prefix, timed_method in (("AR's ", method.plain), ("", method)):
-            counts = asdict(launches(target, timed_method, prompts))
+            counts = asdict(launches(target, timed_method, prompts, longest))
             row |= {prefix + name.replace("_", " "): count for name, count in counts.items()}
     return row | {"GiB": column.memory / 2**30}
 

@@ -76,7 +76,7 @@ def begin_step() -> None:
     torch.compiler.cudagraph_mark_step_begin()
 
 
-@functools.lru_cache(maxsize=8)  # a round has three parts
+@functools.lru_cache(maxsize=8)  # a round has four parts
 def _compile(part: Callable[..., Result]) -> Callable[..., Result]:
     settings = torch._dynamo.config
     settings.recompile_limit = max(VARIANTS, settings.recompile_limit)

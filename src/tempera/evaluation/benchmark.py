@@ -133,6 +133,12 @@ class Excerpt:
         self.length = length
         self.start = (target.length - length) // 2
 
+    @classmethod
+    def of(cls, target: TransformerTarget, method: Method, longest: int) -> "Excerpt":
+        """That of a method, of at most `longest` tokens. Rounds are compiled for each length."""
+        most = AR_TOKENS if method.is_plain else longest
+        return cls(target, min(target.length, longest, most))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
 
@@ -257,6 +263,11 @@ def _seconds_to_sum(numbers: torch.Tensor) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
+def room(depth: int) -> int:
+    """Tokens of an excerpt for drafts of a depth; an image may have fewer."""
+    return DRAFTS * (1 + depth)
+
+
 def time_rounds(
     target: Any,
     methods: Mapping[str, DecodingMethod],
@@ -269,7 +280,7 @@ def time_rounds(
     of a round, or without.
     """
     depths = [method.drafter.depth for method in methods.values() if isinstance(method, Method)]
-    longest = DRAFTS * (1 + max(depths, default=0))  # an image may have fewer tokens
+    longest = room(max(depths, default=0))
     timings: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
     for seed in range(-1, repeats):
         for name, method in methods.items():
@@ -299,8 +310,7 @@ def _timed(
     device = target.device
     clock = Clock(device) if clocked else None
     if isinstance(method, Method):
-        most = AR_TOKENS if method.is_plain else longest
-        target = Excerpt(target, min(target.length, longest, most))
+        target = Excerpt.of(target, method, longest)
         first = 1  # later rounds are alike
     elif isinstance(method, Speculative):
         first = len(method.prefilled(target.length))  # rounds after the prefill are alike

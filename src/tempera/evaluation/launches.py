@@ -8,7 +8,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from tempera.decoding.random_streams import RandomStreams
-from tempera.evaluation.benchmark import DRAFTS, Excerpt
+from tempera.evaluation.benchmark import DRAFTS, Excerpt, room
 from tempera.evaluation.pipeline import Method
 
 ROUNDS = DRAFTS - 1
@@ -31,12 +31,16 @@ class Launches:
     graph_replays: float | None
 
 
-def launches(target: Any, method: Method, prompts: list[str]) -> Launches:
+def launches(
+    target: Any, method: Method, prompts: list[str], longest: int | None = None
+) -> Launches:
     """Count them in rounds of the decoding loop, in the middle of an image.
 
     Args:
         target: with these prompts encoded; decoded before, if it is compiled.
         method: of discrete tokens.
+        longest: most tokens of the excerpt, by default those that the method needs. With those of
+            a measurement before, nothing is compiled anew.
     """
     on_gpu = target.device.type == "cuda"
     activities = [ProfilerActivity.CPU]
@@ -54,9 +58,9 @@ def launches(target: Any, method: Method, prompts: list[str]) -> Launches:
         elif ended == 1 + ROUNDS:
             profiler.stop()
 
-    length = min(target.length, DRAFTS * (1 + method.drafter.depth))
+    longest = longest or room(method.drafter.depth)
     streams = RandomStreams(0, [str(row) for row in range(len(prompts))], target.device)
-    method.decode(Excerpt(target, length), streams, prompts, watch=[count])
+    method.decode(Excerpt.of(target, method, longest), streams, prompts, watch=[count])
     rounds = min(ended - 1, ROUNDS)
     if rounds < ROUNDS:
         profiler.stop()
