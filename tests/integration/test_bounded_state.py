@@ -26,8 +26,8 @@ from tempera.rules.neighbourhood import Lantern
 from tempera.rules.standard import Relaxed
 from tempera.runtime.files import sha256_file, write_json
 
-CONSTANT = {"_named", "_named_paths", "_adapter", "results"}
-"""Caches of what the package ships: trees, types of options, the papers' results."""
+CONSTANT = {"_named", "_named_paths", "_adapter", "_clips_tokens", "results"}
+"""Caches of what the package ships: trees, types of options, tokens of CLIP, the papers' results."""
 
 
 def live_tensors() -> int:
