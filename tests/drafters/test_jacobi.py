@@ -215,9 +215,10 @@ def test_a_round_is_read_once_has_static_shapes_and_adds_nothing_to_the_bound(me
     target = local_target(3, (3, 3), GUIDED)
     drafter, rounds, names = make(target), [], [str(row) for row in range(50)]
     emit(target, drafter, rule, rows=50)
-    streams, options = RandomStreams(0, names), {"diagnostics": True, "watch": [rounds.append]}
+    parts = target, drafter, rule
     with HostReads() as reads:
-        trace = decode(target, drafter, rule, streams, names, **options).trace
+        decode(*parts, RandomStreams(0, names), names, watch=[rounds.append])
+    trace = decode(*parts, RandomStreams(0, names), names, diagnostics=True).trace
     assert len(rounds) > 2 and reads.count == Counter(tolist=len(rounds))
     assert trace.bound.abs().max() < 1e-5 and trace.kl.abs().max() < 1e-5
     assert trace.tv.nanmean() > 0.1

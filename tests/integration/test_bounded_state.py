@@ -27,7 +27,7 @@ from tempera.rules.standard import Relaxed
 from tempera.runtime.files import sha256_file, write_json
 
 CONSTANT = {"_named", "_named_paths", "_adapter", "_clips_tokens", "results"}
-"""Caches of what the package ships: trees, types of options, tokens of CLIP, the papers' results."""
+"""Caches of what the package ships: trees, options' types, CLIP's tokens, the papers' results."""
 
 
 def live_tensors() -> int:
