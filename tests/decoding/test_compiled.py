@@ -391,8 +391,12 @@ def test_every_rule_is_one_graph(name):
     inputs = draft, Scores(p, p), rule, torch.rand(2, tree.nodes + 1, generator=generator)
     expected = vars(verify(*inputs))  # also makes what is made once
     torch._dynamo.reset()
-    found = vars(torch.compile(verify, backend="eager", fullgraph=True)(*inputs))
+    counter = CompileCounterWithBackend("eager")
+    found = vars(torch.compile(verify, backend=counter, fullgraph=True)(*inputs))
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    (graph,) = counter.graphs
+    constants = [node for node in graph.graph.nodes if node.target is torch.tensor]
+    assert not constants  # a round would copy them to the device
 
 
 @torch.no_grad()

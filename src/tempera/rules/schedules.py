@@ -115,7 +115,12 @@ def by_depth(schedule: tuple[float, ...], depth: Tensor) -> Tensor:
     the last value.
     """
     place = (depth - 1).clamp(max=len(schedule) - 1)
-    return on_device(schedule, depth.device)[place]
+    return _table(schedule, depth.device)[place]
+
+
+@torch.compiler.assume_constant_result  # compiled code would make the table in every round
+def _table(schedule: tuple[float, ...], device: torch.device) -> Tensor:
+    return on_device(schedule, device)
 
 
 @lru_cache(maxsize=8)
