@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from tempera.config.compose import composed_with_choices, in_one_sentence, written
-from tempera.config.parts import Parts
+from tempera.config.parts import EARNED, Parts
 from tempera.continuous.loop import ContinuousRound
 from tempera.data.prompts import Prompt, one_prompt, warnings_of
 from tempera.decoding.interfaces import (
@@ -287,7 +287,11 @@ class LoadedModel:
         for first in range(0, len(prompts), self.batch_size):
             rows = slice(first, first + self.batch_size)
             batch = pipeline.decoded(
-                prompts[rows], seeds=seeds[rows], diagnostics=self.diagnostics, watch=watch
+                prompts[rows],
+                seeds=seeds[rows],
+                diagnostics=self.diagnostics,
+                watch=watch,
+                filled=self.batch_size if first else 0,
             )
             batches.append(batch)
         pixels = [
@@ -534,6 +538,8 @@ def generate(
     """
     named, seeds = seeded_prompts(prompts, seed, num_images)  # refused before weights are read
     check_callable(progress=progress, callback=callback)
+    if len(named) < EARNED and options.get("target") is None:
+        options = {"compile": False} | options  # `auto` cannot know that no more images follow
     return load(model, method, **options)._generate(named, seeds, progress, callback)
 
 

@@ -22,6 +22,7 @@ from tiny_networks import (
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tempera.data.prompts import Prompt
 from tempera.decoding import compiled, loop
 from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.loop import decode
@@ -34,7 +35,7 @@ from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import room, time_rounds
 from tempera.evaluation.launches import launches
-from tempera.evaluation.pipeline import Method
+from tempera.evaluation.pipeline import Method, Pipeline
 from tempera.rules.entropy import EntropyAware
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.optimal import Priced
@@ -245,6 +246,23 @@ def test_a_round_is_a_step_of_four_graphs_and_the_second_batch_makes_none(
     assert replays.variants == dict.fromkeys(PARTS, 1)
     expected = decoded(method, False, make(), batches)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_a_smaller_last_batch_is_filled_up(replays):
+    prompts = [Prompt(str(row), text) for row, text in enumerate(PROMPTS[:3])]
+
+    def last_of(target):
+        method = Method(eagle(target, CHAIN), Exact())
+        pipeline = Pipeline(target, method, None, 0, target.device)
+        pipeline.decoded(prompts)
+        return pipeline.decoded(prompts[1:2], seeds=[7], filled=3).output
+
+    target = captioned()
+    target.compile()
+    found, expected = last_of(target), last_of(captioned())
+    assert replays.variants == dict.fromkeys(PARTS, 1)
+    assert found.tokens.equal(expected.tokens) and len(found.tokens) == 1
+    assert found.trace.rounds.equal(expected.trace.rounds)
 
 
 def test_without_a_step_each_part_overwrites_the_one_before(replays, monkeypatch):

@@ -70,6 +70,11 @@ class Trace:
         columns: dict[str, Any] = {name: it.cpu() for name, it in self.tensors().items()}
         return replace(self, **columns)
 
+    def first(self, rows: int) -> "Trace":
+        """The trace of the first rows of the batch."""
+        columns: dict[str, Any] = {name: it[:rows] for name, it in self.tensors().items()}
+        return replace(self, **columns)
+
     @property
     def round(self) -> Tensor:
         """Round that emitted each token, int64 [B, T], from 0."""

@@ -61,10 +61,11 @@ def generate(
     has_ids = isinstance(pipeline.target, Target)
     bar = watchers(progress)
     drafts = DraftLog()
+    filled = max(map(len, waiting), default=0)
     for prompts in waiting:
         shown = any(prompt.id in replayed for prompt in prompts)
         watch: list[Watcher] = [*bar, drafts] if shown and has_ids else bar
-        batch = pipeline.decoded(prompts, diagnostics=diagnostics, watch=watch)
+        batch = pipeline.decoded(prompts, diagnostics=diagnostics, watch=watch, filled=filled)
         if shown:
             _keep_replays(pipeline, batch, drafts, directory, store.identity, replayed)
         store.add(records(batch))

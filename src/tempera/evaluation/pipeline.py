@@ -215,12 +215,30 @@ class Pipeline:
         seeds: Sequence[int] | None = None,
         diagnostics: bool = False,
         watch: Sequence[Watcher] = (),
+        filled: int = 0,
     ) -> Decoded:
-        """Decode a batch and take its time. For the arguments see `tokens`."""
-        with self.text_encoded(prompts):
+        """Decode a batch and take its time.
+
+        Args:
+            prompts: the batch.
+            seeds, diagnostics, watch: see `tokens`.
+            filled: if rounds are compiled, decode so many rows, and forget those without a prompt:
+                another number would be compiled anew.
+        """
+        batch = list(prompts)
+        if self.target.compiled:
+            for row in range(len(batch), filled):
+                copied = prompts[row % len(prompts)]
+                batch.append(Prompt(f"{copied.id}-row-{row}", copied.text))
+        if seeds is not None:
+            seeds = [seeds[row % len(prompts)] for row in range(len(batch))]
+        with self.text_encoded(batch):
             start = self.now()
-            output = self.tokens(prompts, seeds=seeds, diagnostics=diagnostics, watch=watch)
-            return Decoded(prompts, output, self.now() - start)
+            output = self.tokens(batch, seeds=seeds, diagnostics=diagnostics, watch=watch)
+            seconds = self.now() - start
+        if len(batch) > len(prompts):
+            output = Output(output.tokens[: len(prompts)], output.trace.first(len(prompts)))
+        return Decoded(prompts, output, seconds)
 
     @torch.no_grad()  # a decoder may keep tensors, and be trained later
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:

@@ -115,11 +115,13 @@ def by_depth(schedule: tuple[float, ...], depth: Tensor) -> Tensor:
     the last value.
     """
     place = (depth - 1).clamp(max=len(schedule) - 1)
-    return _table(schedule, depth.device)[place]
+    table: Tensor = _table(schedule, depth.device)
+    return table[place]
 
 
-@torch.compiler.assume_constant_result  # compiled code would make the table in every round
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _table(schedule: tuple[float, ...], device: torch.device) -> Tensor:
+    # traced, the table would be made anew in every round
     return on_device(schedule, device)
 
 
