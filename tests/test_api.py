@@ -167,6 +167,7 @@ def test_the_examples_run(module: object, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_every_public_name_is_there() -> None:
     assert all(getattr(tempera, name) is not None for name in tempera.__all__)
+    assert tempera.__version__[0].isdigit()
     with pytest.raises(AttributeError, match="Exct"):
         tempera.Exct  # noqa: B018
 

@@ -85,6 +85,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("tempera-decoding")
     if name not in _HOME:
         raise AttributeError(f"module 'tempera' has no attribute {name!r}")
     module = import_module(_HOME[name])

@@ -45,3 +45,10 @@ def test_of_several_processes_the_main_one_tells_what_a_run_takes(
     dry = ["prompt=a red ring", "metrics=none", "dry_run=true", "device=cpu", "tracking=none"]
     assert evaluate.main(composed("eval", dry)) == {}
     assert capsys.readouterr().out == ""
+
+
+def test_one_prompt_is_timed_on_demand(tmp_path: Path) -> None:
+    timed = ["method=eagle", *tiny_options(tmp_path), "prompt=a red ring", "depth=2"]
+    quick = [option for option in timed if option != "speed.prompts=1"]
+    assert "speedup" in evaluate.main(composed_run("eval", timed, tmp_path / "timed"))
+    assert "speedup" not in evaluate.main(composed_run("eval", quick, tmp_path / "quick"))

@@ -14,7 +14,7 @@ from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.commands.expected_length import Wanted
 from tempera.config.changes import changes
-from tempera.config.compose import typed, with_options
+from tempera.config.compose import option_name, typed, with_options
 from tempera.config.instantiate import Part, fitting, instantiate, part
 from tempera.config.options import identity_options
 from tempera.config.parts import Parts
@@ -62,7 +62,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
     _check_paper(_plain(cfg, "paper"))
     tracking = Tracking.of(cfg, "eval", choices, typed(cfg))
     wanted = Wanted.of(cfg)
-    protocol: SpeedProtocol = instantiate(cfg.speed)
+    protocol = _protocol(cfg)
     evaluator = build_evaluator(cfg)
     parts = Parts.of(cfg)
     if not cfg.dry_run:
@@ -100,6 +100,15 @@ def run(cfg: DictConfig) -> dict[str, float]:
     tracker = in_background(partial(tracking.start, directory, facts, plan.name))
     evaluation = Evaluation(plan, pipeline, prompts, evaluator, protocol, processes, scores)
     return _work(evaluation, tracker, cfg.verbose)
+
+
+def _protocol(cfg: DictConfig) -> SpeedProtocol:
+    """How speed is measured: that of one `prompt=` only on demand, since it takes longer than the
+    picture.
+    """
+    protocol: SpeedProtocol = instantiate(cfg.speed)
+    asked = any(option_name(option) == "speed.prompts" for option in typed(cfg))
+    return protocol if cfg.prompt is None or asked else replace(protocol, prompts=0)
 
 
 def build_evaluator(cfg: DictConfig) -> Evaluator:

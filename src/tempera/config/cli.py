@@ -22,6 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+import tempera
 from tempera.config.compose import check_added, option_name, pasted, quoted
 from tempera.config.messages import sentence, text_of
 from tempera.config.options import Role, check_options, role_of
@@ -75,6 +76,9 @@ def run(
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and does not print and exit itself
     try:
+        if sys.argv[1:] == ["--version"]:
+            print(f"tempera {tempera.__version__}")
+            return
         sys.argv[1:] = _read(sys.argv[1:], positional)
         directories = Directories.of(sys.argv[1:])
         directories.use()
