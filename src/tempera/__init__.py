@@ -86,7 +86,7 @@ __all__ = list(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("importlib.metadata").version("tempera-decoding")
+        return import_module("tempera.runtime.installation").installed_version()
     if name not in _HOME:
         raise AttributeError(f"module 'tempera' has no attribute {name!r}")
     module = import_module(_HOME[name])

@@ -22,13 +22,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-import tempera
 from tempera.config.compose import check_added, option_name, pasted, quoted
 from tempera.config.messages import sentence, text_of
 from tempera.config.options import Role, check_options, role_of
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
+from tempera.runtime.installation import installed_version
 
 log = logging.getLogger("tempera")
 
@@ -77,7 +77,7 @@ def run(
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and does not print and exit itself
     try:
         if sys.argv[1:] == ["--version"]:
-            print(f"tempera {tempera.__version__}")
+            print(f"tempera {installed_version()}")
             return
         sys.argv[1:] = _read(sys.argv[1:], positional)
         directories = Directories.of(sys.argv[1:])

@@ -206,6 +206,15 @@ class Pipeline:
             options["run"] = run
         if isinstance(method, Method):
             options["diagnostics"] = diagnostics
+        try:
+            return method.decode(target, self.streams(prompts, seeds), texts, **options)
+        except torch.OutOfMemoryError:
+            if not target.compiled:
+                raise
+        print("compiled rounds do not fit into the memory: from here on they are not compiled")
+        target.compile(on=False)
+        torch._dynamo.reset()  # frees the memory of graphs
+        torch.cuda.empty_cache()
         return method.decode(target, self.streams(prompts, seeds), texts, **options)
 
     def decoded(

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from contextvars import ContextVar
+from importlib.metadata import version
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -24,6 +25,11 @@ FLAGS: ContextVar[tuple[str, ...]] = ContextVar("flags", default=())
 """Of the command line that is running: those without which a command does not find the user's own
 configurations.
 """
+
+
+def installed_version() -> str:
+    """Of tempera."""
+    return version("tempera-decoding")
 
 
 def conf_directory() -> Path:

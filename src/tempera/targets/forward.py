@@ -74,11 +74,11 @@ class Session:
         self.plain_rows = plain_rows
         self.cache = self.new_cache(self.cache.layers)
 
-    def compile(self) -> None:
-        """Make rounds that can be compiled: attention loads the whole cache. The prefix pass is not
-        compiled.
+    def compile(self, on: bool = True) -> None:
+        """Make rounds that can be compiled, or not any more: attention then loads the whole cache.
+        The prefix pass is not compiled.
         """
-        self.compiled = True
+        self.compiled = on
         self.cache = self.new_cache(self.cache.layers)
 
     def capture_hidden_states(self, layers: tuple[int, ...]) -> None:
