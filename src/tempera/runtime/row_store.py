@@ -81,22 +81,18 @@ class Store:
         self.columns: dict[str, Numbers | None] = {"id": None, **(columns or {})}
 
     def rows(self) -> dict[str, Row]:
-        """All rows by id.
+        """All rows by id. Two runs that share a directory may both have made a row: the same one,
+        since all parts are of one identity; the first is taken.
 
         Raises:
-            TemperaError: a part is damaged or belongs to something else, lacks a column, has
-                numbers that cannot be, or an id that another part has too.
+            TemperaError: a part is damaged or belongs to something else, lacks a column, or has
+                numbers that cannot be.
         """
         found: dict[str, Row] = {}
         for path in self._parts():
             rows = read_table(path, self.columns, identity=self.identity)
             for row in rows:
-                if row["id"] in found:
-                    raise TemperaError(
-                        f"{path} holds {shortened(row['id'])} a second time: delete the file and "
-                        "run again."
-                    )
-                found[row["id"]] = row
+                found.setdefault(row["id"], row)
         return found
 
     def missing(self, ids: Iterable[str]) -> list[str]:
