@@ -86,7 +86,7 @@ FEWER = {
     "range(5)": "range(1)",
     "(0.1, 0.25, 0.4, 0.6, 0.8)": "(0.4,)",
     "(low, high, 6)": "(low, high, 3)",
-    "world_prompts(16)": "world_prompts(2)",
+    "world_prompts(16)": "world_prompts(5)",
     "num_images=16": "num_images=2",
     "in (1.0, 2.0)": "in (2.0,)",
 }

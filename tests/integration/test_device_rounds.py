@@ -94,7 +94,7 @@ def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[li
     with Copies() as copies, Reads(numbers) as reads:
         marked: Any = Marked(drafter, reads, copies)
         streams = RandomStreams(0, prompts, META)
-        decode(target, marked, rule, streams, prompts, diagnostics=True)
+        decode(target, marked, rule, streams, prompts)
     starts = [read for read, _ in marked.marks]
     ends = [*starts[1:], len(reads.seen)]
     counts = [end - start for start, end in zip(starts, ends, strict=True)]

@@ -186,7 +186,7 @@ def methods() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def models(options: dict[str, list[str]]) -> dict[str, Any]:
     """The models' own options, which no method changes."""
-    return Made(lambda name: composed(*options[name]).model)
+    return Made(lambda name: composed(*options[name]))
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,10 @@ def generate(
     def call(name: str, method: str, temperature: float | None = None) -> torch.Tensor:
         monkeypatch.chdir(places[name])
         cfg = methods[method].copy()
-        cfg.model = models[name].copy()
+        cfg.model = models[name].model.copy()
+        with open_dict(cfg):
+            for option in models[name].keys() - cfg.keys():  # such as the size of images
+                cfg[option] = models[name][option]
         with open_dict(cfg.model):
             cfg.model.independent = {
                 "_target_": "tempera.shapes.networks.load_smaller",
