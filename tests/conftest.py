@@ -15,7 +15,7 @@ os.environ.update(  # before the imports below, which read it
 )
 
 import tempera.config.resolvers
-import tempera.config.search  # noqa: F401
+import tempera.config.search
 
 TESTS = Path(__file__).parent
 
@@ -43,6 +43,7 @@ def _clean_start(
 
     torch.manual_seed(0)
     GlobalHydra.instance().clear()
+    tempera.config.search.SHIPPED.use()  # not the configurations of the test before
     HydraConfig.instance().cfg = None
     monkeypatch.setenv("WANDB_DIR", str(tmp_path_factory.getbasetemp()))
     monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
