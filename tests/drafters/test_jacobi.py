@@ -216,9 +216,9 @@ def test_a_round_is_read_once_has_static_shapes_and_adds_nothing_to_the_bound(me
     drafter, rounds, names = make(target), [], [str(row) for row in range(50)]
     emit(target, drafter, rule, rows=50)
     parts = target, drafter, rule
+    options = {"diagnostics": True, "watch": [rounds.append]}
     with HostReads() as reads:
-        decode(*parts, RandomStreams(0, names), names, watch=[rounds.append])
-    trace = decode(*parts, RandomStreams(0, names), names, diagnostics=True).trace
+        trace = decode(*parts, RandomStreams(0, names), names, **options).trace
     assert len(rounds) > 2 and reads.count == Counter(tolist=len(rounds))
     assert trace.bound.abs().max() < 1e-5 and trace.kl.abs().max() < 1e-5
     assert trace.tv.nanmean() > 0.1

@@ -21,6 +21,7 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.codebook_neighbours import Neighbours
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 
 EVERYWHERE = ("ar", "eagle tree", "eagle2", "sjd_pac")
 """Methods that run on every family: no draft, a static tree, a dynamic one, Jacobi's."""
@@ -88,13 +89,18 @@ def report(rows: int, tokens: int) -> list[list[int]]:
     return [[tokens] * rows, [0] * rows, [0] * rows]
 
 
+COUNTING = Lantern, LanternPP, GSD
+"""Rules whose diagnostics read how many tokens can be rejected."""
+
+
 def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[list[int], int]:
     """Decode ROUNDS rounds -> the reads of each, and the copies of the last."""
     numbers = [report(len(prompts), tokens) for tokens in (*range(1, ROUNDS), target.length)]
     with Copies() as copies, Reads(numbers) as reads:
         marked: Any = Marked(drafter, reads, copies)
         streams = RandomStreams(0, prompts, META)
-        decode(target, marked, rule, streams, prompts)
+        diagnostics = not isinstance(rule, COUNTING)
+        decode(target, marked, rule, streams, prompts, diagnostics=diagnostics)
     starts = [read for read, _ in marked.marks]
     ends = [*starts[1:], len(reads.seen)]
     counts = [end - start for start, end in zip(starts, ends, strict=True)]

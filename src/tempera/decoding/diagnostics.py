@@ -5,6 +5,7 @@ TV(p, q), computed from p and q at visited positions. All of it stands outside t
 import torch
 from torch import Tensor
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, JointRule, Round, Rule, Verdict
 from tempera.decoding.probabilities import (
     at,
@@ -28,19 +29,32 @@ class Diagnosed:
     def __init__(self, rule: Rule | JointRule) -> None:
         self.rule = rule
         self.columns = Columns()
+        self._counts: list[int] = []  # tokens of each row before the round
 
     def __call__(self, round: Round) -> None:
         """Diagnose the places of a round that emitted tokens."""
         scores = round.scores
         verdict = round.verdict
-        places = torch.arange(verdict.tokens.shape[1], device=verdict.tokens.device)
-        emitted = places < round.images.emitted.unsqueeze(1)
-        columns = diagnose(round.draft, verdict, scores.p, self.rule, scores.untempered, emitted)
-        where = emitted.nonzero(as_tuple=True)
+        where = self._emitted(round.images)
+        columns = diagnose(round.draft, verdict, scores.p, self.rule, scores.untempered, where)
         truth = scores.p[where[0], verdict.visited[where]]
         for name, values in certainty(truth).items():
             columns[name] = _placed(values, where, verdict.visited)
         self.columns.write(round.images, columns)
+
+    def _emitted(self, images: Images) -> tuple[Tensor, Tensor]:
+        """Row and place of every token that the round emitted, int64 [M] each, from the counts that
+        the host has read.
+        """
+        before = self._counts if images.rounds > 1 else [0] * len(images.counts)
+        self._counts = list(images.counts)
+        rows: list[int] = []
+        places: list[int] = []
+        for row, (now, then) in enumerate(zip(self._counts, before, strict=True)):
+            rows += [row] * (now - then)
+            places += range(now - then)
+        device = images.device
+        return torch.tensor(rows, device=device), torch.tensor(places, device=device)
 
 
 def diagnose(
@@ -49,7 +63,7 @@ def diagnose(
     p: Tensor,
     rule: Rule | JointRule,
     soft: Tensor | None = None,
-    emitted: Tensor | None = None,
+    where: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Terms of bounds on the TV and KL between the law of the emitted tokens and the target's, from
     p and q at the visited positions.
@@ -81,15 +95,15 @@ def diagnose(
         rule: the rule that decided.
         soft: the untempered distributions that it decided by in greedy decoding. A kept token that
             is not the target's choice costs 1 in total variation and infinitely many nats.
-        emitted: places to look at, bool [B, L + 1]; by default all.
+        where: rows and places to look at, int64 [M] each; by default all.
 
     Returns:
         `tv`, TV(p, q) with the first child's q (NaN at a leaf), `bound` and `kl`, the terms of the
         bounds: float32 [B, L + 1] each; undefined past the verdict's last token.
     """
-    if emitted is None:
-        emitted = torch.ones_like(verdict.tokens, dtype=torch.bool)
-    where = emitted.nonzero(as_tuple=True)
+    if where is None:
+        rows, places = torch.ones_like(verdict.tokens).nonzero(as_tuple=True)
+        where = rows, places
     terms = _at_places(draft, verdict, p, rule, soft, where)
     named = zip(("tv", "bound", "kl"), terms, strict=True)
     return {name: _placed(values, where, verdict.visited) for name, values in named}
