@@ -22,7 +22,6 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 SCRIPTS = {
     "eval/run.py": "eval",
     "eval/bench.py": "bench",
-    "eval/calibrate.py": "calibrate",
     "eval/report.py": "report",
     "eval/gpu_check.py": "gpu_check",
     "eval/tune.py": "tune",

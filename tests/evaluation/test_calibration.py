@@ -25,8 +25,8 @@ from tempera.evaluation.calibration import (
     Statistics,
     TestedDrafts,
     calibrated,
-    check_place,
     conditions,
+    is_measured,
     load_statistics,
     optimal,
     record,
@@ -178,6 +178,15 @@ def test_statistics_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         calibrated(2, path, 2.5, NOW, ceiling=100)
 
 
+def test_a_draft_is_measured_until_something_else_is_wanted(statistics: str) -> None:
+    path, chain = Path(statistics), Tree.chain(LENGTH)
+    assert is_measured(path, chain, NOW) and is_measured(path, Tree.chain(1), NOW)
+    assert not is_measured(path, Tree.chain(LENGTH + 1), NOW)
+    assert not is_measured(path, Tree.from_paths([[0], [1], [0, 0]]), NOW)
+    assert not is_measured(path, chain, NOW | {"guidance": 3.0})
+    assert not is_measured(path.with_name("other.safetensors"), chain, NOW)
+
+
 def test_a_shorter_draft_uses_the_first_depths(statistics: str) -> None:
     assert len(calibrated(2, statistics, 2.5, NOW, ceiling=100)) == 2
     assert len(optimal(2, Tree.chain(2), statistics, 2.5, NOW).prices) == 2
@@ -192,9 +201,7 @@ def test_not_a_file_of_statistics(
     with pytest.raises(TemperaError, match="holds no statistics of a draft"):
         load_statistics(other)
     with pytest.raises(TemperaError, match="holds no statistics .*: delete it, or give a new name"):
-        check_place(other)
-    check_place(Path(statistics))
-    check_place(tmp_path / "new" / "s.safetensors")
+        is_measured(other, Tree.chain(LENGTH), NOW)
     draft = SHIPPED / "draft"
     weights = sha256_file(draft / "model.safetensors")
     assert conditions("shapes", str(draft))["draft"] == weights[:16]
@@ -223,9 +230,7 @@ def test_what_cannot_have_been_measured_is_refused(
     tensors = load_file(statistics)
     load_statistics(Path(statistics))
     save_file(tensors | {name: change(tensors[name]).contiguous()}, statistics, notes)
-    with pytest.raises(
-        TemperaError, match="holds no statistics of a draft: delete it, and measure again"
-    ):
+    with pytest.raises(TemperaError, match="holds no statistics of a draft: delete it"):
         load_statistics(Path(statistics))
 
 

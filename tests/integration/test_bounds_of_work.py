@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tempera.commands import bench, calibrate, evaluate, train
+from tempera.commands import bench, evaluate, train
 from tempera.config.compose import composed_run, in_one_sentence
 from tempera.errors import TemperaError
 
@@ -20,7 +20,6 @@ LINES: list[tuple[Any, str, list[str], str]] = [
     (evaluate, "eval", ["method=eagle", "depth=400"],
      "depth=400 drafts more tokens than an image .* has"),
     (bench, "bench", ["depth=400", "tracking=none"], "depth=400 drafts more tokens"),
-    (calibrate, "calibrate", ["depth=400", "tracking=none"], "depth=400 drafts more tokens"),
     (evaluate, "eval", ["model=lumina", "method=ar", "image_size=256"],
      "images of 512, 768, 1024 pixels, not"),
     (evaluate, "eval", ["model=llamagen_b_c2i", "method=ar", "image_size=512"],

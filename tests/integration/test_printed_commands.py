@@ -58,20 +58,6 @@ def printed(said: str, after: str) -> str:
     return str(found)
 
 
-def test_the_next_command_of_a_calibration_decodes_with_its_draft(run: Run, tmp_path: Path) -> None:
-    status, out, err = run(
-        f"eval/calibrate.py -cd own model=plain depth=2 limit=2 offset=3 {QUIET}"
-    )
-    assert status == 0, err
-    status, _, err = run(
-        printed(out, "next"), RUN, "matching.prompts=2 matching.tolerance=9 hydra.run.dir=next"
-    )
-    assert status == 0, err
-    record = json.loads((tmp_path / "next" / "run.json").read_text())
-    assert record["identity"]["schedule"] == "optimal"
-    assert "model=plain" in record["overrides"]
-
-
 def test_the_command_of_a_job_that_failed_fails_alike(run: Run) -> None:
     line = f"eval/run.py -m -cd own method=mine,mine2 boost=2 device=cuda:77 {RUN}"
     status, _, err = run(line)

@@ -213,7 +213,6 @@ WITHOUT = [
     ("eval/run.py", "speed.prompts=2.5", TORCH - {"torch"}),
     ("eval/run.py", "method=coolsd delta=-1 tracking=none", TORCH - {"torch"}),
     ("train_draft/main.py", "lr=abc", {"matplotlib", "wandb"}),
-    ("eval/calibrate.py", "method=ar", {"matplotlib", "wandb"}),
     ("eval/run.py", "depth=0", {"matplotlib", "wandb"}),
     ("eval/report.py", "nowhere", {"wandb"}),
 ]

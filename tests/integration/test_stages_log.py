@@ -10,7 +10,7 @@ import torch
 from sent_runs import SentRun, keep_sent_runs
 from tiny_evaluation import tiny_options
 
-from tempera.commands import bench, calibrate, gpu_check, prepare
+from tempera.commands import bench, gpu_check, prepare
 from tempera.config.compose import composed_run
 from tempera.config.parts import Parts
 from tempera.runtime.files import read_json
@@ -46,17 +46,6 @@ def test_a_benchmark_sends_its_times_and_its_table(
     assert columns == ["ms: median (quartiles)", "batch 2"]
     assert {"round of AR", "speed-up ÷ accepted length"} < {row[0] for row in rows}
     assert run.files == {"bench": ["bench.json"]}
-
-
-def test_a_calibration_sends_the_lengths_that_it_makes_possible(
-    tmp_path: Path, tiny: list[str], sent_runs: Runs
-) -> None:
-    place = f"statistics={tmp_path / 'tiny.safetensors'}"
-    calibrate.main(composed_run("calibrate", [*tiny, "limit=2", place], tmp_path))
-    run = sent_runs["calibrate"]
-    assert run.finished and run.summary["rounds"] > 0
-    assert 1 <= run.summary["shortest"] < run.summary["longest"]
-    assert run.files == {"calibrate": ["tiny.safetensors"]}
 
 
 def test_preparing_sends_what_was_read(tmp_path: Path, tiny: list[str], sent_runs: Runs) -> None:

@@ -55,7 +55,6 @@ FILES: dict[str, Reader] = {
     "tensors": lambda path: read_tensors(path.with_suffix(".safetensors")),
     "pickled tensors": lambda path: read_tensors(path.with_suffix(".pt"), skip_objects=True),
     "statistics": calibration.load_statistics,
-    "a place for statistics": calibration.check_place,
     "prompts": prompts_of,
     "a table of prompts": lambda path: list(rows_of(path.with_suffix(".parquet"))),
     "scores": lambda path: read_scores(str(path), ["a"]),

@@ -12,7 +12,6 @@ from shapes_recipe import kl, mar, mar_draft
 from shapes_recipe.scenes import pictures, single_shapes
 from tiny_targets import composed
 
-from tempera.commands.calibrate import main as calibrate
 from tempera.config.instantiate import instantiate
 from tempera.config.parts import Parts
 from tempera.continuous.mar import MAR
@@ -112,11 +111,3 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
     assert {scene.things[0].shape for scene in scenes} == set(SHAPES)
     assert {scene.things[0].colour for scene in scenes} == set(COLOURS)
     assert found["colour1"].mean() > 0.9 and found["shape1"].mean() > 0.8
-
-
-def test_calibration_is_refused() -> None:
-    cfg = composed(
-        "model=shapes_mar", "data=shape_classes", "method=ar", "tracking=none", config="calibrate"
-    )
-    with pytest.raises(TemperaError, match="discrete"):
-        calibrate(cfg)

@@ -19,7 +19,6 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
         *QUIET,
     ],
     "eval/report.py": [],
-    "eval/calibrate.py": ["limit=1", "tracking=none", *QUIET],
     "eval/bench.py": ["repeats=1", "batch_sizes=[1]", "tracking=none", *QUIET],
     "eval/gpu_check.py": ["families=[]", "real=[]", "tracking=none", *QUIET],
     "eval/tune.py": [

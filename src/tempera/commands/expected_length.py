@@ -159,7 +159,8 @@ class Wanted:
             assert parts.schedule_part is not None
             solver = parts.schedule_part.options
             path = Path(str(solver["statistics"]))
-            if not path.is_file():
+            tree = calibration.checked_tree(drafter.tree)
+            if not calibration.is_measured(path, tree, parts.measured_with):
                 statistics = calibration.record(
                     cast(Target, target),
                     drafter,

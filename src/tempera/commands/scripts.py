@@ -29,11 +29,6 @@ def bench(cfg: "DictConfig | None" = None) -> object:
     return _script("bench", "bench", cfg)
 
 
-def calibrate(cfg: "DictConfig | None" = None) -> object:
-    """`tempera-calibrate`: measure a draft for `schedule=calibrated`."""
-    return _script("calibrate", "calibrate", cfg)
-
-
 def gpu_check(cfg: "DictConfig | None" = None) -> object:
     """`tempera-gpu-check`: check that a GPU decodes right, and time it."""
     return _script("gpu_check", "gpu_check", cfg)

@@ -48,7 +48,7 @@ VALUED = (
 """Flags that a value follows."""
 RERUN = "--experimental-rerun"
 AGAIN = "interrupted; run the command again"
-STARTS_AGAIN = ("report", "bench", "calibrate", "gpu_check")
+STARTS_AGAIN = ("report", "bench", "gpu_check")
 """Scripts that start over after an interruption."""
 
 

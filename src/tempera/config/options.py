@@ -29,7 +29,7 @@ class Role(Flag):
     LITERAL = auto()
     """Its text is taken as it is typed, commas and quotes included."""
     OWN = auto()
-    """It is of a script that starts evaluations, or advises them, and not passed on to them."""
+    """It is of a script that starts evaluations, and not passed on to them."""
 
 
 FREE = Role(0)
@@ -60,7 +60,6 @@ ROLES: dict[str, Role] = {
 }
 OWN_ROLES: dict[str, dict[str, Role]] = {
     "train_draft": dict.fromkeys(("weights", "dtype", "limit"), Role.IDENTITY),
-    "calibrate": dict.fromkeys(("seed", "batch_size", "limit", "offset", "tracking"), Role.OWN),
     "tune": {
         **dict.fromkeys(("budget", "batch_size", "limit", "offset", "repeats", "runs"), Role.OWN),
         **dict.fromkeys(("depths", "trees", "prices", "deltas", "images", "timed"), Role.OWN),

@@ -64,8 +64,8 @@ class Statistics:
         """
         if self.ratios is None:
             raise TemperaError(
-                "these statistics are of a tree, but schedule=calibrated needs chains: measure "
-                f"again with `{command('calibrate')} tree=chain`"
+                "these statistics are of a tree, but schedule=calibrated needs chains: "
+                "give tree=chain"
             )
         ratios = self.ratios.double()
         return Chains(ratios, torch.full_like(ratios[:, 0], 1 / len(ratios)))
@@ -152,14 +152,15 @@ def ratios_and_round(draft: Draft, p: Tensor) -> tuple[Tensor, PricedRounds]:
     return ratios.squeeze(-1), PricedRounds.measured(draft, p)
 
 
-def check_tree(tree: Tree | None) -> None:
-    """Raise TemperaError unless drafts are chains or static trees."""
+def checked_tree(tree: Tree | None) -> Tree:
+    """The tree of drafts; raises TemperaError unless they are chains or static trees."""
     if tree is None or not tree.nodes:
         raise TemperaError(
             "a schedule is calibrated on chains or static trees of a draft network: give "
             "method=coolsd, eagle, uniform_rsd or optimal_rsd",
             option="method",
         )
+    return tree
 
 
 def record(
@@ -175,7 +176,7 @@ def record(
     Raises:
         TemperaError: the drafter has no static tree.
     """
-    check_tree(drafter.tree)
+    checked_tree(drafter.tree)
     tested = TestedDrafts()
     batches: list[Statistics] = []
     with progress_bar("measuring the draft", len(prompts) * target.length) as bar:
@@ -193,17 +194,23 @@ def record(
     return Statistics(torch.cat(ratios) if ratios else None, rounds)
 
 
-def check_place(path: Path) -> None:
-    """Raise TemperaError if statistics cannot be written to a file, or it is another one."""
+def is_measured(path: Path, tree: Tree, measured_with: dict[str, Any]) -> bool:
+    """Whether a file holds statistics of such drafts: of this tree, or of chains that are at least
+    as long, under the `conditions` of this run.
+
+    Raises:
+        TemperaError: it is another file, or none can be written there.
+    """
     writable_directory(path.parent)
-    try:
-        if path.exists():
-            load_statistics(path)
-    except TemperaError:
-        raise TemperaError(
-            f"statistics={path} holds no statistics of a draft: delete it, or give a new name",
-            option="statistics",
-        ) from None
+    if not path.is_file():
+        return False
+    measured, earlier = load_statistics(path)
+    known = measured.rounds.tree
+    if tree.is_chain and known.is_chain:
+        reaches = known.nodes >= tree.nodes
+    else:
+        reaches = torch.equal(tree.parents.cpu(), known.parents)
+    return reaches and not _difference(earlier, measured_with)
 
 
 def save_statistics(path: Path, statistics: Statistics, measured_with: Mapping[str, Any]) -> None:
@@ -230,8 +237,8 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
     """
     if not path.is_file():
         raise TemperaError(
-            f"there is no {path}: measure the draft first, with `{command('calibrate')}` and "
-            "this run's options"
+            f"there is no {path}: `{command('eval')} expected_length=LENGTH` with this run's "
+            "options measures the draft"
         )
     try:
         with safe_open(path, "pt") as file:
@@ -244,8 +251,8 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
         _check(rounds, tensors.get("ratios"))
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError):
         raise TemperaError(
-            f"{path} holds no statistics of a draft: delete it, and measure again with "
-            f"`{command('calibrate')}`"
+            f"{path} holds no statistics of a draft: delete it, or give a new name as statistics=",
+            option="statistics",
         ) from None
     return Statistics(tensors.get("ratios"), rounds), notes
 
@@ -294,7 +301,7 @@ def calibrated(
 
     Args:
         length: L; the file's chains may be longer.
-        statistics: file written by `tempera-calibrate`.
+        statistics: file written by `save_statistics`.
         expected_length: E[τ + 1] of a round, on these chains.
         measured_with: the `conditions` of this run; those of the file must be the same.
         ceiling: the largest ω allowed.
@@ -328,7 +335,7 @@ def optimal(
     Args:
         length: L; the file's chains may be longer.
         tree: the tree of this run's drafts; the file's must be the same, or both must be chains.
-        statistics: file written by `tempera-calibrate`.
+        statistics: file written by `save_statistics`.
         expected_length: mean number of tokens per round, in these rounds.
         measured_with: the `conditions` of this run; those of the file must be the same.
 
@@ -348,18 +355,26 @@ def optimal(
 def _load_matching(statistics: str, measured_with: dict[str, Any]) -> Statistics:
     """The statistics of a file; raises TemperaError unless its conditions are those of this run."""
     measured, earlier = load_statistics(Path(statistics))
+    difference = _difference(earlier, measured_with)
+    if difference:
+        raise _mismatch(statistics, difference)
+    return measured
+
+
+def _difference(earlier: Mapping[str, Any], measured_with: dict[str, Any]) -> str:
+    """The first of the `conditions` that differs from those of a file; empty if none does."""
     for name, now in conditions(**measured_with).items():
         before = earlier.get(name)
         if before != now:
-            raise _mismatch(statistics, f"{name}={before}, but this run has {name}={now}")
-    return measured
+            return f"{name}={before}, but this run has {name}={now}"
+    return ""
 
 
 def _mismatch(statistics: str, what: str) -> TemperaError:
     """The error for statistics that were measured with something else than this run has."""
     return TemperaError(
-        f"{statistics} was measured with {what}: measure again with `{command('calibrate')}` and "
-        "this run's options"
+        f"{statistics} was measured with {what}: `{command('eval')} expected_length=LENGTH` with "
+        "this run's options measures the draft again"
     )
 
 

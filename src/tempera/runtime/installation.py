@@ -13,7 +13,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 SCRIPTS = {
     "eval": "eval/run.py",
     "report": "eval/report.py",
-    "calibrate": "eval/calibrate.py",
     "bench": "eval/bench.py",
     "gpu-check": "eval/gpu_check.py",
     "tune": "eval/tune.py",
