@@ -764,7 +764,7 @@ def tiny_pipeline(model: Any, processor: Any) -> Any:
 
 
 @pytest.mark.docs
-def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_pages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tiny models in place of the published ones and of a pipeline."""
     monkeypatch.chdir(tmp_path)
     accelerate = tempera.accelerate
@@ -783,8 +783,10 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     published = hf.JanusForConditionalGeneration, hf.JanusProcessor
     for kind, value in zip(published, (held.model, None), strict=True):
         monkeypatch.setattr(kind, "from_pretrained", lambda *_, value=value, **__: value)
-    run(first, held)
-    assert (tmp_path / "bicycle.png").is_file()
+    (tutorial,) = blocks(ROOT / "docs" / "tutorial.md", "python")
+    for code in (first, tutorial):
+        run(code, held)
+        (tmp_path / "bicycle.png").unlink()
 
     held = chameleon()
     without = accelerate(held.model, held.processor(), layout=held.layout, window=4)

@@ -36,12 +36,13 @@ DRAFT_FREE = (
     "entropy",
 )
 COLUMNS = {  # of each table: heading and cell, by the row's numbers
-    "readme": {
-        "exact": "{exact}",
+    "decision": {
         "tokens per round": "{accepted_length:.2f}",
         "speed-up here": "{here:.1f}",
         "on XL": "{xl:.1f}",
         "ideal": "{cheap:.1f}",
+        "TV bound": "{tv_bound:.1f}",
+        "KL bound per token": "{kl_per_token:.3f}",
         "broken, % ↓": "{percent.value:.1f} ({percent.low:.0f} … {percent.high:.0f})",
     },
     "quality": {
@@ -80,18 +81,18 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "CLIP score": "{clip_score_minus_ar:+.3f±}",
     },
 }
-README_ROWS = (
-    "ar",
-    "eagle",
-    "parallel_block",
-    "scd",
-    "parallel_tree",
-    "coolsd delta=2",
-    "coolsd drafter=parallel floor=1 delta=3",
-    "optimal_rsd schedule=optimal expected_length=3.8",
-    "priced_tree",
-    "lantern",
-)
+DECISIONS = {  # what a row is for
+    "ar": "plain autoregression",
+    "parallel_block": "**exact**, with a draft",
+    "scd": "**exact**, without a draft",
+    "parallel_tree": "exact, most tokens",
+    "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast, less TV",
+    "uniform_rsd drafter=parallel delta=2": "**relaxed**, as fast, less KL",
+    "optimal_rsd schedule=optimal expected_length=3.8": "relaxed, least KL of chains",
+    "priced_tree": "relaxed, most tokens",
+    "coolsd delta=2": "Cool-SD as published",
+    "lantern": "not recommended",
+}
 TIMED = ("eagle", "parallel", "eagle tree=mc_sim_7b_63", "scd", "lantern")
 """Columns of the table of sessions."""
 ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
@@ -169,7 +170,7 @@ class Interval(NamedTuple):
 
 
 NONE = Interval(0.0, 0.0, 0.0)
-"""The speed, for sorting, of a run that was not timed."""
+"""A bound of exact methods, and the speed, for sorting, of a run that was not timed."""
 
 
 def read() -> dict[str, Any]:
@@ -187,6 +188,8 @@ def numbers(results: Results) -> Rows:
         values["saved"] = 1 - 1 / length.value
         if "kl_per_token" in values:
             values["exact"] = "yes" if values["kl_per_token"].value < 1e-6 else "no"
+            if values["exact"] == "yes":  # sums of rounding errors
+                values |= {"tv_bound": NONE, "kl_per_token": NONE}
         if broken := values.get("broken"):
             values["percent"] = Interval(*(100 * end for end in broken[:3]))
         values |= {f"{where}_cost": cost for where, cost in costs(results, row).items()}
@@ -306,8 +309,8 @@ def lines(heads: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---"
 
 def table(name: str, rows: Rows) -> str:
     """A table of the rows; "–" where nothing was measured."""
-    if name == "readme":
-        names = list(README_ROWS)
+    if name == "decision":
+        names = list(DECISIONS)
     else:
         names = [row for row in rows if row.startswith("mar ") == (name == "continuous")]
     shown = []
@@ -319,8 +322,10 @@ def table(name: str, rows: Rows) -> str:
             except KeyError:
                 cells.append("–")
         if set(cells) != {"–"}:
-            shown.append([f"`{row.removeprefix('mar ')}`", *cells])
-    return lines(["run", *COLUMNS[name]], shown)
+            about = [DECISIONS[row]] if name == "decision" else []
+            shown.append([*about, f"`{row.removeprefix('mar ')}`", *cells])
+    heads = ["for", "run"] if name == "decision" else ["run"]
+    return lines([*heads, *COLUMNS[name]], shown)
 
 
 def study_table(name: str, study: Results) -> str:
