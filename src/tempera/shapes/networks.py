@@ -30,17 +30,31 @@ def words_of(prompt: str) -> list[str]:
     return [word.strip(".,;:!?\"'()") for word in prompt.lower().split()]
 
 
-def tokenize(prompts: list[str], length: int) -> Tensor:
+def read_words(prompts: list[str], length: int, truncate: bool) -> list[list[str]]:
+    """The words of every prompt, `length` at most.
+
+    Raises:
+        TemperaError: a prompt is empty, or too long and `truncate` is False.
+    """
+    rows = []
+    for prompt, where in numbered(prompts):
+        words = words_of(prompt)
+        if not words:
+            raise TemperaError(f"{where} is empty: give it at least one word.")
+        if len(words) > length and not truncate:
+            raise too_long(where, len(words), length)
+        rows.append(words[:length])
+    return rows
+
+
+def tokenize(prompts: list[str], length: int, truncate: bool = True) -> Tensor:
     """Word ids int64 [B, length], padded on the left with 0; words outside the world are
-    `<unknown>`, words past `length` are dropped.
+    `<unknown>`. Errors as of `read_words`.
     """
     id_of = {word: i for i, word in enumerate(VOCABULARY)}
     ids = torch.zeros(len(prompts), length, dtype=torch.long)
-    for row, (prompt, where) in enumerate(numbered(prompts)):
-        words = [id_of.get(word, UNKNOWN) for word in words_of(prompt)][:length]
-        if not words:
-            raise TemperaError(f"{where} is empty: give it at least one word.")
-        ids[row, -len(words) :] = torch.tensor(words)
+    for row, words in enumerate(read_words(prompts, length, truncate)):
+        ids[row, -len(words) :] = torch.tensor([id_of.get(word, UNKNOWN) for word in words])
     return ids
 
 
@@ -58,12 +72,7 @@ class WorldCaptions:
 
     def check(self, prompts: list[str]) -> None:
         """Raise TemperaError for a prompt without words, or with too many."""
-        for prompt, where in numbered(prompts):
-            count = len(words_of(prompt))
-            if not count:
-                raise TemperaError(f"{where} is empty: give it at least one word.")
-            if count > self.length and not self.truncate:
-                raise too_long(where, count, self.length)
+        read_words(prompts, self.length, self.truncate)
 
     def warnings(self, prompts: Sequence[str]) -> list[str]:
         """What the model does not understand, in sentences."""
@@ -144,11 +153,7 @@ class TextEncoder(nn.Module):
         Raises:
             TemperaError: a prompt is empty, or too long and `truncate` is False.
         """
-        for prompt, where in numbered(prompts):
-            count = len(words_of(prompt))
-            if count > self.length and not self.truncate:
-                raise too_long(where, count, self.length)
-        ids = tokenize(prompts, self.length).to(self.positions.device)
+        ids = tokenize(prompts, self.length, self.truncate).to(self.positions.device)
         out: tuple[Tensor, Tensor] = self(ids)
         return out
 
