@@ -14,34 +14,32 @@ from typing_extensions import override
 from tempera.decoding.probabilities import Sampling
 from tempera.held.families import Family
 from tempera.targets.cache import KVCache
-from tempera.targets.rotary import MultimodalRotary
+from tempera.targets.rotary import Rotary, multimodal_positions
 from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.token_head import FORBIDDEN, TokenHead
 
 
-class HeldRotary(MultimodalRotary):
+class HeldRotary(Rotary):
     """The decoder's own rotary embedding.
 
     Args:
         decoder: has it as `rotary_emb`.
         spec: format of the sequences.
         head_dim: numbers of a head.
-        multimodal: whether a token has three positions.
     """
 
-    def __init__(self, decoder: Any, spec: ModelSpec, head_dim: int, multimodal: bool) -> None:
+    def __init__(self, decoder: Any, spec: ModelSpec, head_dim: int) -> None:
         self.decoder = decoder
+        self.spec = spec
         self.head_dim = self.turned = head_dim
-        self.multimodal = multimodal
-        self.grids = (spec.grid,) if spec.preview is None else (spec.preview, spec.grid)
 
     @override
     def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
         """See `Rotary.table`."""
         places = torch.arange(count, device=device)[None]
-        if self.multimodal:
-            places = self.positions(count, prefix, device)[:, None]
+        if "mrope_section" in self.decoder.config.rope_parameters:
+            places = multimodal_positions(count, prefix, self.spec.grids, device)[:, None]
         like = torch.empty(0, device=device)
         cos, sin = self.decoder.rotary_emb(like, position_ids=places)
         return torch.stack([self._whole(cos[0], 1.0), self._whole(_signs(sin[0]), 0.0)])
@@ -84,11 +82,9 @@ class HeldDecoder:
         self._model = model
         self._decoder = family.decoder
         self._after_norm = family.head[:-1]
-        config = self.text.config
         self.head_dim: int = self.layers[0].self_attn.head_dim
-        multimodal = "mrope_section" in config.rope_parameters
-        self.rotary = HeldRotary(self.text, spec, self.head_dim, multimodal)
-        self.kv_heads: int = config.num_key_value_heads
+        self.rotary = HeldRotary(self.text, spec, self.head_dim)
+        self.kv_heads: int = self.text.config.num_key_value_heads
 
     @property
     def text(self) -> Any:

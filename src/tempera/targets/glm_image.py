@@ -69,7 +69,7 @@ class GlmImage(PromptedLM):
             sizes.head_dim,
             rope["rope_theta"],
             rope["mrope_section"],
-            [spec.grid] if spec.preview is None else [spec.preview, spec.grid],
+            spec.grids,
             _turned(sizes.head_dim, rope),
         )
         model = Decoder(sizes, config.num_hidden_layers, config.vocab_size, rotary)

@@ -70,28 +70,32 @@ class MultimodalRotary(Rotary):
         super().__init__(head_dim, theta, turned)
         axes = [axis % 3 for axis, pairs in enumerate(sections) for _ in range(pairs)]
         self.axes = axes + [0] * (head_dim // 2 - len(axes))
-        self.grids = tuple(grids)
+        self.grids = grids
 
     @override
     def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
         """See `Rotary.table`."""
         axes = torch.tensor(self.axes, device=device)
-        positions = self.positions(count, prefix, device)[axes].transpose(0, 1)
+        three = multimodal_positions(count, prefix, self.grids, device)
+        positions = three[axes].transpose(0, 1)
         angles = positions * self.speeds(device)
         return turns(angles.cos(), angles.sin())
 
-    def positions(self, count: int, prefix: int, device: torch.device) -> Tensor:
-        """The three positions of every slot, int64 [3, count]."""
-        start = prefix
-        parts = [torch.arange(prefix, device=device).expand(3, -1)]
-        for rows, columns in self.grids:
-            place = torch.arange(rows * columns, device=device)
-            three = torch.zeros_like(place), place // columns, place % columns
-            parts.append(start + torch.stack(three))
-            start += max(rows, columns)
-        placed = sum(part.shape[1] for part in parts)
-        rest = start + torch.arange(max(0, count - placed), device=device)
-        return torch.cat([*parts, rest.expand(3, -1)], 1)[:, :count]
+
+def multimodal_positions(
+    count: int, prefix: int, grids: Sequence[tuple[int, int]], device: torch.device
+) -> Tensor:
+    """The three positions of every slot, int64 [3, count]; see `MultimodalRotary`."""
+    start = prefix
+    parts = [torch.arange(prefix, device=device).expand(3, -1)]
+    for rows, columns in grids:
+        place = torch.arange(rows * columns, device=device)
+        three = torch.zeros_like(place), place // columns, place % columns
+        parts.append(start + torch.stack(three))
+        start += max(rows, columns)
+    placed = sum(part.shape[1] for part in parts)
+    rest = start + torch.arange(max(0, count - placed), device=device)
+    return torch.cat([*parts, rest.expand(3, -1)], 1)[:, :count]
 
 
 def turns(cos: Tensor, sin: Tensor) -> Tensor:

@@ -56,9 +56,14 @@ class ModelSpec:
         return self.lines, self.columns + (self.line_end is not None)
 
     @property
+    def grids(self) -> list[tuple[int, int]]:
+        """Rows and columns of tokens of the preview, if there is one, and of the image."""
+        return [self.grid] if self.preview is None else [self.preview, self.grid]
+
+    @property
     def length(self) -> int:
         """Tokens of an image, including end-of-line tokens and those of the preview."""
-        return math.prod(self.preview or (0,)) + math.prod(self.grid)
+        return sum(math.prod(grid) for grid in self.grids)
 
     @property
     def token_ids(self) -> Tensor:
