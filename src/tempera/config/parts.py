@@ -39,17 +39,15 @@ if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
     from tempera.data.encoders import CodeEncoder
     from tempera.data.prompts import CaptionCheck
     from tempera.evaluation.pipeline import ImageDecoder, Method, Pipeline
-    from tempera.image_tokenizers.cosmos import CosmosTokenizer
-    from tempera.image_tokenizers.emu3 import Emu3Tokenizer
+    from tempera.image_tokenizers.interface import ImageTokenizer
     from tempera.image_tokenizers.kl import KLModel
-    from tempera.image_tokenizers.vq import VQModel
     from tempera.targets.transformer import TransformerTarget
 
 AnyTarget: TypeAlias = "ImageTarget | MARTarget"
 """A target of discrete or of continuous tokens."""
 AnyRule: TypeAlias = Rule | JointRule | DensityRule
 """A rule for discrete or for continuous tokens."""
-AnyTokenizer: TypeAlias = "VQModel | KLModel | Emu3Tokenizer | CosmosTokenizer"
+AnyTokenizer: TypeAlias = "ImageTokenizer | KLModel"
 """An image tokenizer."""
 Tokens: TypeAlias = Literal["discrete", "continuous"]
 META = torch.device("meta")

@@ -17,10 +17,9 @@ from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.vq import VQModel
+from tempera.image_tokenizers.interface import ImageTokenizer, to_images
 from tempera.rules.standard import Exact
 from tempera.runtime.image_decoding import decode_picture
-from tempera.runtime.image_files import Picture
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 
@@ -56,7 +55,7 @@ class VQEncoder:
         tokenizer: the target's, on its device.
     """
 
-    def __init__(self, grid: tuple[int, int], tokenizer: VQModel) -> None:
+    def __init__(self, grid: tuple[int, int], tokenizer: ImageTokenizer) -> None:
         self.vq = tokenizer
         self.tokenizer = identity_of(tokenizer)
         self.grid = grid
@@ -100,7 +99,7 @@ class TargetEncoder:
         seed: the seed and an entry's key determine its image.
     """
 
-    def __init__(self, target: TransformerTarget, tokenizer: VQModel, seed: int) -> None:
+    def __init__(self, target: TransformerTarget, tokenizer: ImageTokenizer, seed: int) -> None:
         self.target = target
         self.tokenizer = identity_of(tokenizer)
         self.seed = seed
@@ -130,10 +129,4 @@ def to_pixels(image: Image, size: tuple[int, int]) -> Tensor:
     width), then cropped to its centre.
     """
     image = ImageOps.fit(image, size[::-1], Resampling.BICUBIC)
-    return torch.from_numpy(np.array(image, np.float32)).permute(2, 0, 1) / 127.5 - 1
-
-
-def to_picture(image: Tensor) -> Picture:
-    """An image [3, height, width] in [−1, 1] as 8-bit RGB, uint8 of the same shape."""
-    pixels = (image.float().clamp(-1, 1) + 1) * 127.5
-    return pixels.round().to(torch.uint8).cpu().numpy()
+    return to_images(torch.from_numpy(np.array(image)).permute(2, 0, 1))

@@ -31,6 +31,7 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import now
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.interface import to_pictures
 from tempera.rules.neighbourhood import Lantern, LanternPP, Proximity
 from tempera.rules.standard import Exact
 from tempera.runtime.row_store import Numbers, Row, rows_of
@@ -273,8 +274,7 @@ class Pipeline:
         try:
             texts = [prompts] if getattr(decoder, "reads_prompts", False) else []
             images: Tensor = decoder.decode_codes(codes.to(device), *texts)
-            pixels = (images.float().clamp(-1, 1) + 1) * 127.5
-            return pixels.round().to(torch.uint8).cpu().numpy()
+            return to_pictures(images)
         except RuntimeError as problem:
             from accelerate.utils.memory import should_reduce_batch_size  # half a second to import
 

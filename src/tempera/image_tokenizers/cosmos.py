@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
 
 FACTOR = 16
@@ -25,7 +27,7 @@ class CosmosConfig:
     codebook_size: int = 64000
 
 
-class CosmosTokenizer(nn.Module):
+class CosmosTokenizer(ImageTokenizer):
     """Images ↔ codes, each of 16×16 pixels.
 
     Args:
@@ -34,6 +36,8 @@ class CosmosTokenizer(nn.Module):
         config: number of codes.
     """
 
+    factor = FACTOR
+
     def __init__(self, encoder: nn.Module, decoder: nn.Module, config: CosmosConfig) -> None:
         super().__init__()
         self.encoder = encoder
@@ -41,23 +45,7 @@ class CosmosTokenizer(nn.Module):
         self.config = config
         self.vocab_size = config.codebook_size
 
-    @property
-    def codebook(self) -> Tensor:
-        """There is none.
-
-        Raises:
-            TemperaError: always.
-        """
-        raise TemperaError(
-            "Cosmos's tokenizer has no codebook whose codes could be compared: choose a rule "
-            "without neighbours, such as exact or relaxed.",
-            option="rule",
-        )
-
-    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Height and width in pixels of an image of these lines and columns of codes."""
-        return grid[0] * FACTOR, grid[1] * FACTOR
-
+    @override
     def encode(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [−1, 1] → codes int64 [B, h, w]."""
         frames = images.unsqueeze(2).to(_dtype(self.encoder))

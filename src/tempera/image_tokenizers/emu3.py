@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime import huggingface
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
@@ -17,7 +19,7 @@ GROUP_NORMS = {"norm_groups": 32, "norm_eps": 1e-6}
 """Of the network's norms, as it has them without an option."""
 
 
-class Emu3Tokenizer(nn.Module):
+class Emu3Tokenizer(ImageTokenizer):
     """Emu3's image tokenizer, for single images.
 
     Args:
@@ -32,15 +34,13 @@ class Emu3Tokenizer(nn.Module):
         self.factor = 2 ** (len(vq.config.channel_multiplier) - 1)
 
     @property
+    @override
     def codebook(self) -> Tensor:
         """[V, D]."""
         codes: Tensor = self.vq.quantize.embedding.weight
         return codes
 
-    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Height and width in pixels of an image of these lines and columns of codes."""
-        return grid[0] * self.factor, grid[1] * self.factor
-
+    @override
     def encode(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [−1, 1] → codes int64 [B, h, w]."""
         sizes = torch.tensor([images.shape[-2:]] * len(images))

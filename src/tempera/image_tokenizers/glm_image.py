@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.cosmos import UntrainedDecoder
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.runtime.files import reason
 from tempera.runtime.hub import Repository
 from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
@@ -31,7 +32,7 @@ class GlmDecoderConfig:
     guidance: float = 1.5
 
 
-class GlmDecoder(nn.Module):
+class GlmDecoder(ImageTokenizer):
     """Codes and prompts → pictures. There is no encoder: GLM-Image's own is a vision transformer
     for images as prompts.
 
@@ -40,6 +41,7 @@ class GlmDecoder(nn.Module):
         config: its options.
     """
 
+    factor = FACTOR
     reads_prompts = True
 
     def __init__(self, pipeline: Any, config: GlmDecoderConfig) -> None:
@@ -48,31 +50,6 @@ class GlmDecoder(nn.Module):
         self.config = config
         self.vocab_size = config.codebook_size
         self.parts = nn.ModuleList(getattr(pipeline, part) for part in PARTS)
-
-    @property
-    def codebook(self) -> Tensor:
-        """There is none here.
-
-        Raises:
-            TemperaError: always.
-        """
-        raise TemperaError(
-            "GLM-Image's decoder has no codebook whose codes could be compared: choose a rule "
-            "without neighbours, such as exact or relaxed.",
-            option="rule",
-        )
-
-    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Height and width in pixels of an image of these lines and columns of codes."""
-        return grid[0] * FACTOR, grid[1] * FACTOR
-
-    def encode(self, images: Tensor) -> Tensor:
-        """Images have no codes here.
-
-        Raises:
-            TemperaError: always.
-        """
-        raise TemperaError("GLM-Image has no codes of given images: take encoder=target.")
 
     def decode_codes(self, codes: Tensor, prompts: Sequence[str]) -> Tensor:
         """Codes int64 [B, h, w] and their B prompts → images [B, 3, 32·h, 32·w] in [−1, 1]. The
@@ -94,11 +71,12 @@ class GlmDecoder(nn.Module):
         return pictures.permute(0, 3, 1, 2) * 2 - 1
 
 
-class UntrainedGlmDecoder(nn.Module):
+class UntrainedGlmDecoder(ImageTokenizer):
     """What stands in for the pipeline with `weights=random`: a colour of 32×32 pixels for every
     code.
     """
 
+    factor = FACTOR
     reads_prompts = True
 
     def __init__(self, config: GlmDecoderConfig) -> None:
@@ -106,10 +84,6 @@ class UntrainedGlmDecoder(nn.Module):
         self.config = config
         self.vocab_size = config.codebook_size
         self.colours = UntrainedDecoder(config.codebook_size, FACTOR)
-
-    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Height and width in pixels of an image of these lines and columns of codes."""
-        return grid[0] * FACTOR, grid[1] * FACTOR
 
     def decode_codes(self, codes: Tensor, prompts: Sequence[str] = ()) -> Tensor:
         """Codes int64 [B, h, w] → images [B, 3, 32·h, 32·w]."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
@@ -259,12 +260,14 @@ class Quantizer(nn.Module):
         return (2 * z @ codebook.T - codebook.pow(2).sum(-1)).argmax(-1)
 
 
-class VQModel(nn.Module):
+class VQModel(ImageTokenizer):
     """Encoder, quantizer, decoder."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
+        self.vocab_size = config.codebook_size
+        self.factor = config.factor
         self.encoder = encoder(config)
         self.decoder = decoder(config)
         self.quantize = Quantizer(config)
@@ -272,33 +275,25 @@ class VQModel(nn.Module):
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
 
     @property
-    def vocab_size(self) -> int:
-        """Number of codes."""
-        return self.config.codebook_size
-
-    @property
+    @override
     def codebook(self) -> Tensor:
         """The codebook as encoder and decoder use it, [V, D]."""
         return self.quantize.codebook
-
-    def image_size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Height and width in pixels of an image of these lines and columns of codes."""
-        return grid[0] * self.config.factor, grid[1] * self.config.factor
 
     def latents(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [−1, 1] → vectors [B, h, w, D] before quantisation, of length 1
         where the codebook is normalised.
         """
         height, width = images.shape[-2:]
-        factor = self.config.factor
-        if height % factor or width % factor:
+        if height % self.factor or width % self.factor:
             raise TemperaError(
-                f"an image of {height}×{width} pixels does not divide into {factor}-pixel patches: "
-                f"resize it to multiples of {factor}."
+                f"an image of {height}×{width} pixels does not divide into {self.factor}-pixel "
+                f"patches: resize it to multiples of {self.factor}."
             )
         latents: Tensor = self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1)
         return F.normalize(latents, dim=-1) if self.config.normalised else latents
 
+    @override
     def encode(self, images: Tensor) -> Tensor:
         """Images [B, 3, h·f, w·f] in [−1, 1] → codes int64 [B, h, w]."""
         return self.quantize.nearest(self.latents(images))

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.interface import to_images
 from tempera.metrics.clip import clip_scorer, load_open_clip
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score
 from tempera.metrics.reference import LEAST
@@ -79,7 +80,7 @@ class ShapesEvaluator(Evaluator):
         classifier = classifiers.load_classifier().to(device)
         clip = load_open_clip(f"local-dir:{DIRECTORY}", None)
         yield Networks(
-            features=lambda pictures: classifier.features(_signed(pictures, device)),
+            features=lambda pictures: classifier.features(to_images(pictures.to(device))),
             scores=[
                 clip_scorer(clip.network, tokenize, clip.preprocess, device),
                 attribute_scorer(classifier, device),
@@ -104,7 +105,7 @@ def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
     def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
         scenes = [parse_caption(prompt.text) for prompt in prompts]
         foreign = torch.tensor([scene is None for scene in scenes])
-        logits = classifier(_signed(pictures, device))
+        logits = classifier(to_images(pictures.to(device)))
         hits = correct(logits, [scene or _ANY_SCENE for scene in scenes])
         return {name: hit.cpu().masked_fill(foreign, torch.nan) for name, hit in hits.items()}
 
@@ -124,8 +125,3 @@ def structure_scores(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, T
             values[row] = torch.tensor([fit.broken, fit.stray.sum(), fit.missing.sum()])
     broken, stray, missing = values.unbind(1)
     return {"broken": broken, "stray": stray, "missing": missing}
-
-
-def _signed(pictures: Tensor, device: torch.device) -> Tensor:
-    """uint8 -> float32 in [−1, 1]."""
-    return pictures.to(device).float() / 127.5 - 1

@@ -15,7 +15,7 @@ from tempera.data.prepare import entries_to_read, prepare
 from tempera.data.prompts import CaptionCheck
 from tempera.data.shards import CodedImages, Manifest, Positive, read_shards
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.vq import VQModel
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.runtime.distributed import Processes
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
@@ -88,7 +88,7 @@ def _hash(key: str) -> int:
 
 
 def shard_codes(
-    target: TransformerTarget, tokenizer: VQModel, directory: Path, path: str, seed: int
+    target: TransformerTarget, tokenizer: ImageTokenizer, directory: Path, path: str, seed: int
 ) -> ShardCodes:
     """`train_data=shards`: the shards in `path`, which must belong to this tokenizer.
 
@@ -102,7 +102,7 @@ def shard_codes(
 
 def encoded_codes(
     target: TransformerTarget,
-    tokenizer: VQModel,
+    tokenizer: ImageTokenizer,
     directory: Path,
     source: Source,
     *,

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-from tempera.data.encoders import to_picture
 from tempera.drafters.draft_files import check_target, save_draft
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.interface import to_pictures
 from tempera.runtime.distributed import Processes, check_launch
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
 from tempera.runtime.image_files import write_picture
@@ -323,7 +323,7 @@ class TrainingRun:
         captions and seeds.
         """
         codes = tokens[:SHOWN].unflatten(1, self.target.grid)
-        pictures = [to_picture(decode_codes(image[None])[0]) for image in codes]
+        pictures = [to_pictures(decode_codes(image[None])[0]) for image in codes]
         path = self.directory / SAMPLES
         write_picture(path, np.concatenate(pictures, 2), self.made_by)
         captions = " · ".join(self.captions[:SHOWN])
