@@ -1,12 +1,14 @@
-"""A prompt's decode under several runs, side by side, one frame a round.
+"""A prompt's decode under several runs, side by side, in the time that each took.
 
-    python docs/replay_animation.py FILE.webp RUNS [NUMBER]
+    python docs/replay_animation.py FILE.webp RUNS [--prompt NUMBER] [--rounds]
 
-RUNS contains the run directories; NUMBER is the prompt's, from 0.
+RUNS contains the run directories. The prompt is the first whose picture is whole in every run, or
+the one with this number, from 0. `--rounds` plays one round of every run after the other instead.
 """
 
-import sys
+import math
 import textwrap
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,39 +21,39 @@ from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.replay import REPLAYS
 from tempera.errors import TemperaError
 from tempera.reporting.collect import collect, find_runs
-from tempera.reporting.finished_run import Run
+from tempera.reporting.finished_run import Run, round_seconds
 from tempera.reporting.page import blank_columns
 from tempera.runtime.files import replacing
 from tempera.runtime.image_files import picture_path, read_picture
 from tempera.runtime.row_store import Store
 
-INK = (115, 123, 134, 255)
-"""Reads on white and on black."""
-PAPER = (0, 0, 0, 0)
-BLANK = (128, 128, 136, 70)
+PAPER = "#ffffff"
+"""Opaque: no ink reads well both on white and on black."""
+INK = "#1c1c20"
+SOFT = "#5d5d66"
+BLANK = "#e3e3e6"
 """Of tokens that are not there yet."""
-GAP = 12
+GAP = 14
 """Pixels between the parts of a frame."""
-FONT = Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
 SIDE = 264
 """Pixels of a picture's side."""
-MILLISECONDS = 110
-"""How long a round's frame is shown."""
+FRAMES = 120
+"""Most frames before the last one."""
+MILLISECONDS = 80
+"""How long a frame is shown."""
 LAST_MILLISECONDS = 3500
 """How long the last frame is shown."""
-COLOURS = {ACCEPTED: (0, 158, 115), RESAMPLED: (213, 94, 0), BONUS: (0, 114, 178)}
+COLOURS = {ACCEPTED: "#009e73", RESAMPLED: "#d55e00", BONUS: "#0072b2"}
 """Of Okabe and Ito, as in report.html."""
 NAMES = {ACCEPTED: "accepted draft", RESAMPLED: "resampled", BONUS: "drawn by the target"}
-TITLE_SIZE = 14
-NOTE_SIZE = 12
-"""Sizes of the text in pixels."""
-TITLE_LINE = 20
-NAME_LINE = 22
-NOTE_LINE = 24
-LEGEND_LINE = 22
-"""Heights in pixels of a line of the prompt, of the names above the pictures, of the notes below
-them, and of the legend.
-"""
+FONTS = Path(matplotlib.get_data_path()) / "fonts/ttf"
+NOTE = ImageFont.truetype(FONTS / "DejaVuSans.ttf", 13)
+TITLE = ImageFont.truetype(FONTS / "DejaVuSans-Bold.ttf", 15)
+CLOCK = ImageFont.truetype(FONTS / "DejaVuSans-Bold.ttf", 22)
+NOTE_LINE = 19
+TITLE_LINE = 22
+CLOCK_LINE = 30
+"""Heights in pixels of a line of text."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Decode:
         cells: for every token in the order of decoding, its row and column.
         origins: for every token, as in `tempera.decoding.trace.Trace`.
         ends: number of tokens after each round, rising.
+        pace: seconds that a round takes; 1 if rounds are counted.
     """
 
     name: str
@@ -73,43 +76,42 @@ class Decode:
     cells: list[tuple[int, int]]
     origins: list[int]
     ends: list[int]
+    pace: float
+
+    @property
+    def end(self) -> float:
+        """When it is finished."""
+        return len(self.ends) * self.pace
 
 
-def write(path: Path, runs: Sequence[Run], number: int) -> Path:
-    """Write the animation and return its path. A cell of the picture appears in the round that
-    emits its token, in a frame of its origin's colour.
+def write(path: Path, runs: Sequence[Run], number: int | None = None, rounds: bool = False) -> Path:
+    """Write the animation and return its path. A cell of the picture appears when the round that
+    emits its token ends; the last round's cells have frames of their origins' colours.
 
     Args:
         path: the file to write, .webp.
         runs: those to show.
-        number: of the prompt, from 0, among the first run's.
+        number: of the prompt, from 0, among the first run's; by default the first whose picture is
+            whole in every run.
+        rounds: play rounds, not seconds.
 
     Raises:
-        TemperaError: there is no such prompt, or no run kept its replay.
+        TemperaError: there is no such prompt, a run kept no replay of it, or was not timed.
     """
-    texts = list(runs[0].texts.items())
-    if not 0 <= number < len(texts):
-        raise TemperaError(f"there is no prompt {number}: give 0 to {len(texts) - 1}.")
-    name, text = texts[number]
-    decodes = []
-    for run in runs:
-        decode = _decode(run, name)
-        if decode is not None:
-            decodes.append(decode)
-    if not decodes:
-        raise TemperaError(
-            f"no run kept the replay of prompt {number}: choose one of the first, or decode again "
-            "in a new directory with a larger replays=."
-        )
-    rounds = max(len(decode.ends) for decode in decodes)
-    frames = [_frame(text, decodes, turn) for turn in range(rounds + 1)]
+    name = _whole(runs) if number is None else _numbered(runs, number)
+    paces = [1.0] * len(runs) if rounds else round_seconds(runs)
+    decodes = [_decode(run, name, pace) for run, pace in zip(runs, paces, strict=True)]
+    end = max(decode.end for decode in decodes)
+    count = min(FRAMES, int(end)) if rounds else FRAMES
+    text = runs[0].texts[name]
+    frames = [_frame(text, decodes, end * place / count, rounds) for place in range(count + 1)]
     with replacing(path) as temporary:
         frames[0].save(
             temporary,
             format="WEBP",
             save_all=True,
             append_images=frames[1:],
-            duration=[MILLISECONDS] * rounds + [LAST_MILLISECONDS],
+            duration=[MILLISECONDS] * count + [LAST_MILLISECONDS],
             loop=0,
             quality=80,
             method=4,
@@ -117,12 +119,33 @@ def write(path: Path, runs: Sequence[Run], number: int) -> Path:
     return path
 
 
-def _decode(run: Run, name: str) -> Decode | None:
-    """A run's decode of a prompt; None if it was not kept."""
+def _whole(runs: Sequence[Run]) -> str:
+    """The first prompt whose picture no run counts as broken."""
+    for name in runs[0].texts:
+        if not any(run.values.get("broken", {}).get(name) == 1 for run in runs):
+            return name
+    raise TemperaError("no prompt's picture is whole in every run: give --prompt NUMBER.")
+
+
+def _numbered(runs: Sequence[Run], number: int) -> str:
+    """The prompt with this number."""
+    names = list(runs[0].texts)
+    if not 0 <= number < len(names):
+        raise TemperaError(f"there is no prompt {number}: give 0 to {len(names) - 1}.")
+    return names[number]
+
+
+def _decode(run: Run, name: str, pace: float | None) -> Decode:
+    """A run's decode of a prompt."""
     directory = Path(run.directory)
     replay = Store(directory / REPLAYS, run.made_by).rows().get(name)
     if replay is None:
-        return None
+        raise TemperaError(
+            f"{directory} has no replay of this prompt: choose one of the first, or decode again "
+            "in a new directory with a larger replays=."
+        )
+    if pace is None:
+        raise TemperaError(f"{directory} was not timed: give --rounds, or run it with speed.")
     picture = read_picture(picture_path(directory, name), run.made_by)
     image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
     columns = replay["columns"]
@@ -137,51 +160,57 @@ def _decode(run: Run, name: str) -> Decode | None:
         cells=[divmod(cell, columns) for cell in order],
         origins=replay["origin"],
         ends=[*starts[1:], length],
+        pace=pace,
     )
 
 
-def _frame(text: str, decodes: Sequence[Decode], turn: int) -> Image.Image:
-    """All decodes after `turn` rounds; one that has ended stays as it is."""
-    title_font = ImageFont.truetype(FONT, TITLE_SIZE)
-    note_font = ImageFont.truetype(FONT, NOTE_SIZE)
+def _frame(text: str, decodes: Sequence[Decode], now: float, rounds: bool) -> Image.Image:
+    """All decodes at this time, or after so many rounds; one that has ended stays as it is."""
     width = GAP + len(decodes) * (SIDE + GAP)
-    title = textwrap.wrap(text, width // 9, max_lines=2, placeholder="…")
-    top = GAP + TITLE_LINE * len(title) + 8
-    bottom = top + NAME_LINE + SIDE
-    page = Image.new("RGBA", (width, bottom + NOTE_LINE + LEGEND_LINE + GAP), PAPER)
+    title = textwrap.wrap(text, width // 10, max_lines=2, placeholder="…")
+    names = [textwrap.wrap(decode.name, SIDE // 9) for decode in decodes]
+    name_lines = max(map(len, names))
+    top = GAP + TITLE_LINE * len(title) + GAP // 2
+    upper = top + NOTE_LINE * name_lines + 4
+    lower = upper + SIDE + 4
+    legend = lower + CLOCK_LINE + NOTE_LINE + GAP // 2
+    page = Image.new("RGB", (width, legend + NOTE_LINE + GAP), PAPER)
     draw = ImageDraw.Draw(page)
     for number, line in enumerate(title):
-        draw.text((GAP, GAP + TITLE_LINE * number), line, INK, title_font)
-    for place, decode in enumerate(decodes):
+        draw.text((GAP, GAP + TITLE_LINE * number), line, INK, TITLE)
+    for place, (decode, lines) in enumerate(zip(decodes, names, strict=True)):
         left = GAP + place * (SIDE + GAP)
-        name = textwrap.shorten(decode.name, SIDE // 8, placeholder="…")
-        draw.text((left, top), name, INK, note_font)
-        page.paste(_partial(decode, turn), (left, top + NAME_LINE))
-        rounds = min(turn, len(decode.ends))
-        done = decode.ends[rounds - 1] if rounds else 0
-        note = f"round {rounds}: {done} of {len(decode.cells)} tokens"
-        draw.text((left, bottom + 5), note, INK, note_font)
-    _legend(draw, bottom + NOTE_LINE + 4, note_font)
+        first = top + NOTE_LINE * (name_lines - len(lines))
+        for number, line in enumerate(lines):
+            draw.text((left, first + NOTE_LINE * number), line, INK, NOTE)
+        turn = min(math.floor(now / decode.pace + 1e-6), len(decode.ends))
+        page.paste(_partial(decode, turn), (left, upper))
+        done = decode.ends[turn - 1] if turn else 0
+        passed = min(now, decode.end)
+        clock = f"{turn} rounds" if rounds else f"{passed:.2f} s"
+        note = f"{done} of {len(decode.cells)} tokens in {turn} rounds"
+        draw.text((left, lower), clock, INK if now < decode.end else COLOURS[BONUS], CLOCK)
+        draw.text((left, lower + CLOCK_LINE), note, SOFT, NOTE)
+    _legend(draw, legend)
     return page
 
 
-def _legend(draw: ImageDraw.ImageDraw, y: int, font: ImageFont.FreeTypeFont) -> None:
+def _legend(draw: ImageDraw.ImageDraw, y: int) -> None:
     """What the frames' colours mean, on a line at this height."""
     x = GAP
     for origin, meaning in NAMES.items():
-        draw.rectangle((x, y + 2, x + 11, y + 13), outline=COLOURS[origin], width=3)
-        draw.text((x + 17, y), meaning, INK, font)
-        x += 17 + int(font.getlength(meaning)) + 16
+        draw.rectangle((x, y + 2, x + 12, y + 14), outline=COLOURS[origin], width=3)
+        draw.text((x + 18, y), meaning, SOFT, NOTE)
+        x += 18 + int(NOTE.getlength(meaning)) + 18
 
 
 def _partial(decode: Decode, turn: int) -> Image.Image:
-    """The picture after `turn` rounds, with this round's tokens framed."""
-    shown = Image.new("RGBA", (SIDE, SIDE), BLANK)
+    """The picture after `turn` rounds, with the last round's tokens framed until it is finished."""
+    shown = Image.new("RGB", (SIDE, SIDE), BLANK)
     draw = ImageDraw.Draw(shown)
     ends = [0, *decode.ends]
-    last = len(decode.ends)
-    done = ends[min(turn, last)]
-    new = range(ends[turn - 1], ends[turn]) if 0 < turn <= last else range(0)
+    done = ends[turn]
+    new = range(ends[turn - 1], done) if 0 < turn < len(decode.ends) else range(0)
     rows, columns = decode.grid
     for token in range(done):
         row, column = decode.cells[token]
@@ -198,12 +227,17 @@ def _partial(decode: Decode, turn: int) -> Image.Image:
     return shown
 
 
-def main(file: str, runs: str, number: str = "0") -> None:
+def main() -> None:
     """Write the animation of the runs in a directory, and print its path."""
-    directories, _ = find_runs([runs])
-    finished, _ = collect(directories)
-    print(write(Path(file), finished, int(number)))
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("runs")
+    parser.add_argument("--prompt", type=int)
+    parser.add_argument("--rounds", action="store_true")
+    given = parser.parse_args()
+    finished, _ = collect(find_runs([given.runs])[0])
+    print(write(given.file, finished, given.prompt, given.rounds))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -114,6 +114,7 @@ def test_the_keyboard_reaches_tokens(page: Any) -> None:
 def test_the_replay_reaches_the_finished_picture(page: Any) -> None:
     page.locator("#run").select_option(label="coolsd δ=2")
     page.locator(".shot").first.click()
+    page.locator("#unit").select_option("rounds")
     page.locator("input[value=picture]").check()
     left, right = page.locator("#stage canvas").all()
     page.wait_for_selector("#stage figure:last-child canvas[data-stage='finished']")
@@ -139,6 +140,25 @@ def test_the_replay_reaches_the_finished_picture(page: Any) -> None:
     page.locator("#play").click()
     page.wait_for_selector("#play:text-is('Play')")
     assert slider.input_value() == "64"
+
+
+def test_the_replay_plays_in_measured_time(page: Any, report: Path) -> None:
+    runs, _ = collect(find_runs([report.parent])[0])
+    speedup = next(run.value("speedup") for run in runs if run.name == "coolsd δ=2")
+    page.locator("#run").select_option(label="coolsd δ=2")
+    page.locator(".shot").first.click()
+    page.wait_for_selector("#stage figure:last-child canvas[data-stage='finished']")
+    clocks = page.locator("#stage .clock").all_inner_texts()
+    plain, drafted = (float(clock.removesuffix(" s")) for clock in clocks)
+    assert plain == 0.64 and plain / drafted == pytest.approx(speedup, rel=0.25)  # of this prompt
+    slider = page.locator("#round")
+    assert float(slider.get_attribute("max")) == pytest.approx(plain)
+    slider.fill(str(drafted + 0.01))
+    stages = page.locator("#stage canvas").evaluate_all("all => all.map(one => one.dataset.stage)")
+    assert stages[1] == "finished" and stages[0] != "finished"
+    assert page.locator("#stage .clock").last.inner_text() == clocks[1]
+    page.locator("#back").click()
+    assert page.locator("#stage canvas").last.get_attribute("data-stage") != "finished"
 
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark"}

@@ -1,14 +1,19 @@
 """Scripts that draw pictures of the docs; that each optimum is one is tested with the rules."""
 
 import runpy
-import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from paths import ROOT
 from PIL import Image
-from report_runs import RUNS, made_up_runs
+from report_runs import RUNS, finished, made_up_runs
+
+from tempera.errors import TemperaError
+from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.finished_run import round_seconds
 
 
 def test_the_table_and_the_figure_of_the_optima(tmp_path: Path) -> None:
@@ -24,11 +29,39 @@ def test_the_table_and_the_figure_of_the_optima(tmp_path: Path) -> None:
     assert (tmp_path / "optimal.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.slow
-def test_the_replay_has_one_frame_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, file = made_up_runs(tmp_path / "runs", (RUNS[0], RUNS[3])), tmp_path / "replay.webp"
-    monkeypatch.setattr(sys, "argv", ["replay_animation.py", str(file), str(runs)])
-    runpy.run_path(str(ROOT / "docs" / "replay_animation.py"), run_name="__main__")
-    with Image.open(file) as moving:
-        # the last frame of plain autoregression, a token a round, stays
-        assert getattr(moving, "n_frames", 1) == 1 + 8 * 8
+@pytest.fixture
+def animation() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "docs" / "replay_animation.py"))
+
+
+def test_the_replay_plays_in_time_or_in_rounds(animation: dict[str, Any], tmp_path: Path) -> None:
+    directory = made_up_runs(tmp_path / "runs", (RUNS[0], RUNS[3]))
+    runs, _ = collect(find_runs([directory])[0])
+    seconds = round_seconds(runs)
+    assert None not in seconds and seconds[0] < seconds[1]
+    plain, drafted = (animation["_decode"](run, "world-000000", 1.0) for run in runs)
+    times = {"rounds": [1.0, 1.0], "time": seconds}
+    shares = {}
+    for unit, paces in times.items():
+        ends = [
+            replace(one, pace=pace).end for one, pace in zip((plain, drafted), paces, strict=True)
+        ]
+        shares[unit] = ends[0] / ends[1]
+    tokens_per_round = 64 / len(drafted.ends)
+    assert shares["rounds"] == tokens_per_round
+    assert shares["time"] == pytest.approx(tokens_per_round * runs[1].value("efficiency"))
+    for rounds, frames in ((True, 64), (False, animation["FRAMES"])):
+        file = animation["write"](tmp_path / f"{rounds}.webp", runs, 0, rounds)
+        with Image.open(file) as moving:
+            assert getattr(moving, "n_frames", 1) == 1 + frames
+
+
+def test_the_replay_shows_the_first_prompt_that_is_whole_in_every_run(
+    animation: dict[str, Any],
+) -> None:
+    broken = ([1, 0, 0, 0], [0, 1, 0, 0])
+    runs = [finished("ar", {"broken": values}) for values in broken]
+    assert animation["_whole"](runs) == "p2"
+    assert animation["_whole"](runs[1:]) == "p0"
+    with pytest.raises(TemperaError, match="no prompt's picture is whole"):
+        animation["_whole"]([finished("ar", {"broken": [1, 1]})])

@@ -61,7 +61,9 @@ def made_up_runs(
         )
         values = {
             "accepted_length": (length, 0.1),
-            "speedup": (0.3 + 0.6 * length, 0.15),
+            "speedup": (0.4 + 0.6 * length, 0.15),
+            "latency_ar": (0.64, 0.01),
+            "efficiency": (0.4 / length + 0.6, 0.05),
             "fid": (8 + 3 * accepted**2, 0.7),
             "clip_score": (clip, 0.008),
             "kl_per_token": (0.0 if delta is None else accepted**4 / 10, 0.004),

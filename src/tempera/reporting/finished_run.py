@@ -1,5 +1,6 @@
 """A finished run, and several as the names and the table of a report."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -140,6 +141,23 @@ def labels(runs: Sequence[Run], shown: Sequence[Run] | None = None) -> list[str]
             parts.append(f"seed={run.seed}")
         names.append(" ".join(parts))
     return names
+
+
+def round_seconds(runs: Sequence[Run]) -> list[float | None]:
+    """Seconds of a round of each run at batch 1; None for a run that was not timed.
+
+    They are those of a round of plain autoregression, times what a round costs in turn with it. The
+    former is the median of the runs with the same model on the same machine, so that the clocks of
+    runs compare as their speed-ups do, even if the machine was busier during one.
+    """
+    rows = []
+    for run in runs:
+        plain = run.value("latency_ar") / math.prod(run.grid)
+        rows.append((str(run.model), run.machine, plain, run.value("efficiency")))
+    frame = pd.DataFrame(rows, columns=["model", "machine", "plain", "efficiency"])
+    plain_rounds = frame.groupby(["model", "machine"])["plain"].transform("median")
+    seconds = plain_rounds / frame["efficiency"]
+    return [value if 0 < value < math.inf else None for value in seconds]
 
 
 def results(runs: Sequence[Run]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import base64
 import html
 import io
 import json
+import math
 import re
 from collections.abc import Sequence
 from itertools import islice
@@ -23,7 +24,7 @@ from tempera.metrics import table
 from tempera.reporting import pareto
 from tempera.reporting.baseline import same_draws
 from tempera.reporting.console import FOR_FID
-from tempera.reporting.finished_run import Run, labels
+from tempera.reporting.finished_run import Run, labels, round_seconds
 from tempera.reporting.tables import Section, html_of
 from tempera.runtime.files import write_text
 from tempera.runtime.image_files import Picture, picture_path, read_picture
@@ -89,10 +90,11 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     replays = _kept_replays([_replays(run, problems) for run in runs], problems)
     pictures: dict[str, int] = {}
     curves = pareto.curves(runs).to_dict("records")
+    columns = zip(runs, labels(runs), replays, curves, round_seconds(runs), strict=True)
     shown = []
-    for run, label, own_replays, curve in zip(runs, labels(runs), replays, curves, strict=True):
-        prompts = _prompts(run, own_replays, pictures, problems)
-        shown.append(_run(run, runs) | {"name": label} | curve | {"prompts": prompts})
+    for run, label, own_replays, curve, pace in columns:
+        prompts = _prompts(run, pace, own_replays, pictures, problems)
+        shown.append(_run(run, runs) | {"name": label, "pace": pace} | curve | {"prompts": prompts})
     metrics = _metrics(runs)
     chart = None
     if len(runs) > 1 and metrics:
@@ -103,11 +105,16 @@ def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _prompts(
-    run: Run, replays: dict[str, Row], pictures: dict[str, int], problems: list[str]
+    run: Run,
+    pace: float | None,
+    replays: dict[str, Row],
+    pictures: dict[str, int],
+    problems: list[str],
 ) -> list[dict[str, Any]]:
     """The prompts that the page shows of a run.
 
     Args:
+        pace: seconds of its rounds, if it was timed.
         replays: of the run's prompts, by id; `blank` is set in them.
         pictures: the number of each picture of the page, by its address; new ones are added.
         problems: sentences about pictures that cannot be read are added.
@@ -124,12 +131,15 @@ def _prompts(
         except TemperaError as problem:
             problems.append(f"Not shown: {problem}")
         values = run.values.loc[name]
+        length = float(values["accepted_length"])
+        seconds = pace and round(pace * math.prod(run.grid) / length, 3)
         prompt = {
             "id": name,
             "text": text,
             "picture": number,
             "replay": replay,
-            "length": round(float(values["accepted_length"]), 3),
+            "length": round(length, 3),
+            "seconds": seconds,
             "broken": bool(values.get("broken") == 1),
         }
         prompts.append(prompt)

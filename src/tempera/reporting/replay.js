@@ -1,5 +1,6 @@
 "use strict";
-// The page's script: the chart, the gallery, and one picture's tokens, replayed round by round.
+// The page's script: the chart, the gallery, and one picture's tokens, replayed as they were decoded,
+// in seconds or in rounds.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
@@ -11,6 +12,8 @@
   ];
   const FATES = ["untested", "rejected", "kept"];
   const RAMP = ["#00204c", "#ffea46"];
+  const PLAYED = 10; // seconds that a replay takes, however long the decode took
+  const TICK = 40; // milliseconds between its steps
 
   function make(tag, given = {}, ...children) {
     const node = document.createElement(tag);
@@ -22,6 +25,7 @@
     return node;
   }
   const unique = (values) => [...new Set(values)];
+  const seconds = (value) => `${value.toFixed(value < 10 ? 2 : 1)} s`;
   const models = unique(data.runs.map((run) => run.model));
 
   // ---- the chart: Vega's, with the runs' values of two metrics ---------------------------------
@@ -98,7 +102,7 @@
     else if (!run.plain && data.runs.length > 1)
       notes.push("No run here is plain autoregression with the same sampling and seed.");
     if (run.prompts.some((one) => one.replay))
-      notes.push("Open a picture to see its tokens and how they were decoded, round by round.");
+      notes.push("Open a picture to see its tokens, and how they were decoded.");
     else notes.push("This run kept no replays: run it again in another directory.");
     at("pictures-note").textContent = notes.join(" ");
     at("pictures").replaceChildren(
@@ -106,7 +110,8 @@
         const beside = same(state.beside, prompt);
         const open = () => viewer.open(state.run, prompt, state.beside);
         const broken = prompt.broken ? ", broken" : "";
-        const tokens = `${prompt.length.toFixed(2)} tokens per round${broken}`;
+        const time = prompt.seconds === null ? "" : `${seconds(prompt.seconds)}, `;
+        const tokens = `${time}${prompt.length.toFixed(2)} tokens per round${broken}`;
         return make(
           "figure",
           {},
@@ -211,8 +216,17 @@
       this.canvas.height = Math.round(rows * this.cell);
       this.figure.style.setProperty("--shape", columns / rows);
     }
-    paint(round, mode) {
+    /** Slider units that a round takes: seconds, or one round. */
+    get pace() {
+      return viewer.inTime ? this.run.pace : 1;
+    }
+    /** Rounds that have ended now; times are sums, so a round may end a hair later than computed. */
+    roundAt(now) {
+      return Math.floor(now / this.pace + 1e-6);
+    }
+    paint(now, mode) {
       this.size();
+      const round = this.roundAt(now);
       const { canvas, replay, picture } = this;
       const pen = canvas.getContext("2d");
       pen.imageSmoothingEnabled = picture.naturalWidth > 200;
@@ -226,12 +240,16 @@
         this.frame(pen, this.cursor, "#fff", 2);
       }
       const all = replay.length;
-      if (known === all) this.say(`finished, ${all} tokens in ${replay.rounds} rounds`, "finished");
-      else this.say(`${known} of ${all} tokens after ${round} rounds`, `${known}/${all}`);
+      const clock = viewer.inTime ? seconds(Math.min(now, replay.rounds * this.pace)) : null;
+      if (known === all)
+        this.say(`finished, ${all} tokens in ${replay.rounds} rounds`, "finished", clock);
+      else this.say(`${known} of ${all} tokens after ${round} rounds`, `${known}/${all}`, clock);
     }
-    say(text, stage) {
-      this.caption.textContent = `${this.run.name}: ${text}`;
-      this.canvas.setAttribute("aria-label", `${this.caption.textContent}. ${this.prompt.text}`);
+    say(text, stage, clock = null) {
+      const time = clock && make("b", { class: "clock" }, clock);
+      this.caption.replaceChildren(...[time, `${this.run.name}: ${text}`].filter(Boolean));
+      const told = [this.run.name, clock, text].filter(Boolean).join(", ");
+      this.canvas.setAttribute("aria-label", `${told}. ${this.prompt.text}`);
       this.canvas.dataset.stage = stage;
     }
     fill(pen, token, known, mode) {
@@ -312,7 +330,7 @@
       for (const pane of viewer.panes) pane.cursor = null;
       const columns = replay.columns - replay.blank;
       this.cursor = { row: clamped(row, replay.rows), column: clamped(column, columns) };
-      viewer.show(viewer.round);
+      viewer.show(viewer.now);
       at("token").textContent = this.about();
     }
     about() {
@@ -334,27 +352,43 @@
   const viewer = {
     panes: [],
     mode: "origin",
-    round: 0,
+    unit: "time",
+    now: 0, // in seconds or rounds
     timer: null,
+    /** Whether the slider counts seconds: where every run that is shown was timed. */
+    get inTime() {
+      return this.unit === "time" && this.timed;
+    },
     async open(run, prompt, beside) {
       const other = same(beside, prompt);
       this.panes = [...(other ? [new Pane(beside, other)] : []), new Pane(run, prompt)];
-      this.main = this.panes.at(-1);
-      const replays = this.panes.map((pane) => pane.replay).filter(Boolean);
-      this.rounds = Math.max(0, ...replays.map((replay) => replay.rounds));
+      const replayed = this.panes.filter((pane) => pane.replay);
+      const replays = replayed.map((pane) => pane.replay);
+      this.main = replayed.at(-1) || this.panes.at(-1);
+      this.timed = replayed.every((pane) => pane.run.pace !== null);
       this.deepest = Math.max(1, ...replays.flatMap((replay) => replay.depth));
       const low = replays.flatMap((replay) => replay.logprob || []).sort((a, b) => a - b);
       this.lowest = low[Math.floor(0.98 * low.length)] || 1;
       at("viewer-title").textContent = prompt.text;
       at("stage").replaceChildren(...this.panes.map((pane) => pane.figure));
       at("player").hidden = at("modes").hidden = !replays.length;
+      at("unit").hidden = !this.timed;
       const hint = "Point at a cell, or focus the picture and use the arrow keys.";
       at("token").textContent = replays.length ? hint : "";
       this.modes(low.length > 0);
-      at("round").max = this.rounds;
       at("viewer").showModal();
       await Promise.all(this.panes.map((pane) => pane.ready));
-      this.show(this.rounds);
+      this.count(this.unit);
+    },
+    /** Count in seconds ("time") or in rounds, from the end. */
+    count(unit) {
+      this.stop();
+      this.unit = unit;
+      const ends = this.panes.map((pane) => (pane.replay ? pane.replay.rounds * pane.pace : 0));
+      this.end = Math.max(...ends);
+      at("round").max = this.end;
+      at("unit").value = unit;
+      this.show(this.end);
     },
     modes(logprob) {
       const known = { origin: "origin", picture: "picture", depth: "depth of the draft" };
@@ -362,17 +396,17 @@
       if (!known[this.mode]) this.mode = "origin";
       at("modes").replaceChildren(
         ...Object.entries(known).map(([value, text]) => {
-          const onchange = () => this.show(this.round, (this.mode = value));
+          const onchange = () => this.show(this.now, (this.mode = value));
           const choice = make("input", { type: "radio", name: "mode", value, onchange });
           choice.checked = value === this.mode;
           return make("label", {}, choice, text);
         }),
       );
     },
-    show(round) {
-      this.round = Math.min(Math.max(round, 0), this.rounds);
-      at("round").value = this.round;
-      for (const pane of this.panes) pane.paint(this.round, this.mode);
+    show(now) {
+      this.now = Math.min(Math.max(now, 0), this.end);
+      at("round").value = this.now;
+      for (const pane of this.panes) pane.paint(this.now, this.mode);
       this.key();
       this.describe();
     },
@@ -395,22 +429,23 @@
     },
     describe() {
       const { replay, run } = this.main;
-      const round = this.round;
+      const round = this.main.roundAt(this.now);
       at("drafted").replaceChildren();
       if (!replay) return;
       const tell = (words) =>
-        (at("round-text").textContent = `Round ${round} of ${this.rounds}: ${words}.`);
+        (at("round-text").textContent = `${run.name}, ${words}.`);
       if (round === 0) return tell("no tokens yet");
-      if (round > replay.rounds) return tell(`${run.name} finished in round ${replay.rounds}`);
-      const [start, end] = [replay.starts[round - 1], replay.starts[round]];
-      const last = replay.origin[end - 1];
-      const accepted = replay.origin.slice(start, end).filter((one) => one === ACCEPTED).length;
+      if (round > replay.rounds) return tell(`finished in round ${replay.rounds}`);
+      const emitted = replay.origin.slice(replay.starts[round - 1], replay.starts[round]);
+      const last = emitted.at(-1);
+      const accepted = emitted.filter((one) => one === ACCEPTED).length;
       const drafts = replay.drafts(round);
       const count = (fate) => drafts.filter((one) => one.fate === fate).length;
       const parts = [`${replay.nodes[round - 1]} drafted`, `${accepted} accepted`];
       if (drafts.length) parts.push(`${count(1)} rejected`, `${count(0)} not tested`);
       const drawn = `then one drawn from the ${last === RESAMPLED ? "residual" : "target"}`;
-      tell([...parts, last === ACCEPTED ? "the image ended inside the draft" : drawn].join(", "));
+      const end = last === ACCEPTED ? "the image ended inside the draft" : drawn;
+      tell(`round ${round} of ${replay.rounds}: ${[...parts, end].join(", ")}`);
       this.list(drafts);
     },
     list(drafts) {
@@ -425,21 +460,25 @@
     },
     play() {
       if (this.timer) return this.stop();
-      if (this.round >= this.rounds) this.show(0);
+      if (this.now >= this.end) this.show(0);
       at("play").textContent = "Pause";
       this.timer = setInterval(() => {
-        this.show(this.round + 1);
-        if (this.round >= this.rounds) this.stop();
-      }, 140);
+        this.show(this.now + (this.end * TICK) / 1000 / PLAYED);
+        if (this.now >= this.end) this.stop();
+      }, TICK);
     },
     stop() {
       clearInterval(this.timer);
       this.timer = null;
       at("play").textContent = "Play";
     },
-    step(round) {
+    to(now) {
       this.stop();
-      this.show(round);
+      this.show(now);
+    },
+    /** Go on or back by rounds of the picture that is described. */
+    step(rounds) {
+      this.to((this.main.roundAt(this.now) + rounds) * this.main.pace);
     },
   };
 
@@ -476,9 +515,10 @@
   on("viewer", "close", () => viewer.stop());
   on("viewer", "click", (event) => event.target === at("viewer") && at("viewer").close());
   on("play", "click", () => viewer.play());
-  on("back", "click", () => viewer.step(viewer.round - 1));
-  on("forward", "click", () => viewer.step(viewer.round + 1));
-  on("round", "input", (event) => viewer.step(Number(event.target.value)));
+  on("back", "click", () => viewer.step(-1));
+  on("forward", "click", () => viewer.step(1));
+  on("round", "input", (event) => viewer.to(Number(event.target.value)));
+  on("unit", "change", (event) => viewer.count(event.target.value));
   state.beside = data.runs[state.run].reference;
   gallery();
   theme(matchMedia("(prefers-color-scheme: dark)").matches).then(() => {
