@@ -2,15 +2,17 @@
 
 python docs/results/render.py
 
-writes the tables between `<!-- NAME -->` and `<!-- end -->`, the sentences of quotes.txt, and
-pareto.png. `collect.py` writes results.json.
+writes the tables between `<!-- NAME -->` and `<!-- end -->`, the sentences of quotes.txt, rows.csv,
+study.csv, runs.csv, pareto.png and study.png. `collect.py` writes results.json.
 """
 
+import csv
 import json
 import re
 import runpy
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from string import Formatter
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ QUOTES = (HERE / "quotes.txt").read_text(encoding="utf-8").splitlines()
 `s` of the study.
 """
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+INTERVAL = ("value", "low", "high")
 NUMBER = r"([+−-]?\d+(?:\.\d+)?%?|infinite)"
 PLAIN = ("ar", "mar ar")
 DRAFT_FREE = (
@@ -45,24 +48,15 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "KL bound per token": "{kl_per_token:.3f}",
         "broken, % ↓": "{percent.value:.1f} ({percent.low:.0f} … {percent.high:.0f})",
     },
-    "quality": {
-        "accepted length": "{accepted_length:.2f±}",
-        "FID ↓": "{fid:.1f±}",
-        "KID ↓": "{kid:.2f±}",
-        "CLIP score ↑": "{clip_score:.3f±}",
-        "broken ↓": "{broken:.1%±}",
-        "attribute accuracy ↑": "{attribute_accuracy:.3f±}",
-        "TV(p, q)": "{tv:.2f}",
-        "TV bound": "{tv_bound:.1f}",
-        "KL bound per token ↓": "{kl_per_token:.3f}",
-    },
-    "speed": {
+    "discrete": {
         "tokens per round": "{accepted_length:.2f}",
-        "rounds saved": "{saved:.0%}",
-        "a round in AR rounds": "{here_cost:.1f±}",
+        "a round in AR rounds": "{here_cost:.1f}",
         "speed-up here": "{here:.2f±}",
-        "on LlamaGen-XL": "{xl:.1f}",
-        "if passes cost the same": "{cheap:.1f}",
+        "on XL": "{xl:.1f}",
+        "ideal": "{cheap:.1f}",
+        "TV bound": "{tv_bound:.1f}",
+        "KL bound per token": "{kl_per_token:.3f}",
+        "broken ↓": "{broken:.1%±}",
     },
     "continuous": {
         "tokens per round": "{accepted_length:.2f±}",
@@ -72,13 +66,6 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "CLIP score ↑": "{clip_score:.3f±}",
         "shapes ↑": "{shape_accuracy:.3f±}",
         "colours ↑": "{colour_accuracy:.3f±}",
-    },
-    "differences": {
-        "broken": "{broken_minus_ar:+.1%±}",
-        "attributes": "{attribute_accuracy_minus_ar:+.3f±}",
-        "shapes": "{shape_accuracy_minus_ar:+.3f±}",
-        "colours": "{colour_accuracy_minus_ar:+.3f±}",
-        "CLIP score": "{clip_score_minus_ar:+.3f±}",
     },
 }
 DECISIONS = {  # what a row is for
@@ -93,8 +80,6 @@ DECISIONS = {  # what a row is for
     "coolsd delta=2": "Cool-SD as published",
     "lantern": "not recommended",
 }
-TIMED = ("eagle", "parallel", "eagle tree=mc_sim_7b_63", "scd", "lantern")
-"""Columns of the table of sessions."""
 ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
 STUDY = {  # quantities of the study: table, column
     "length": ("overview", "length, evaluation"),
@@ -105,24 +90,6 @@ STUDY = {  # quantities of the study: table, column
     "attributes": ("losses", "attribute accuracy ↑"),
     "shapes": ("losses", "shape accuracy ↑"),
     "colours": ("losses", "colour accuracy ↑"),
-}
-STUDY_COLUMNS = {  # of each table of the study: heading, and the table, column and format of cells
-    "found": {
-        "length, calibration": ("overview", "length, calibration", ".2f"),
-        "length, evaluation": ("overview", "length, evaluation", ".2f"),
-        "TV bound": ("overview", "TV bound", ".1f"),
-        "KL bound per token": ("overview", "KL bound per token", ".4f"),
-        "Δ length": ("differences", "accepted length", "+.2f±"),
-        "Δ TV bound": ("differences", "TV bound ↓", "+.2f±"),
-        "Δ KL bound": ("differences", "KL bound per token ↓", "+.4f±"),
-    },
-    "lost": {
-        "FID ↓": ("losses", "FID ↓", "+.2f±"),
-        "CLIP score ↑": ("losses", "CLIP score ↑", "+.4f±"),
-        "attribute accuracy ↑": ("losses", "attribute accuracy ↑", "+.3f±"),
-        "shape accuracy ↑": ("losses", "shape accuracy ↑", "+.3f±"),
-        "colour accuracy ↑": ("losses", "colour accuracy ↑", "+.3f±"),
-    },
 }
 TIME_COLUMNS = {  # of the short study: table, column; heading and format on the page
     "broken": ("losses", "broken pictures ↓", "broken, minus AR", "+.1%±"),
@@ -314,6 +281,8 @@ def table(name: str, rows: Rows) -> str:
     else:
         names = [row for row in rows if row.startswith("mar ") == (name == "continuous")]
     shown = []
+    if name == "discrete":
+        names.sort(key=lambda row: -getattr(rows[row], "here", NONE).value)
     for row in names:
         cells = []
         for template in COLUMNS[name].values():
@@ -326,25 +295,6 @@ def table(name: str, rows: Rows) -> str:
             shown.append([*about, f"`{row.removeprefix('mar ')}`", *cells])
     heads = ["for", "run"] if name == "decision" else ["run"]
     return lines([*heads, *COLUMNS[name]], shown)
-
-
-def study_table(name: str, study: Results) -> str:
-    """What was found for each run, or what it loses."""
-    shown = []
-    for run, line in study["overview"].items():
-        method, at, length = run.partition(" at ")
-        cells = [f"`{re.sub(' tree=chain| drafter=eagle', '', method)}`{at}{length}"]
-        if name == "found":
-            value = [f"{number:.4g}" for number in line.get("found", [])]
-            cells.append(" = ".join(filter(None, [line.get("option"), *value])) or "–")
-        elif run not in study["losses"]:
-            continue
-        for part, column, form in STUDY_COLUMNS[name].values():
-            cell = study[part].get(run, {}).get(column)
-            cells.append("–" if cell is None else format(Interval.of(cell), form))
-        shown.append(cells)
-    first = ["run", "found"] if name == "found" else ["run"]
-    return lines([*first, *STUDY_COLUMNS[name]], shown, " - ")
 
 
 def short_study(results: Results) -> Rows:
@@ -381,33 +331,37 @@ def time_table(rows: Rows) -> str:
     return lines(["run", *(heading for heading, _ in columns.values())], shown, " - ")
 
 
-def correlation_table(correlations: Results) -> str:
-    """Which divergence predicts the loss."""
-    shown = []
-    for name, line in correlations.items():
-        cells = [format(Interval.of(cell), "+.2f±") for cell in line.values()]
-        shown.append([name, *cells])
-    columns = next(iter(correlations.values()))
-    return lines(["divergence, length", *columns], shown, " - ")
-
-
-def session_table(results: Results) -> str:
-    """When and where rounds were timed, with some costs of each session in AR rounds."""
-    shown = []
-    for name, session in results["sessions"].items():
-        _, _, machine, _ = session["run"]
-        cells = [f"{session[kind][0]:.2f}" if kind in session else "–" for kind in TIMED]
-        shown.append([name, machine, *cells])
-    return lines(["session", "machine", *(f"`{kind}`" for kind in TIMED)], shown)
-
-
-def run_table(runs: Mapping[str, Sequence[str]]) -> str:
-    """Where each number comes from: commands, commits, machines and dates."""
-    shown = [
-        [f"`{row}`", f"`{command}`", f"`{commit}`", machine, date]
-        for row, (command, commit, machine, date) in runs.items()
+def csv_files(results: Results) -> dict[str, str]:
+    """Every number beside the pages: of the rows, of both studies, and where they come from."""
+    rows = [
+        (row, key, *number[:3])
+        for row, values in numbers(results).items()
+        for key, number in vars(values).items()
+        if isinstance(number, Interval)
     ]
-    return lines(["numbers", "command", "commit", "machine", "date"], shown)
+    study = [
+        (name, table, row, column, *(cell if isinstance(cell, list) else (cell,)))
+        for name in ("study", "short study")
+        for table, lines_of in results[name].items()
+        for row, line in lines_of.items()
+        for column, cell in line.items()
+    ]
+    timed = {name: session["run"] for name, session in results["sessions"].items()}
+    runs = [(row, *about) for row, about in (results["runs"] | timed).items()]
+    return {
+        "rows.csv": as_csv(("run", "quantity", *INTERVAL), rows),
+        "study.csv": as_csv(("study", "table", "run", "quantity", *INTERVAL, "significant"), study),
+        "runs.csv": as_csv(("numbers", "command", "commit", "machine", "date"), runs),
+    }
+
+
+def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Short rows are filled up."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows([*row, *[""] * (len(heads) - len(row))] for row in rows)
+    return text.getvalue()
 
 
 def xl_table(results: Results) -> str:
@@ -460,14 +414,8 @@ def quotes(
 def render(text: str, results: Results) -> str:
     """A page with its tables and its quoted numbers as in the results."""
     values = everything(results)
-    study = results["study"]
     tables = {name: table(name, values["r"]) for name in COLUMNS}
-    tables |= {name: study_table(name, study) for name in STUDY_COLUMNS}
     tables["time"] = time_table(values["t"])
-    tables["ranks"] = correlation_table(study["correlations"])
-    tables["sessions"] = session_table(results)
-    timed = {name: session["run"] for name, session in results["sessions"].items()}
-    tables["runs"] = run_table(results["runs"] | timed)
     tables["real"] = xl_table(results)
     for name, shown in tables.items():
         between = rf"(?s)(<!-- {name} -->\n+)\|.*?(\n+<!-- end -->)"
@@ -485,4 +433,7 @@ if __name__ == "__main__":
     for page in PAGES:
         content = page.read_text(encoding="utf-8")
         page.write_text(render(content, read()), encoding="utf-8")
-    runpy.run_path(str(ROOT / "docs" / "pareto_figure.py"), run_name="__main__")
+    for name, content in csv_files(read()).items():
+        (HERE / name).write_text(content, encoding="utf-8")
+    for figure in ("pareto_figure.py", "study_figure.py"):
+        runpy.run_path(str(ROOT / "docs" / figure), run_name="__main__")

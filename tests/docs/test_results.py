@@ -14,8 +14,10 @@ from report_runs import RUNS, made_up_runs
 from results import collect, render
 
 FIGURE = runpy.run_path(str(ROOT / "docs" / "pareto_figure.py"))
+OF_STUDY = runpy.run_path(str(ROOT / "docs" / "study_figure.py"))
 RESULTS = render.read()
 QUOTES = render.QUOTES
+FILES = render.csv_files(RESULTS)
 README, DISCRETE = ROOT / "README.md", ROOT / "docs" / "results" / "discrete.md"
 FIELD = text_of(ROOT / "docs" / "field.md")
 STUDY = ROOT / "docs" / "study.md"
@@ -62,6 +64,16 @@ def test_the_picture_shows_the_results() -> None:
     shown = json.loads(Image.open(ROOT / "docs" / "pareto.png").text["Description"])
     assert shown == FIGURE["points"]()
     assert all(panel["uniform"] for panel in shown.values())
+
+
+def test_the_picture_of_the_study_shows_the_results() -> None:
+    shown = json.loads(Image.open(ROOT / "docs" / "study.png").text["Description"])
+    assert shown == OF_STUDY["points"]()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_numbers_has_those_of_the_results(name: str) -> None:
+    assert (ROOT / "docs" / "results" / name).read_text(encoding="utf-8") == FILES[name]
 
 
 @pytest.mark.parametrize("file", grid_figure.SHOWN)
