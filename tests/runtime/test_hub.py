@@ -3,6 +3,7 @@ sentence.
 """
 
 import errno
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
@@ -16,6 +17,7 @@ from huggingface_hub import file_download
 
 from tempera.config.messages import sentence
 from tempera.errors import TemperaError
+from tempera.runtime import hub as runtime_hub
 from tempera.runtime import waiting
 from tempera.runtime.hub import CannotReach, Repository, together
 
@@ -86,6 +88,30 @@ def test_without_a_network_and_a_cache_the_command_is_told(
     command = r'`hf download owner/name --repo-type dataset --include "data/\*"`'
     with pytest.raises(TemperaError, match=f"owner/name is not in the hub's cache.*{command}"):
         REPOSITORY.snapshot(["data/*"])
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("owner/name", FILES, kind="datasets")
+    cached = REPOSITORY.file("config.json")
+    monkeypatch.setattr(runtime_hub, "PATIENCE", 0.2)
+    monkeypatch.setattr(runtime_hub, "_ASKED", {})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", place)
+        assert REPOSITORY.file("config.json") == cached
+        assert REPOSITORY.to_download(["config.json"]) == 0
+        other = Repository("owner/other")
+        for ask in (other.snapshot, other.check, other.to_download):
+            with pytest.raises(CannotReach, match=f"{place} has not answered in 0.2 seconds"):
+                ask(["x"])
+        with pytest.raises(CannotReach, match="has not answered"):
+            other.files("*")
+        silent.settimeout(0)
+        silent.accept()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 def test_what_cannot_be_downloaded_is_one_sentence_and_a_command_for_each_repository() -> None:

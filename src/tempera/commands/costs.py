@@ -168,7 +168,7 @@ def read_with_files(parts: Parts, make: Callable[[Parts], object], read: Callabl
         make(sized)
     for network in files:
         try:
-            network.check(cached=any(isinstance(problem, CannotReach) for problem in problems))
+            network.check()
         except TemperaError as problem:
             problems.append(problem)
     if problems:

@@ -14,6 +14,7 @@ from tempera.metrics.evaluators import Evaluator, Networks, Pictures
 from tempera.metrics.reference import Reference
 from tempera.metrics.weights import WeightsFile, identity
 from tempera.runtime.distributed import started_as_main
+from tempera.runtime.hub import together
 
 USUAL = ("fid", "kid", "precision", "recall", "inception_score", "clip")
 """What is measured by default, as far as its files are available."""
@@ -134,7 +135,7 @@ class StandardEvaluator(Evaluator):
             TemperaError: a named metric is unknown or cannot be measured.
         """
         chosen: dict[str, list[str]] = {}
-        left_out: list[str] = []
+        left_out: list[TemperaError] = []
         for name in USUAL if self.names is None else self.names:
             network, metrics = self._find(name)
             problem = self._problem(network, metrics)
@@ -143,10 +144,9 @@ class StandardEvaluator(Evaluator):
             elif self.names is not None:
                 raise problem
             else:
-                left_out.append(str(problem))
-        if started_as_main():
-            for sentence in dict.fromkeys(left_out):
-                print(f"left out: {sentence}")
+                left_out.append(problem)
+        if left_out and started_as_main():
+            print(f"left out: {together(left_out)}")
         return chosen
 
     def _problem(self, network: str, metrics: Sequence[str]) -> TemperaError | None:

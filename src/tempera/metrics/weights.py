@@ -12,11 +12,10 @@ from pathlib import Path
 
 import httpx
 import torch
-from huggingface_hub import constants
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import is_unwritable, reason, unwritable
-from tempera.runtime.hub import Repository
+from tempera.runtime.hub import Repository, unreachable
 from tempera.runtime.tensor_files import check_values, read_tensors
 from tempera.runtime.waiting import waiting
 
@@ -88,8 +87,8 @@ class WeightsFile:
     def _ask_url(self, digest: str, download: bool) -> int:
         kept = Path(torch.hub.get_dir(), "checkpoints", self.place.rpartition("/")[2])
         try:
-            if constants.HF_HUB_OFFLINE:  # its user wants no requests of any kind
-                raise httpx.ConnectError("HF_HUB_OFFLINE=1")
+            if (why := unreachable(self.place)) is not None:
+                raise httpx.ConnectError(why)
             if download:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 with waiting(f"{self.place} to be downloaded"), _silent_at_most(SECONDS):

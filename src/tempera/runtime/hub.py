@@ -1,21 +1,67 @@
 """Files on Hugging Face's hub: downloaded once into its cache and then read without a network.
-Every failure is reported in one sentence.
+Every failure is reported in one sentence. Before its library asks a hub that does not answer, which
+it does for a minute and for each file, one short request tells.
 """
 
+import math
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, Literal
 
 import huggingface_hub
+from huggingface_hub import constants, errors
 from huggingface_hub.utils.tqdm import tqdm
 
 from tempera.errors import TemperaError
 from tempera.runtime.files import is_unwritable, reason, unwritable
 from tempera.runtime.waiting import waiting
+
+PATIENCE = 10.0
+"""Seconds in which a server must answer anything at all."""
+REMEMBERED = 60.0
+"""Seconds for which an answer, or that there was none, holds."""
+_ASKED: dict[str, tuple[float, str | None]] = {}
+"""By address: when it was asked, and why it cannot be reached."""
+
+
+def unreachable(address: str | None = None) -> str | None:
+    """Why an address, by default the hub's, cannot be reached; None if it can. It is asked once."""
+    if huggingface_hub.is_offline_mode():  # its user wants no requests of any kind
+        return "HF_HUB_OFFLINE is set"
+    address = address or constants.ENDPOINT
+    asked, why = _ASKED.get(address, (-math.inf, None))
+    if time.monotonic() - asked >= REMEMBERED:
+        with waiting(f"{address} to answer"):
+            why = _asked(address)
+        _ASKED[address] = time.monotonic(), why
+    return why
+
+
+def _asked(address: str) -> str | None:
+    """Why there is no answer, after at most `PATIENCE`: a name is looked up, and each of its
+    addresses tried, without regard to a client's limits.
+    """
+    answers: SimpleQueue[str | None] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            huggingface_hub.get_session().head(address, timeout=PATIENCE)
+            answers.put(None)  # any answer will do
+        except Exception as problem:  # the hub's HTTP library has exceptions of its own
+            answers.put(reason(problem))
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        return answers.get(timeout=PATIENCE)
+    except Empty:
+        return f"{address} has not answered in {PATIENCE:g} seconds"
 
 
 class CannotReach(TemperaError):
@@ -113,17 +159,22 @@ class Repository:
 
     def files(self, pattern: str) -> list[str]:
         """Names of the files that match a pattern, in order; needs a network."""
+        self._need_network([pattern])
         with self._in_one_sentence([pattern]):
             names = huggingface_hub.HfApi().list_repo_files(self.id, **self._options)
         return sorted(name for name in names if fnmatch(name, pattern))
 
     def file(self, name: str) -> Path:
         """One file, downloaded unless the cache has it."""
+        options = self._options | _local()
         with self._in_one_sentence([name]):
-            return Path(huggingface_hub.hf_hub_download(self.id, name, **self._options))
+            return Path(huggingface_hub.hf_hub_download(self.id, name, **options))
 
     def size(self, name: str) -> int:
         """Bytes of a file that is cached or that the hub offers; downloads nothing."""
+        if (cached := self.cached(name)) is not None:
+            return cached.stat().st_size
+        self._need_network([name])
         with self._in_one_sentence([name]):
             found = huggingface_hub.hf_hub_download(self.id, name, **self._options, dry_run=True)
         return found.file_size or 0
@@ -139,31 +190,34 @@ class Repository:
         """
         return Path(self._snapshot(patterns))
 
-    def check(self, patterns: Sequence[str], cached: bool) -> None:
-        """Raise TemperaError unless the cache has these files, or the hub would give them; with
-        `cached` the hub is not asked.
-        """
+    def check(self, patterns: Sequence[str]) -> None:
+        """Raise TemperaError unless the cache has these files, or the hub would give them."""
         try:
             self._snapshot(patterns, local_files_only=True)
         except CannotReach:
-            if cached or huggingface_hub.is_offline_mode():
+            if unreachable():
                 raise
             self.to_download(patterns)
 
     def to_download(self, patterns: Sequence[str]) -> int:
         """Bytes of these files that the cache lacks; downloads nothing."""
+        if unreachable():
+            self._snapshot(patterns)
+            return 0
         files = self._snapshot(patterns, dry_run=True)
         return sum(file.file_size or 0 for file in files if file.will_download)
 
     def _snapshot(self, patterns: Sequence[str], **options: Any) -> Any:
+        options = self._options | _local() | options
         with self._in_one_sentence(patterns):
             return huggingface_hub.snapshot_download(
-                self.id,
-                allow_patterns=list(patterns),
-                tqdm_class=_Bars,
-                **self._options,
-                **options,
+                self.id, allow_patterns=list(patterns), tqdm_class=_Bars, **options
             )
+
+    def _need_network(self, patterns: Sequence[str]) -> None:
+        """Raise CannotReach without one."""
+        if (why := unreachable()) is not None:
+            raise CannotReach(self, patterns, why)
 
     def check_upload(self) -> None:
         """Raise TemperaError unless somebody is logged in who can upload."""
@@ -192,8 +246,6 @@ class Repository:
 
     @contextmanager
     def _in_one_sentence(self, patterns: Sequence[str]) -> Iterator[None]:
-        from huggingface_hub import constants, errors
-
         try:
             with waiting(f"{self.id} of the hub, or a process that downloads it"):
                 yield
@@ -217,6 +269,9 @@ class Repository:
                     raise TemperaError(
                         f"the {self.kind} {self.id} of the hub {sentence}."
                     ) from None
-            offline = huggingface_hub.is_offline_mode()
-            why = "HF_HUB_OFFLINE is set" if offline else reason(problem)
-            raise CannotReach(self, patterns, why) from None
+            raise CannotReach(self, patterns, unreachable() or reason(problem)) from None
+
+
+def _local() -> dict[str, bool]:
+    """What keeps the hub's library to its cache, while the hub cannot be reached."""
+    return {"local_files_only": unreachable() is not None}

@@ -199,12 +199,12 @@ class PretrainedFiles:
         folder, _, name = self.files[0].rpartition("/")
         return f"{folder}/config.json" if name == "model.safetensors" and folder else "config.json"
 
-    def check(self, cached: bool) -> None:
+    def check(self) -> None:
         """Raise TemperaError unless they are here or can be downloaded; see `Repository.check`."""
         if self._repository is None:
             self.find()
         else:
-            self._repository.check(self._patterns(), cached)
+            self._repository.check(self._patterns())
 
     def to_download(self) -> int:
         """Bytes that the hub's cache lacks; needs the network unless there are none.
