@@ -6,8 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from paths import ROOT
 
+from tempera.commands import environment
 from tempera.runtime import installation
 
 
@@ -33,8 +35,25 @@ def test_messages_call_commands_as_the_user_did(
 def test_every_command_has_its_script_and_its_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     commands = {f"tempera-{name}" for name in installation.SCRIPTS}
-    assert set(project["scripts"]) == commands
+    assert set(project["scripts"]) == commands | {"tempera-env"}  # which needs no checkout
     assert all((ROOT / script).is_file() for script in installation.SCRIPTS.values())
+
+
+def test_the_environment_is_told_for_bug_reports_also_a_broken_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://a.org")
+    environment.main()
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told["tempera"].startswith(installation.installed_version())
+    assert told["HF_ENDPOINT"] == "http://a.org" and told["torch"] in torch.__version__
+    assert f", PyTorch {torch.__version__}" in told["device"]
+    assert "GB free" in told["hub's cache"] and "GB free" in told["tempera's cache"]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "tempera.evaluation.latency")
+    environment.main()
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told["device"].startswith("unknown (ModuleNotFoundError: import of torch halted")
 
 
 def test_the_commit_says_whether_files_differ_from_it(
