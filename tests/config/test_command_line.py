@@ -46,7 +46,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def write_own(directory: Path) -> None:
     """A method of one's own, with a rule that adds the option `boost`."""
     files = {
-        "method/mine": "defaults: [/drafter: eagle, /tree: chain, /rule: mine]\n",
+        "method/mine": "# Accepts more, for $1 (Mine et al. 2026).\n# See below.\n"
+        "defaults: [/drafter: eagle, /tree: chain, /rule: mine]\n",
         "rule/mine": "boost: 1.0  # of mine\nrule: {_target_: tempera.rules.standard.Exact}\n",
     }
     for name, text in files.items():
@@ -114,9 +115,11 @@ def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -
     for option in ("delta: 2", "guidance: 2.0", "limit: 64", "nu: 0.7"):
         assert f"\n{option}\n" in out, out
     assert "\nwindow: " not in out and "\nwindow: 32\n" in run("eval/run.py method=sjd --help")[1]
+    assert "\nar              Plain autoregression: no draft, one token per round.\n" in out
     write_own(tmp_path / "own")
     status, out, _ = run("eval/run.py -cd own method=mine --help")
     assert status == 0 and "\nboost: 1.0\n" in out and "mine, optimal_rsd" in out
+    assert "\nmine            Accepts more, for $1 (Mine et al. 2026).\n" in out
 
 
 @pytest.mark.parametrize("flag", ["--config-path", "-cp"])

@@ -2,6 +2,7 @@
 (`--config-path`, `--config-dir`, `hydra.searchpath=`), and what a script can choose there.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -215,6 +216,26 @@ def _family_options(name: str) -> Mapping[str, Any]:
     return {}
 
 
+def summaries(group: str) -> str:
+    """`${summaries:GROUP}`, in a script's help: the choices of a group, each with the first
+    sentence of the comment that its file begins with.
+    """
+    directories = DIRECTORIES.get()
+    places = [*directories.further, directories.main]
+    files = {file.stem: file for place in places for file in (place / group).glob("*.yaml")}
+    lines = []
+    for name, file in sorted(files.items()):
+        words = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                break
+            if not line.startswith("# @package"):
+                words.append(line.removeprefix("#").strip())
+        comment = re.match(r".*?\.(?= [A-Z]|$)|.*", " ".join(words))
+        lines.append(f"{name:<15} {comment[0] if comment else ''}".rstrip())
+    return "\n".join(lines).replace("$", "$$")  # Hydra's help is a template
+
+
 def option_names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
     """The dotted names of all values and nodes."""
     for key, value in options.items():
@@ -224,4 +245,5 @@ def option_names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
                 yield from option_names(value, f"{prefix}{key}.")
 
 
-OmegaConf.register_new_resolver("of_family", of_family, replace=True)
+for _resolver in (of_family, summaries):
+    OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
