@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs/decode.md"
 
 
 def test_the_experiment_runs_and_keeps_the_law() -> None:
-    code, by_rounds = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    code, by_rounds, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     many = code.replace("range(100)", "range(20_000)")
     assert many != code
     names: dict[str, Any] = {}

@@ -85,8 +85,8 @@ def test_every_family_is_weighed_without_its_files(
 def test_what_fits_one_card_is_what_dry_runs_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tokens and the memory of docs/real/one_card.md."""
-    page = (ROOT / "docs/real/one_card.md").read_text(encoding="utf-8")
+    """The tokens and the memory of docs/published_models.md."""
+    page = (ROOT / "docs/published_models.md").read_text(encoding="utf-8")
     rows = re.findall(r"(?m)^\| `(\w+)` \| \S+ \| ([\d,]+) \| ([\d.]+) GB", page)
     assert {"janus_pro_7b", "lumina", "simplear_05b", "glm_image"} < {name for name, *_ in rows}
     with Hub(tmp_path / "cache") as hub:
