@@ -43,7 +43,7 @@ def points() -> Points:
     return {
         length: {
             row: [
-                study["overview"][f"{row} at {length}"]["TV bound"],
+                study["overview"][f"{row} at {length}"]["summed TV bound"],
                 study["overview"][f"{row} at {length}"]["KL bound per token"],
                 study["losses"][f"{row} at {length}"]["shape accuracy ↑"][:3],
             ]
@@ -62,7 +62,9 @@ def divergences(axes: Axes, shown: Points) -> None:
     axes.axhline(INFINITE, color="#737b86", linestyle=":", linewidth=1)
     ticks = [0.02, 0.04, 0.06, 0.08]
     axes.set_yticks([*ticks, INFINITE], [*map(str, ticks), "infinite"])
-    axes.set(xlabel="TV bound of an image", ylabel="KL bound per token, nats", ylim=(0.015, 0.11))
+    axes.set(
+        xlabel="summed TV bound of an image", ylabel="KL bound per token, nats", ylim=(0.015, 0.11)
+    )
 
 
 def losses(axes: Axes, shown: Points) -> None:

@@ -69,7 +69,11 @@ def page(browser: Any, report: Path, request: pytest.FixtureRequest) -> Iterator
         if not asked.url.startswith(("file:", "data:")):
             problems.append(asked.url)
 
-    opened.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    def told(said: Any) -> None:
+        if said.type == "error" or "WARN" in said.text:  # Vega's, too
+            problems.append(said.text)
+
+    opened.on("console", told)
     opened.on("pageerror", lambda problem: problems.append(str(problem)))
     opened.on("request", requested)
     opened.goto(report.as_uri())
@@ -97,6 +101,33 @@ def test_the_axes_are_chosen(page: Any) -> None:
     page.wait_for_selector("#chart text:text-is('CLIP score ↑')")
     titles = page.locator("#chart .role-axis-title text").all_text_contents()
     assert titles == ["speed-up", "CLIP score ↑"]
+    page.locator("#axis-y").select_option("kl_per_token")
+    page.wait_for_selector("#chart text:text-is('KL bound per token ↓')")
+
+
+def test_a_chart_without_points_says_so(browser: Any, tmp_path: Path) -> None:
+    made_up_runs(tmp_path, RUNS[:1], prompts=1)
+    made_up_runs(tmp_path / "again", RUNS[:1], prompts=1)
+    runs, _ = collect(find_runs([tmp_path])[0])
+    write_report(runs, tmp_path)
+    said: list[str] = []
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.on("console", lambda one: said.append(one.text))
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-ready]")
+    assert page.locator("#chart").inner_text().startswith("No run beside plain autoregression")
+    page.close()
+    assert said == []
+
+
+def test_a_wide_table_says_that_it_scrolls(page: Any) -> None:
+    tables = page.locator(".wide")
+    wide = tables.evaluate_all("all => all.map(one => one.scrollWidth > one.clientWidth)")
+    assert tables.evaluate_all("all => all.map(one => one.matches('.scrolls'))") == wide
+    page.set_viewport_size({"width": 320, "height": 700})
+    page.wait_for_selector(".wide.scrolls")
+    assert page.locator(".wide").first.evaluate("one => getComputedStyle(one, '::before').content")
 
 
 def test_the_keyboard_reaches_tokens(page: Any) -> None:

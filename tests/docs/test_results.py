@@ -137,10 +137,10 @@ def test_finished_runs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (report / "tables.csv").write_text(
         "table,row,column,value,low,high,n,significant,text\n"
         f"{title},coolsd at 3.8,option,,,,,,delta\n"
-        f"{title},coolsd at 3.8,TV bound,13.4,,,,,\n"
+        f"{title},coolsd at 3.8,summed TV bound,13.4,,,,,\n"
         f"{title},coolsd at 3.8,FID ↓,1.5,1,2,60,True,\n"
     )
     collect.study()
     line = collect.read()["study"]["overview"]["coolsd at 3.8"]
     assert collect.read()["runs"]["study"] == [collect.COMMANDS["study"], *about]
-    assert line == {"option": "delta", "TV bound": [13.4], "FID ↓": [1.5, 1.0, 2.0, True]}
+    assert line == {"option": "delta", "summed TV bound": [13.4], "FID ↓": [1.5, 1.0, 2.0, True]}

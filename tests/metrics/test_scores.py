@@ -11,7 +11,7 @@ from tempera.metrics import table
 from tempera.metrics.scores import intervals, read_scores
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import collect
-from tempera.reporting.report import results_section
+from tempera.reporting.report import all_metrics
 
 IDS = ["a", "b"]
 GOOD = "id,name,value\na,pick,1\nb,pick,3\na,other,\nb,other,-2.5\n"
@@ -78,4 +78,4 @@ def test_the_scores_of_two_runs_are_shown_and_paired(
     compare(rows)
     (paired,) = [row.differences["pick"] for row in rows if row.differences]
     assert [paired[end] for end in ("value", "low", "high")] == pytest.approx([5, 5, 5])
-    assert "pick" in results_section(rows).numbers
+    assert "pick" in all_metrics(rows).numbers

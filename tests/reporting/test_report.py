@@ -28,10 +28,11 @@ from tempera.reporting.console import headline, main_metrics, print_run
 from tempera.reporting.finished_run import Run, labels, results
 from tempera.reporting.report import (
     report_markdown,
-    results_section,
     sections_of,
+    verdict_section,
     write_report,
 )
+from tempera.reporting.verdict import verdict
 from tempera.runtime.files import sha256_file
 from tempera.runtime.tracking import WandbTracker
 
@@ -73,16 +74,17 @@ def test_a_report_of_many_runs(made: Path) -> None:
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
     known = pd.read_csv(out / "results.csv")
     value, low, high = known.loc[3, ["clip_score", "clip_score_low", "clip_score_high"]]
-    (line,) = (line for line in lines if "coolsd δ=2" in line and "3" in line)
+    line = next(line for line in lines if "coolsd δ=2" in line)
     assert f"{value:.4f}" in line  # three values have no interval
     assert low < value < high and f"{known.loc[3, 'fid']:.2f}" not in line
     assert list(known["name"]) == ["ar", "eagle", "coolsd δ=1.1", "coolsd δ=2"]
-    assert "In all runs: model shapes, seed 0, machine cpu. Values have 95% intervals" in text
+    assert "> In all runs: model shapes, images 3, seed 0, machine cpu." in text
+    assert text.index("\n## ") == text.index("\n## Verdict\n") < text.index("## All metrics")
     assert "## Difference from plain autoregression" in text
     assert "Left out because unfinished" in text
     assert "](../3_coolsd/report.html)" in text
-    two_seeds = results_section([finished("ar"), finished("eagle", seed=1)])
-    assert two_seeds.text.startswith("In all runs: model shapes, machine cpu. ")
+    two_seeds = verdict_section([finished("ar"), finished("eagle", seed=1, images=2)])
+    assert two_seeds.notes[0] == "In all runs: model shapes, machine cpu."
 
 
 def test_a_difference_in_probability_is_per_token(made: Path) -> None:
@@ -135,6 +137,55 @@ def test_differences_are_paired_with_the_plain_run_of_the_same_draws() -> None:
     assert runs[1].differences["fid"]["value"] == 2
     assert tables.texts(sections_of(runs)[1])["CLIP score"][0] == "-0.5000 (-0.5000 … -0.5000)"
     assert [*runs[2].differences] == ["clip_score"]
+
+
+def test_fid_of_few_images_is_absent_from_results_and_differences() -> None:
+    """And differences have the digits of the results."""
+    noise = np.arange(5.0)
+    for images, headings in ((5, ["CLIP score"]), (300, ["FID", "CLIP score"])):
+        runs = [
+            finished("ar", {"clip_score": noise, "fid": noise}, images=images),
+            finished("eagle", {"clip_score": noise + 1, "fid": noise + 2}, images=images),
+        ]
+        compare(runs)
+        results, differences, *_ = map(tables.texts, sections_of(runs))
+        assert [*differences.columns[1:]] == headings
+        assert [name.rstrip(" ↑↓") for name in results.columns[1:]] == headings
+        digits = [len(row.split(" ")[0].split(".")[1]) for row in differences.iloc[0, 1:]]
+        assert digits == ([4] if images == 5 else [2, 4])
+
+
+def run_at(speed: float, bound: float, **quality: Any) -> Run:
+    metrics = {"speedup": {"value": speed}, "kl_per_token": {"value": bound}}
+    return finished("coolsd", quality, metrics, delta=speed, images=9)
+
+
+def test_the_verdict_says_how_fast_each_run_is_and_what_that_costs() -> None:
+    noise = np.arange(9.0) / 10
+    plain = finished("ar", {"broken": noise})
+    runs = [
+        plain,
+        run_at(0.82, 0.0, broken=noise),
+        run_at(1.81, 0.0647, broken=noise + 0.25),
+        finished("eagle", {"accepted_length": [3.0]}),
+        run_at(2.5, np.inf),
+    ]
+    compare(runs)
+    assert verdict(runs) == (
+        "eagle: 3.00 tokens per round, not timed; coolsd δ=2.5: 2.5 times as fast, KL infinite; "
+        "coolsd δ=1.81: 1.8 times as fast, KL 0.065, broken pictures +0.250; "
+        "coolsd δ=0.82: slower, 0.8 times as fast, no loss seen in 9 pictures."
+    )
+    assert verdict([plain]) == ""
+
+
+def test_the_verdict_on_many_runs_names_those_that_no_other_beats() -> None:
+    speeds = ((1.0, 0.0), (1.5, 0.1), (1.5, 0.05), (1.4, 0.06), (2.0, 0.2))
+    runs = [run_at(*one) for one in speeds]
+    assert verdict(runs) == (
+        "coolsd δ=2: 2.0 times as fast, KL 0.2; coolsd δ=1.5: 1.5 times as fast, KL 0.05; "
+        "coolsd δ=1: 1.0 times as fast; 2 others are slower and no nearer to the target."
+    )
 
 
 def test_accepted_lengths_are_compared_as_tokens_per_round_with_their_t_statistic() -> None:
@@ -235,7 +286,9 @@ def test_the_console_begins_with_gain_and_cost_and_tells_of_other_work(
 
 def test_the_console_shows_ten_metrics_and_fid_of_many_images() -> None:
     for images in (255, 256):
-        shown = [one.key for one in main_metrics(table.METRICS, finished("ar", images=images))]
+        known = {metric.key: {"value": 1.0} for metric in table.METRICS}
+        run = finished("ar", metrics=known, images=images)
+        shown = [one.key for one in main_metrics(table.METRICS, [run], 10)]
         assert len(shown) == 10 and {"accepted_length", "speedup", "clip_score"} <= {*shown}
         assert ("fid" in shown) == (images == 256)
 
@@ -413,5 +466,5 @@ def test_an_infinite_bound_is_read_from_its_prompts(tmp_path: Path) -> None:
     for value in (None, np.inf):
         content["metrics"]["kl_per_token"] |= {"value": value, "low": value, "high": value}
         path.write_text(json.dumps(content))
-        shown = tables.texts(results_section(read(tmp_path)))
+        shown = tables.texts(verdict_section(read(tmp_path)))
         assert shown["KL bound per token ↓"][0] == "infinite"

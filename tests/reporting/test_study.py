@@ -69,7 +69,7 @@ def test_tables_of_one_seed() -> None:
     assert differences.title == "Study: difference from uniform_rsd at equal length"
     assert [*lines(differences)] == ["coolsd at 3.5", "lantern at 3.5"]
     cells = lines(differences)["coolsd at 3.5"]
-    assert cells["TV bound ↓"] == "+0.10* (+0.10 … +0.10)"
+    assert cells["summed TV bound ↓"] == "+0.10* (+0.10 … +0.10)"
     assert cells["accepted length"] == "+0.00 (+0.00 … +0.00)"
 
     assert len(correlations.numbers) == 3  # all three divergences grow with the loss
@@ -128,7 +128,7 @@ def test_fid_is_paired_by_its_pseudovalues_over_equal_sets() -> None:
     assert "1 − 0.05 / 8" in losses.text and "FID ↓" in differences.numbers
     cells = {name: cells["FID ↓"] for name, cells in lines(losses).items()}
     assert cells["lantern at 3.5"].startswith("+0.60* (") and "*" not in cells["eagle"]
-    assert lines(correlations)["TV bound, all lengths"]["loss of FID"].startswith("+1.00 (")
+    assert lines(correlations)["summed TV bound, all lengths"]["loss of FID"].startswith("+1.00 (")
     found[4].values = found[4].values.drop("p0")
     _, losses, _, correlations = study.tables(found)
     assert lines(losses)["lantern at 3.5"]["FID ↓"] == "–"
@@ -144,7 +144,7 @@ def test_no_study_without_two_relaxations_of_one_length() -> None:
 def test_the_numbers_of_all_tables_are_in_one_frame() -> None:
     found = long(study.tables(runs())).set_index(["table", "row", "column"])
     title = "Study: difference from uniform_rsd at equal length"
-    cell = found.loc[title, "coolsd at 3.5", "TV bound ↓"]
+    cell = found.loc[title, "coolsd at 3.5", "summed TV bound ↓"]
     assert cell["significant"] and cell["value"] == pytest.approx(0.1)
     assert [cell["low"], cell["high"], cell["n"]] == pytest.approx([0.1, 0.1, PROMPTS])
     overview = "Study: relaxations at equal accepted length"

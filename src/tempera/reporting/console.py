@@ -9,10 +9,8 @@ from rich.console import Console
 
 from tempera.metrics import table
 from tempera.reporting.finished_run import Run
-from tempera.reporting.tables import Output, cell, show
+from tempera.reporting.tables import Output, cell, known, show
 
-FOR_FID = 256
-"""Images below which the console shows no FID: it would be mostly bias."""
 ROWS = 10
 """Metrics that the console shows by default."""
 
@@ -24,7 +22,7 @@ def print_run(run: Run, verbose: bool = False, console: Console | None = None) -
     console = console or Output()
     metrics = [metric for metric in table.METRICS if metric.key in run.metrics]
     lines = []
-    for metric in metrics if verbose else main_metrics(metrics, run):
+    for metric in metrics if verbose else main_metrics(metrics, [run], ROWS):
         interval = run.metrics[metric.key]
         text = cell(interval, metric.format)
         lines.append([metric.heading, text, str(interval.get("n")), metric.unit])
@@ -56,15 +54,18 @@ def headline(run: Run) -> list[str]:
     return lines
 
 
-def main_metrics(metrics: Sequence[table.Metric], run: Run) -> list[table.Metric]:
-    """The metrics that matter most: those on the axes of the Pareto plots, then other ones of
-    quality. They keep their order.
+def main_metrics(
+    metrics: Sequence[table.Metric], runs: Sequence[Run], most: int
+) -> list[table.Metric]:
+    """The metrics of some run that matter most: those on the axes of the Pareto plots, then other
+    ones of quality. They keep their order.
     """
-    candidates = []
-    for metric in metrics:
-        if metric.in_report and (metric.key != "fid" or run.images >= FOR_FID):
-            candidates.append(metric)
-    first = sorted(candidates, key=_rank)[:ROWS]
+    candidates = [
+        metric
+        for metric in metrics
+        if metric.in_report and any(known(run.shown(metric).get("value")) for run in runs)
+    ]
+    first = sorted(candidates, key=_rank)[:most]
     return [metric for metric in candidates if metric in first]
 
 
@@ -76,8 +77,9 @@ def _rank(metric: table.Metric) -> tuple[int, bool]:
 def _notes(run: Run, verbose: bool) -> list[str]:
     """What stands below the table: metrics that are missing, and where the time of a round goes."""
     notes = []
-    if "fid" in run.metrics and run.images < FOR_FID:
-        notes.append(f"FID needs {FOR_FID} images.")
+    for metric in table.METRICS:
+        if metric.key in run.metrics and run.images < metric.fewest:
+            notes.append(f"{metric.title} needs {metric.fewest} images.")
     if run.time:
         shares = [f"{part} {time['share']:.0%}" for part, time in run.time["parts"].items()]
         notes.append(f"Time of a round: {', '.join(shares)}.")

@@ -68,24 +68,14 @@ def _command() -> str:
 
 
 def _draw(path: Path, runs: Sequence[Run]) -> None:
-    from matplotlib.figure import Figure  # takes a second to import
-
-    from tempera.reporting import figures
+    from tempera.reporting import figures  # matplotlib takes a second to import
 
     prompts = dict(list(runs[0].texts.items())[:PICTURES])
-    figure = Figure(
-        figsize=(1.5 * len(prompts) + 1.8, 1.5 * len(runs) + 0.6), layout="constrained", dpi=120
-    )
-    panels = figure.subplots(len(runs), len(prompts), squeeze=False)
-    for panel, text in zip(panels[0], prompts.values(), strict=True):
-        panel.set_title(textwrap.fill(text, 22, max_lines=3, placeholder="…"), size=7)
-    for row, run, label in zip(panels, runs, labels(runs), strict=True):
-        for panel, name in zip(row, prompts, strict=True):
-            picture = read_picture(picture_path(Path(run.directory), name), run.made_by)
-            panel.imshow(picture.transpose(1, 2, 0))
-            panel.set(xticks=[], yticks=[])
-            panel.spines[:].set_visible(False)
+    rows = {}
+    for run, label in zip(runs, labels(runs), strict=True):
         length = run.value("accepted_length")
         tokens = "" if math.isnan(length) else f"\n{length:.2f} tokens per round"
-        row[0].set_ylabel(textwrap.fill(label, 20) + tokens, size=7, rotation=0, ha="right")
-    figures.save(path, figure)
+        rows[textwrap.fill(label, 20) + tokens] = [
+            read_picture(picture_path(Path(run.directory), name), run.made_by) for name in prompts
+        ]
+    figures.comparison(path, list(prompts.values()), rows)

@@ -7,17 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cycler import cycler
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from tempera.reporting.pareto import COLOURS
 from tempera.runtime.files import replacing
 
 COLUMNS = 6
+PAPER = "#fbfbfa"
+INK = "#1c1c20"
+SOFT = "#5d5d66"
+BROKEN = "#d00000"
+"""Colours of report.html in the light, opaque: they read wherever a picture is shown."""
+STYLE: dict[Any, Any] = {
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "text.color": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "font.size": 9,
+    "image.cmap": "cividis",
+}
+"""Of all figures here."""
 
 
+@rc_context(STYLE)
 def grid(
     path: Path,
     title: str,
@@ -39,12 +66,34 @@ def grid(
         if marked:
             panel.set_axis_on()
             panel.set(xticks=[], yticks=[])
-            panel.spines[:].set(color="red", linewidth=2)
+            panel.spines[:].set(visible=True, color=BROKEN, linewidth=3)
             caption = f"broken: {caption}"
-        panel.set_title(textwrap.fill(caption, 26, max_lines=3, placeholder="…"), size=7)
+        caption = textwrap.fill(caption, 26, max_lines=3, placeholder="…")
+        panel.set_title(caption, size=8, color=SOFT)
     save(path, figure)
 
 
+@rc_context(STYLE)
+def comparison(
+    path: Path, captions: Sequence[str], rows: Mapping[str, Sequence[NDArray[np.uint8]]]
+) -> None:
+    """Write pictures (uint8 [3, H, W]) in named rows, each column below its caption."""
+    size = (1.5 * len(captions) + 1.8, 1.5 * len(rows) + 0.6)
+    figure = Figure(figsize=size, layout="constrained", dpi=120)
+    panels = figure.subplots(len(rows), len(captions), squeeze=False)
+    for panel, caption in zip(panels[0], captions, strict=True):
+        caption = textwrap.fill(caption, 22, max_lines=3, placeholder="…")
+        panel.set_title(caption, size=8, color=SOFT)
+    for row, (name, pictures) in zip(panels, rows.items(), strict=True):
+        for panel, picture in zip(row, pictures, strict=True):
+            panel.imshow(picture.transpose(1, 2, 0))
+            panel.set(xticks=[], yticks=[])
+            panel.spines[:].set_visible(False)
+        row[0].set_ylabel(name, size=8, color=INK, rotation=0, ha="right")
+    save(path, figure)
+
+
+@rc_context(STYLE)
 def acceptance(path: Path, title: str, result: Mapping[str, Any]) -> None:
     """Write where in the image tokens were accepted drafts, and if anything was drafted: how often
     by depth, how long rounds are, and which of them save passes of the target (a round of n tokens
@@ -88,7 +137,7 @@ def _figure(width: float, height: float, title: str) -> Figure:
     """A titled figure of this size in inches, independent of pyplot's global state."""
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle("\n".join(textwrap.wrap(title, int(11 * width))), x=0.01, ha="left", size=10)
+    figure.suptitle("\n".join(textwrap.wrap(title, int(10 * width))), x=0.01, ha="left", size=11)
     return figure
 
 

@@ -9,6 +9,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from tempera.metrics import table
 from tempera.metrics.comparisons import Weighted
+from tempera.metrics.table import Metric
 from tempera.reporting.run_names import run_name
 
 Values = dict[str, Any]
@@ -114,6 +115,14 @@ class Run(BaseModel):
         """A metric; NaN if it is unknown."""
         value = self.metrics.get(metric, {}).get("value")
         return float("nan") if value is None else float(value)
+
+    def shown(self, metric: Metric) -> Numbers:
+        """What reports show of a metric: nothing if it needs more images."""
+        return self.metrics.get(metric.key, {}) if self.images >= metric.fewest else {}
+
+    def difference(self, metric: Metric) -> Values:
+        """What reports show of a difference from the baseline: nothing if it needs more images."""
+        return self.differences.get(metric.key, {}) if self.images >= metric.fewest else {}
 
     def weighted(self, metric: str, prompts: Sequence[str], sign: float = 1.0) -> Weighted:
         """A metric by prompt, times a sign; prompts without it have no weight."""

@@ -23,7 +23,6 @@ from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
 from tempera.reporting import pareto
 from tempera.reporting.baseline import same_draws
-from tempera.reporting.console import FOR_FID
 from tempera.reporting.finished_run import Run, labels, round_seconds
 from tempera.reporting.tables import Section, html_of
 from tempera.runtime.files import write_text
@@ -51,7 +50,7 @@ def write(
     """Write the page.
 
     Args:
-        sections: below pictures and chart.
+        sections: the first stands above chart and pictures, the others below them.
         cautions: what a reader must know before comparing.
     """
     here = Path(__file__)
@@ -66,16 +65,18 @@ def write(
         "title": html.escape(f"tempera: {_title(runs)}"),
         "style": here.with_suffix(".css").read_text(encoding="utf-8"),
         "cautions": f'<ul id="cautions">{"".join(lines)}</ul>' if lines else "",
-        "tables": "\n".join(
-            f"<section><h2>{html.escape(section.title)}</h2>{html_of(section)}</section>"
-            for section in sections
-        ),
+        "verdict": "".join(map(_section, sections[:1])),
+        "tables": "\n".join(map(_section, sections[1:])),
         "vega": script,
         "script": here.with_name("replay.js").read_text(encoding="utf-8"),
         "data": _embedded(data),
     }
     template = here.with_suffix(".html").read_text(encoding="utf-8")
     write_text(path, re.sub(r"{{(\w+)}}", lambda place: parts[place[1]], template))
+
+
+def _section(section: Section) -> str:
+    return f"<section><h2>{html.escape(section.title)}</h2>{html_of(section)}</section>"
 
 
 def _embedded(value: object) -> str:
@@ -147,16 +148,13 @@ def _prompts(
 
 
 def _metrics(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Keys and headings of the metrics that some run has; of few images no FID, which would be
-    mostly bias.
-    """
+    """Keys and headings of the metrics that some run has, and no run has too few images for."""
     measured = {key for run in runs for key in run.metrics if np.isfinite(run.value(key))}
-    if min(run.images for run in runs) < FOR_FID:
-        measured.discard("fid")
+    images = min(run.images for run in runs)
     return [
         {"key": metric.key, "heading": metric.heading}
         for metric in table.report_order()
-        if metric.key in measured
+        if metric.key in measured and images >= metric.fewest
     ]
 
 

@@ -10,7 +10,6 @@ import pandas as pd
 
 from tempera.metrics import table
 from tempera.metrics.table import Metric
-from tempera.reporting.console import FOR_FID
 from tempera.reporting.finished_run import Run, results
 from tempera.runtime.files import replacing
 
@@ -124,15 +123,14 @@ def _varied(run: Run, options: Sequence[str], numbers: Numbers) -> str:
 
 
 def _panels(frame: pd.DataFrame, gain: Metric) -> list[Any]:
-    """One gain against all qualities that some run beside plain autoregression has with it; FID
-    only if no run has so few images that it is mostly bias.
+    """One gain against all qualities that some run beside plain autoregression has with it, and no
+    run has too few images for.
     """
     names = list(frame.loc[~frame["plain"].astype(bool), "curve"].unique())
     panels = []
     for quality in axes("quality"):
         data = points(frame, gain, quality)
-        biased = quality.key == "fid" and frame["images"].min() < FOR_FID
-        if not (biased or data["plain"].all()):
+        if frame["images"].min() >= quality.fewest and not data["plain"].all():
             panels.append(chart(data, gain.heading, quality.heading, names))
     return panels
 
@@ -175,16 +173,22 @@ def chart(
     horizontal = {end: alt.X(f"x{end}:Q", title=x, scale=alt.Scale(zero=False)) for end in ENDS}
     source = alt.Chart(alt.NamedData(data) if isinstance(data, str) else data)
     plain = source.transform_filter("datum.plain").mark_rule(strokeDash=[5, 4])
-    curves = source.transform_filter("!datum.plain").encode(color=colour)
+    drafted = source.transform_filter("!datum.plain")
+    curves = drafted.encode(color=colour)
     points = curves.encode(x=horizontal[""], y=vertical[""])
     across = curves.encode(x=horizontal["_low"], x2="x_high:Q", y=vertical[""])
     along = curves.encode(x=horizontal[""], y=vertical["_low"], y2="y_high:Q")
-    layers = [
-        plain.encode(y=vertical[""], tooltip=[run, tips[-1]], color=alt.value("#888")),
+    layers: list[Any] = []
+    if isinstance(data, str) or data["plain"].any():  # Vega warns of empty layers
+        tip = [run, tips[-1]]
+        layers.append(plain.encode(y=vertical[""], tooltip=tip, color=alt.value("#888")))
+    layers += [
         across.mark_rule(strokeWidth=1.5),
         along.mark_rule(strokeWidth=1.5),
         points.encode(order="order:Q").mark_line(opacity=0.7, strokeWidth=1.5),
         points.encode(shape=shape, tooltip=tips).mark_point(filled=True, size=70, opacity=1),
-        points.encode(text="point:N").mark_text(dx=8, dy=-8, align="left", fontSize=10),
+        drafted.encode(x=horizontal[""], y=vertical[""], text="point:N").mark_text(
+            dx=8, dy=-8, align="left", fontSize=12
+        ),
     ]
     return alt.layer(*layers).properties(width=width, height=height)

@@ -52,6 +52,14 @@
     });
     const shown = (row) => data.runs[row.number].model === model && row.x !== null;
     spec.datasets = { runs: rows.filter((row) => shown(row) && row.y !== null) };
+    at("chart").dataset.points = spec.datasets.runs.length;
+    const has = (plain) => spec.datasets.runs.some((row) => row.plain === plain);
+    const isPlain = (layer) => layer.transform[0].filter === "datum.plain";
+    spec.layer = spec.layer.filter((layer) => has(isPlain(layer))); // Vega warns of empty ones
+    if (!has(false)) {
+      at("chart").textContent = "No run beside plain autoregression has both of these metrics.";
+      return;
+    }
     const columns = Math.max(1, Math.floor(at("chart").clientWidth / 190));
     const { view } = await vegaEmbed("#chart", spec, {
       actions: false,
@@ -61,14 +69,14 @@
       config: {
         background: "transparent",
         autosize: { type: "fit", contains: "padding" },
-        axis: { gridColor: "#8883" },
-        legend: { orient: "bottom", columns, labelLimit: 300 },
+        axis: { gridColor: "#8883", labelFontSize: 12, titleFontSize: 13 },
+        legend: { orient: "bottom", columns, labelLimit: 300, labelFontSize: 12, symbolOpacity: 1 },
+        text: { color: isDark() ? "#ececf0" : "#1c1c20" },
       },
     });
     view.addEventListener("click", (_, item) => {
       if (item && item.datum && item.datum.number !== undefined) choose(item.datum.number);
     });
-    at("chart").dataset.points = spec.datasets.runs.length;
   }
 
   // ---- the gallery -----------------------------------------------------------------------------
@@ -498,8 +506,8 @@
   const axes = data.metrics.map((one) => [one.key, one.heading]);
   const prefer = (...wanted) => wanted.find((key) => keys.includes(key)) || keys[0];
   fill("model", models.map((model) => [model, model]), data.runs[state.run].model);
-  fill("axis-x", axes, prefer("accepted_length"));
-  fill("axis-y", axes, prefer("fid", "clip_score", "kl_per_token", "tv_bound"));
+  fill("axis-x", axes, prefer("speedup", "accepted_length"));
+  fill("axis-y", axes, prefer("fid", "clip_score", "kl_per_token"));
   const runs = data.runs.map((run, number) => [number, run.name]);
   fill("run", runs, state.run);
   fill("beside", [["", "nothing"], ...runs], null);
@@ -521,6 +529,12 @@
   on("unit", "change", (event) => viewer.count(event.target.value));
   state.beside = data.runs[state.run].reference;
   gallery();
+  const wide = () => {
+    for (const table of document.querySelectorAll(".wide"))
+      table.classList.toggle("scrolls", table.scrollWidth > table.clientWidth);
+  };
+  addEventListener("resize", wide);
+  wide();
   theme(matchMedia("(prefers-color-scheme: dark)").matches).then(() => {
     document.documentElement.dataset.ready = "true";
   });

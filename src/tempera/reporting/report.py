@@ -7,18 +7,22 @@ the same files.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from tempera.errors import TemperaError
 from tempera.metrics.table import Metric, report_order
 from tempera.reporting import page, paper_tables, pareto, study
-from tempera.reporting.console import FOR_FID
+from tempera.reporting.console import main_metrics
 from tempera.reporting.finished_run import Run, labels, results
 from tempera.reporting.tables import Cell, Section, escaped, long, markdown_of, table
+from tempera.reporting.verdict import verdict
 from tempera.runtime.files import reason, writable_directory, write_text
 
 GIB = 2**30
+COLUMNS = 6
+"""Metrics beside the verdict."""
 
 
 def write_report(
@@ -77,53 +81,49 @@ def _costing_itself_alone(path: Path, failed: list[TemperaError]) -> Iterator[No
 
 def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
     """The tables that every writer shows, of report.md, report.html, evidence.md and a W&B Report:
-    results, differences from the baseline, speed, the study's tables, and the papers'.
+    the verdict, differences from the baseline, speed, the study's tables, the papers', and all
+    metrics.
     """
     return [
-        results_section(runs),
+        verdict_section(runs),
         *_differences(runs, baseline),
         *_speed(runs),
         *study.tables(runs, baseline),
         *paper_tables.paper_sections(runs),
+        all_metrics(runs),
     ]
 
 
-def results_section(runs: Sequence[Run], only_axes: bool = False) -> Section:
-    """The runs' metrics.
-
-    Args:
-        only_axes: those on the axes of pareto.png alone, for the console.
-    """
-    metrics = [
-        metric
-        for metric in report_order()
-        if metric.in_report and (metric.in_pareto or not only_axes)
-    ]
-    columns: dict[str, list[Cell]] = {"images": [{"value": run.images} for run in runs]}
-    columns |= {metric.heading: [_measured(run, metric) for run in runs] for metric in metrics}
-    return Section(
-        "Results",
-        table(labels(runs), columns),
-        {"images": ".0f"} | {metric.heading: metric.format for metric in metrics},
-        f"{_shared(runs)}Values have 95% intervals over prompts, where there are five or more.",
-    )
+def verdict_section(runs: Sequence[Run]) -> Section:
+    """What the runs gain and cost, in a sentence and the metrics that matter most."""
+    notes = ["Values have 95% intervals over prompts, where there are five or more."]
+    section = _metrics("Verdict", runs, main_metrics(report_order(), runs, COLUMNS))
+    return replace(section, text=verdict(runs), notes=[*_shared(runs), *notes])
 
 
-def _shared(runs: Sequence[Run]) -> str:
+def all_metrics(runs: Sequence[Run]) -> Section:
+    """All metrics of the report."""
+    return _metrics("All metrics", runs, [one for one in report_order() if one.in_report])
+
+
+def _metrics(title: str, runs: Sequence[Run], metrics: Sequence[Metric]) -> Section:
+    """The table of some metrics; with the number of images, if it differs."""
+    columns: dict[str, list[Cell]] = {}
+    if len({run.images for run in runs}) > 1:
+        columns = {"images": [{"value": run.images} for run in runs]}
+    columns |= {metric.heading: [run.shown(metric) for run in runs] for metric in metrics}
+    formats = {"images": ".0f"} | {metric.heading: metric.format for metric in metrics}
+    return Section(title, table(labels(runs), columns), formats)
+
+
+def _shared(runs: Sequence[Run]) -> list[str]:
     """A sentence about what is the same in all runs."""
     named = []
-    for name in ("model", "data", "seed", "machine"):
+    for name in ("model", "data", "images", "seed", "machine"):
         values = {getattr(run, name) for run in runs} - {None, ""}
         if len(values) == 1:
             named.append(f"{name} {values.pop()}")
-    return f"In all runs: {', '.join(named)}. " if named else ""
-
-
-def _measured(run: Run, metric: Metric) -> Cell:
-    """A metric of a run; of few images no FID, which would be mostly bias."""
-    if metric.key == "fid" and run.images < FOR_FID:
-        return {}
-    return run.metrics.get(metric.key, {})
+    return [f"In all runs: {', '.join(named)}."] if named else []
 
 
 def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
@@ -151,8 +151,8 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
             "t": [{"value": length.get("t")} for length in lengths],
         }
     for metric in report_order():
-        columns[metric.title] = [run.differences.get(metric.key, {}) for run in compared]
-        formats[metric.title] = "+.4f"
+        columns[metric.title] = [run.difference(metric) for run in compared]
+        formats[metric.title] = f"+{metric.format}"
     title = f"Difference from {baseline or 'plain autoregression'}"
     return [Section(title, table(labels(runs, compared), columns), formats, text)]
 

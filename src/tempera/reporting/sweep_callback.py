@@ -25,14 +25,16 @@ class SweepTable(Callback):
         from tempera.reporting.collect import collect, find_runs
         from tempera.reporting.finished_run import labels
         from tempera.reporting.paper_tables import paper_sections
-        from tempera.reporting.report import results_section
+        from tempera.reporting.report import verdict_section
         from tempera.reporting.tables import show, texts
 
         try:
             runs, _ = collect(find_runs([config.hydra.sweep.dir])[0])
         except TemperaError:  # no run finished: the sweep has said why
             return
-        show(texts(results_section(runs, only_axes=True), interval=False))
+        section = verdict_section(runs)
+        show(texts(section, interval=False))
+        print(section.text)
         files = _results_in(config.hydra.sweep.dir).items() & self.before.items()
         earlier = [run for run in runs if Path(run.directory) in dict(files)]
         if earlier:
