@@ -1,5 +1,5 @@
 """Where the public code of SJD-PAC and of SCD departs from exactness, by enumeration: each of its
-steps is written from the description in docs/methods.md, on tables of two or three tokens, with all
+steps is written from the description in docs/jacobi.md, on tables of two or three tokens, with all
 else as in the paper. The same enumeration without the departure, and our code on the same tables,
 are exact.
 
@@ -187,7 +187,7 @@ DEPARTURES: dict[str, tuple[Callable[[bool], Law], Law, Law]] = {
     ),
 }
 """By name: the law, published or not; what it should be; and what it is in the public code, as the
-tables of docs/methods.md have it.
+tables of docs/jacobi.md have it.
 """
 
 
@@ -200,7 +200,7 @@ def test_the_public_code_departs_and_the_paper_does_not(name: str) -> None:
 
 
 def test_how_far_it_departs_on_random_tables() -> None:
-    """The numbers of docs/methods.md: mean and largest total variation of 200 tables of four
+    """The numbers of docs/jacobi.md: mean and largest total variation of 200 tables of four
     tokens, near (each 0.7 of what they share) and random.
     """
     found: dict[str, list[tuple[float, float]]] = {}

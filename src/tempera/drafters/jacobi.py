@@ -66,7 +66,7 @@ Exactness breaks if a kept guess keeps its old label q'_k, if a reused one is la
 redraw or a continuation reuses the uniform draw that tested a position, or if a repeated token is
 labelled with its neighbour's distribution. The papers of SJD (arXiv 2410.01699), SJD-PAC and
 speculative coupled decoding (arXiv 2510.24211) describe exact methods. The public code of the last
-two is not exact: docs/methods.md says in what.
+two is not exact: docs/jacobi.md says in what.
 """
 
 from abc import ABC, abstractmethod
@@ -551,7 +551,7 @@ def sjd_pac(
     without it, so that together they are drawn without replacement.
 
     Both are exact as the paper has them (see the module's docstring; its Theorems 1 and 2 treat a
-    single position), and not as its public code has them (docs/methods.md).
+    single position), and not as its public code has them (docs/jacobi.md).
 
     Raises:
         TemperaError: the tree does not fit into the window, or the window not into the image.
