@@ -22,13 +22,11 @@ TOLD = [
         OSError(errno.ENOSPC, "Full"),
         "^cannot write the run's directory .*: Full; free some space",
     ),
-    (OSError(errno.EDQUOT, "Full", "a.txt"), "^cannot write 'a.txt': Full; free some space"),
-    (OSError(errno.EROFS, "No", "a.txt"), "^cannot write 'a.txt': No; choose .*hydra.run.dir=DIR"),
-    (OSError(errno.ENOENT, "No", "a.txt"), "^cannot read 'a.txt': No; give another file"),
+    (OSError(errno.EDQUOT, "Full", "a.txt"), "^cannot write a.txt: Full; free some space"),
+    (OSError(errno.EROFS, "No", "a.txt"), "^cannot read or write 'a.txt': No; give .*run.dir=DIR"),
     (TemperaError("give a number above 0", option="delta"), r"above 0 \(delta=\)$"),
     (TemperaError("delta=0 is not possible", option="delta"), "^delta=0 is not possible$"),
-    (RuntimeError('Could not detect "srun", are you on a cluster?'), "^launcher=slurm needs srun"),
-    (UncompletedJobError(DIED), r"^Job 7 has .* \(state: FAILED\): see the logs in .submitit"),
+    (UncompletedJobError(DIED), r"^Job 7 has .* \(state: FAILED\)"),
     *(
         (MissingConfigException("", f"hydra/launcher/{name}", LAUNCHERS), r"pip .*\[launchers\]")
         for name in ("joblib", "submitit_slurm")

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -111,7 +110,6 @@ MISTAKES = {
     "eval/run.py tracking=wandb tracking.mode=on": "`tracking.mode=on`",
     "eval/run.py rule._target_=os.system": "os.system",
     "eval/run.py hydra.run.dir=/dev/null/run": "/dev/null/run",
-    "eval/run.py --experimental-rerun=run.pickle": "reads a pickle",
     "train_draft/main.py push_to_hub=mine": "not a repository",
     "train_draft/main.py push_to_hub=me/mine": "hf auth login",
     "train_draft/main.py train_data=shards train_data.path=/absent": "no manifest.json",
@@ -126,7 +124,7 @@ def test_mistakes_are_reported_in_one_sentence(line: str, run: Run, tmp_path: Pa
     (tmp_path / "broken.tsv").write_text("Prompt\tCategory\na\tb\na\tb\tc\n")
     script, *arguments = line.split()
     short = ["metrics=none", "limit=1"] if script.startswith("eval") else []
-    refused(run(script, "tracking=none", *short, *arguments), MISTAKES[line])
+    refused(run(script, *arguments, "tracking=none", *short), MISTAKES[line])
     left = [path.name for path in tmp_path.rglob("*") if path.suffix in (".json", ".png")]
     assert left == []
 
@@ -139,22 +137,13 @@ def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(
     assert "Traceback" in Path("run/eval.log").read_text(encoding="utf-8")
 
 
-def test_a_log_on_a_full_disk_adds_no_tracebacks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = OSError(28, "No space left on device")
-    with monkeypatch.context() as patched:
-        patched.setattr("tempera.commands.evaluate.main", Mock(side_effect=KeyError("lost")))
-        patched.setattr("logging.FileHandler.flush", Mock(side_effect=full))
-        refused(run("eval/run.py", "hydra.run.dir=run"), "KeyError")
-
-
-def test_streams_that_are_closed_unread_or_ascii_are_no_error(tmp_path: Path) -> None:
+def test_output_that_nobody_reads_is_no_error() -> None:
     """As in `--help | head`: quiet, and with the status that shells give."""
-    script = f"{sys.executable} {ROOT / 'eval/run.py'}"
-    closed = subprocess.run(f"{script} --cfg job <&- >&- 2>&-", shell=True, cwd=tmp_path)
-    assert closed.returncode == 0
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUNBUFFERED": ""}
     made = subprocess.Popen(
-        [*script.split(), "--help"], env=ascii_only, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, str(ROOT / "eval/run.py"), "--help"],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert made.stdout is not None and made.stderr is not None
     made.stdout.close()
@@ -214,7 +203,7 @@ WITHOUT = [
     ("eval/run.py", "method=coolsd delta=-1 tracking=none", TORCH - {"torch"}),
     ("train_draft/main.py", "lr=abc", {"matplotlib", "wandb"}),
     ("eval/run.py", "depth=0", {"matplotlib", "wandb"}),
-    ("eval/report.py", "nowhere", {"wandb"}),
+    ("eval/report.py", "runs=nowhere", {"wandb"}),
 ]
 """Scripts, arguments, and packages that take seconds to import, without which they answer; the
 quickest come first.

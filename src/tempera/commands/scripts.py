@@ -21,7 +21,7 @@ def evaluate(cfg: "DictConfig | None" = None) -> object:
 
 def report(cfg: "DictConfig | None" = None) -> object:
     """`tempera-report`: compare runs."""
-    return _script("report", "report", cfg, positional="runs")
+    return _script("report", "report", cfg)
 
 
 def bench(cfg: "DictConfig | None" = None) -> object:
@@ -49,9 +49,7 @@ def prepare(cfg: "DictConfig | None" = None) -> object:
     return _script("prepare", "prepare", cfg)
 
 
-def _script(
-    config_name: str, module: str, cfg: "DictConfig | None", positional: str | None = None
-) -> object:
+def _script(config_name: str, module: str, cfg: "DictConfig | None") -> object:
     """Call the module's `main(cfg)`; without `cfg`, run the command line and return None."""
 
     def main(cfg: "DictConfig") -> object:
@@ -72,7 +70,7 @@ def _script(
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         from tempera.config.cli import run
 
-        run(config_name, main, positional)
+        run(config_name, main)
     except KeyboardInterrupt:
         print("interrupted; run the command again", file=sys.stderr)
         sys.exit(130)

@@ -2,29 +2,27 @@
 handler tells every mistake of the user in one sentence.
 """
 
-import io
 import logging
 import os
 import re
-import select
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.config.compose import check_added, option_name, pasted, quoted
-from tempera.config.messages import sentence, text_of
-from tempera.config.options import Role, check_options, role_of
+from tempera.config.compose import check_added, pasted, quoted
+from tempera.config.messages import causes, sentence, text_of
+from tempera.config.options import check_options
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
@@ -36,18 +34,9 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 UNREAD = 141
 """Exit status when nobody reads standard output any more, as in shells after `| head`."""
-FLAGS = (
-    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--info"),
-    *("--multirun", "--shell-completion", "--config-path", "--config-name", "--config-dir"),
-)
-"""Hydra's flags, without --experimental-rerun, which reads a pickle and so may run code."""
-VALUED = (
-    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--config-path", "-cp"),
-    *("--config-name", "-cn", "--config-dir", "-cd"),
-)
-"""Flags that a value follows."""
-RERUN = "--experimental-rerun"
 AGAIN = "interrupted; run the command again"
+LITERAL = ("prompt", "baseline")
+"""Options whose text is taken as it is typed, commas and quotes included."""
 STARTS_AGAIN = ("report", "bench", "gpu_check")
 """Scripts that start over after an interruption."""
 
@@ -59,9 +48,7 @@ class Failed:
     sentence: str
 
 
-def run(
-    config_name: str, main: Callable[[DictConfig], object], positional: str | None = None
-) -> None:
+def run(config_name: str, main: Callable[[DictConfig], object]) -> None:
     """Run the command line in `sys.argv` with `conf/<config_name>.yaml`.
 
     A mistake of the user prints `error: <sentence>` and exits with status 1, a bug says where to
@@ -70,19 +57,17 @@ def run(
     Args:
         config_name: of the primary configuration, without `.yaml`.
         main: called with the composed and checked configuration.
-        positional: list option of positional arguments: with `runs`, `DIR DIR` is `runs=[DIR,DIR]`.
     """
-    _prepare_streams()
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # of joblib after Ctrl-C
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, and does not print and exit itself
     try:
         if sys.argv[1:] == ["--version"]:
             print(f"tempera {installed_version()}")
             return
-        sys.argv[1:] = _read(sys.argv[1:], positional)
         directories = Directories.of(sys.argv[1:])
         directories.use()
-        sys.argv[1:] = for_each_method(config_name, sys.argv[1:])
+        sys.argv[1:] = for_each_method(config_name, _read(sys.argv[1:], directories.main))
         if not started_as_main():
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
@@ -164,7 +149,8 @@ def _failed(problem: Exception, config_name: str, full: str | None) -> Failed:
 
 def _exit_with(problem: Exception, config_name: str, interrupted: str = AGAIN) -> NoReturn:
     """Tell a problem in one sentence and exit; if it comes from Ctrl-C, say how to go on."""
-    if isinstance(problem, BrokenPipeError) and _is_unread():
+    if isinstance(problem, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush
         sys.exit(UNREAD)
     if _is_interruption(problem):
         _exit(INTERRUPTED, interrupted)
@@ -189,20 +175,6 @@ def _exit(status: int, message: str) -> NoReturn:
     sys.exit(status)
 
 
-def _prepare_streams() -> None:
-    """Let nothing fail that is printed: on closed streams, or on a terminal of ASCII; and nothing
-    be printed behind the last sentence.
-    """
-    nowhere = Path(os.devnull)
-    sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
-    sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    logging.raiseExceptions = False  # a log that cannot be written has no tracebacks of its own
-    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # of joblib after Ctrl-C
-
-
 def _check_sweep(hydra_cfg: HydraConf) -> None:
     """Raise TemperaError for a preset of several cases without -m, unless it is for one of them,
     which has a method.
@@ -224,32 +196,33 @@ def _remove_unused(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _read(arguments: Sequence[str], positional: str | None) -> list[str]:
-    """The command line as Hydra takes it: flags first, literal texts quoted, and `--config-path`
-    seen from here.
+def _read(arguments: Sequence[str], main: Path) -> list[str]:
+    """The command line as Hydra takes it: the texts of `prompt=` and `baseline=` quoted, and
+    `--config-path`, beside which Hydra would look for itself, in full.
 
     Raises:
-        TemperaError: an option is written as a flag, or a flag may run code.
+        TemperaError: an option is written as a flag.
     """
-    flags: list[str] = []
-    options: list[str] = []
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        after = arguments[place + 1 :]
-        before = arguments[place - 1] if place else ""
-        if before in ("--config-path", "-cp"):
-            flags.append(str(Path(argument).resolve()))  # Hydra would look beside this file
-        elif before in VALUED:
-            flags.append(argument)
-        elif argument.startswith("-"):
-            _check_flag(name, value or " ".join(after[:1]))
-            place_given = name == "--config-path" and equals
-            flags.append(f"{name}={Path(value).resolve()}" if place_given else argument)
-        else:
-            options.append(literal(argument))
-    if positional is not None:
-        options = named(options, positional)
-    return [*flags, *options]
+    flags, unknown = get_args_parser().parse_known_args(list(arguments))
+    if unknown:
+        raise TemperaError(
+            f"cannot read {shortened(unknown[0])}: options are written name=value without dashes, "
+            "and flags stand before all of them"
+        )
+    place = flags.config_path
+    words = {place: str(main), f"--config-path={place}": f"--config-path={main}"}
+    return [words.get(argument, literal(argument)) for argument in arguments]
+
+
+def literal(argument: str) -> str:
+    """Quote the value of `prompt=` and `baseline=` for Hydra's grammar, unless it is quoted or
+    null. Return other arguments unchanged.
+    """
+    name, _, value = argument.partition("=")
+    whole = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|null"
+    if name not in LITERAL or re.fullmatch(whole, value, re.DOTALL):
+        return argument
+    return f"{name}={quoted(value)}"
 
 
 def for_each_method(config_name: str, arguments: Sequence[str]) -> list[str]:
@@ -267,67 +240,6 @@ def for_each_method(config_name: str, arguments: Sequence[str]) -> list[str]:
         is_new = name not in usual.hydra.runtime.choices and OmegaConf.select(usual, name) is None
         found.append(f"{name}=choice({value})" if is_single and is_new else argument)
     return found
-
-
-def _check_flag(name: str, value: str) -> None:
-    """Raise TemperaError for an option that is written as a flag, and for a flag that may run code.
-
-    Args:
-        name: what stands before `=`.
-        value: what stands behind it, or the next argument.
-    """
-    if (
-        RERUN.startswith(name) and name.startswith("--") and name != "--experiment"
-    ):  # Hydra takes abbreviations too
-        raise TemperaError(
-            f"{name} reads a pickle, which may run code: give the run's options instead."
-        )
-    if name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
-        option = name.strip("-").replace("-", "_")
-        raise TemperaError(
-            f"options are written without dashes: write {option}={shortened(value) or 'VALUE'}",
-            option=option,
-        )
-
-
-def literal(argument: str) -> str:
-    """Quote the value of an option that is taken literally for Hydra's grammar, unless it is
-    already quoted or null, and a plain one with letters that this grammar lacks, such as ü. Return
-    other arguments unchanged.
-    """
-    key, separator, value = argument.partition("=")
-    whole = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"
-    is_literal = Role.LITERAL in role_of(option_name(argument))
-    is_plain = not value.isascii() and not re.search(r"[][,(){}$'\"\\]", value)
-    if not (is_literal or is_plain) or not separator or value == "null":
-        return argument
-    return argument if re.fullmatch(whole, value, re.DOTALL) else f"{key}={quoted(value)}"
-
-
-def named(arguments: Sequence[str], option: str) -> list[str]:
-    """Collect positional arguments into a list `option=[…]`, after the values of `option=`.
-    Positional are names of existing files and directories, and arguments without `=`.
-    """
-    places = [argument for argument in arguments if "=" not in argument or _exists(argument)]
-    if not places:
-        return list(arguments)
-    others = []
-    values: list[str] = []
-    for argument in arguments:
-        if argument.startswith(f"{option}="):
-            value: Any = OverridesParser.create().parse_override(argument).value()
-            values += map(str, value if isinstance(value, list) else [value])
-        elif argument not in places:
-            others.append(argument)
-    return [*others, f"{option}=[{','.join(map(quoted, [*values, *places]))}]"]
-
-
-def _exists(place: str) -> bool:
-    """Whether there is such a file or directory; text may be too long for a name."""
-    try:
-        return Path(place).exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _how_to_resume(config_name: str) -> str:
@@ -352,23 +264,6 @@ def command_line(arguments: Sequence[str], option: str, place: str) -> str:
     return f"{shlex.join([*script, *kept])} {pasted(option, place)}"
 
 
-def _is_interruption(problem: BaseException | None) -> bool:
+def _is_interruption(problem: BaseException) -> bool:
     """Whether an exception came from Ctrl-C: libraries that are interrupted may raise others."""
-    met: set[int] = set()  # an error can be among its own causes
-    while problem is not None and id(problem) not in met:
-        if isinstance(problem, KeyboardInterrupt):
-            return True
-        met.add(id(problem))
-        problem = problem.__cause__ or problem.__context__
-    return False
-
-
-def _is_unread() -> bool:
-    """Whether standard output is a pipe that nobody reads; the rest of it is dropped then."""
-    output = sys.stdout.fileno()
-    pipe = select.poll()
-    pipe.register(output, 0)  # errors are always told
-    if not pipe.poll(0):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
-    return True
+    return any(isinstance(cause, KeyboardInterrupt) for cause in causes(problem))

@@ -15,7 +15,7 @@ from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
 from tempera.config.nodes import plain
 from tempera.config.options import check_options
-from tempera.config.search import DIRECTORIES, Catalogue
+from tempera.config.search import DIRECTORIES
 from tempera.errors import TemperaError, shown
 
 WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
@@ -59,19 +59,19 @@ def composed_with_choices(
 
 def check_added(config_name: str, arguments: Sequence[str]) -> None:
     """Raise TemperaError for an option of other choices that `+` or `++` adds: nothing reads it."""
-    added = []
+    directories = DIRECTORIES.get()
+    added = {}
     for argument in arguments:
-        is_within_a_part = "." in option_name(argument)  # its signature checks it
-        if argument.startswith("+") and not is_within_a_part:
-            added.append(argument)
+        name = option_name(argument)
+        is_new = argument.startswith("+") and name not in directories.groups()
+        if is_new and "." not in name and directories.owners(name):  # else its signature checks it
+            added[name] = argument
     if not added:
         return
-    others = [argument for argument in arguments if argument not in added]
-    cfg = DIRECTORIES.get().load(config_name, others)
-    catalogue = Catalogue(config_name)
-    for argument in added:
-        name = option_name(argument)
-        if name not in cfg and name not in catalogue.groups and catalogue.owners(name):
+    others = [argument for argument in arguments if argument not in added.values()]
+    cfg = directories.load(config_name, others)
+    for name, argument in added.items():
+        if name not in cfg:
             raise TemperaError(
                 f"nothing reads `{name}` with these choices: leave out {argument}, or choose a "
                 "method that has it",

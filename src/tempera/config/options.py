@@ -26,8 +26,6 @@ class Role(Flag):
     """Runs are compared prompt by prompt only if they share it."""
     UNTRACKED = auto()
     """The tracker does not record it."""
-    LITERAL = auto()
-    """Its text is taken as it is typed, commas and quotes included."""
     OWN = auto()
     """It is of a script that starts evaluations, and not passed on to them."""
 
@@ -50,7 +48,7 @@ ROLES: dict[str, Role] = {
         Role.IDENTITY,
     ),
     **dict.fromkeys(("weights", "compile"), Role.NAME),  # their identity is the network's
-    **dict.fromkeys(("prompt", "baseline"), Role.LITERAL),
+    **dict.fromkeys(("prompt", "baseline"), FREE),
     **dict.fromkeys(("tracking", "directory", "choices", "overrides"), Role.UNTRACKED),
     **dict.fromkeys(("data", "metrics", "torchmetrics", "speed", "matching", "encoder"), FREE),
     **dict.fromkeys(("family", "pipeline", "paper", "study", "free_parameter", "tokens"), FREE),

@@ -1,5 +1,6 @@
 """The resolvers that conf/ uses: `package`, `started`, `directory_of`, `at`, `unless_random`,
-`trained_or_public`, `drafter_of`, `jobs` and `each`; `of_family` and `summaries` stand in search.py.
+`trained_or_public`, `drafter_of`, `jobs` and `each`; `of_family` and `summaries` stand in
+search.py.
 """
 
 import hashlib

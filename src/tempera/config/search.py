@@ -1,9 +1,9 @@
 """Where Hydra finds configurations: in conf/ and in directories of the user's own
-(`--config-path`, `--config-dir`, `hydra.searchpath=`), and what a script can choose there.
+(`--config-path`, `--config-dir`, `hydra.searchpath=`).
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,8 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.default_element import ConfigDefault, GroupDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import setup_globals
-from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -90,102 +88,29 @@ class Directories:
             config_name, overrides, run_mode=RunMode.RUN, from_shell=False
         )
 
+    def groups(self) -> set[str]:
+        """The names of all groups."""
+        return {place.parent.name for place in self._choices()}
+
+    def owners(self, option: str) -> list[str]:
+        """The choices, such as `rule=relaxed`, that add an option."""
+        found = []
+        for file in self._choices():
+            text = file.read_text(encoding="utf-8")
+            package = "" if "# @package _global_" in text else f"{file.parent.name}."
+            name = re.escape(option.removeprefix(package))
+            if option.startswith(package) and re.search(f"(?m)^{name}:", text):
+                found.append(f"{file.parent.name}={file.stem}")
+        return [choice for choice in found if not choice.startswith("experiment=")]
+
+    def _choices(self) -> list[Path]:
+        places = (self.main, *self.further)
+        return sorted(file for place in places for file in place.glob("*/*.yaml"))
+
 
 SHIPPED = Directories(conf_directory())
 DIRECTORIES: ContextVar[Directories] = ContextVar("directories", default=SHIPPED)
 """Those of the command line that is running."""
-
-
-class Catalogue:
-    """The configurations that a script can choose, as Hydra reads them.
-
-    Attributes:
-        files: by their paths, such as `eval` and `rule/relaxed`.
-        groups: the choices of each group.
-    """
-
-    def __init__(self, config_name: str) -> None:
-        directories = DIRECTORIES.get()
-        self._loader = directories.loader()
-        self._overrides = list(directories.searchpath)
-        self.files: dict[str, ConfigResult] = {}
-        self.groups: dict[str, list[str]] = {}
-        self._read(config_name)
-
-    def _read(self, path: str) -> None:
-        found = self._loader.repository.load_config(path)
-        if path in self.files or found is None:
-            return
-        self.files[path] = found
-        for group, choice in self._defaults(path):
-            if group and group not in self.groups:
-                choices = self._loader.get_group_options(group, overrides=self._overrides)
-                self.groups[group] = choices
-                for name in choices:
-                    self._read(f"{group}/{name}")
-            elif not group:
-                self._read(choice)
-
-    def _defaults(self, path: str) -> Iterator[tuple[str, str]]:
-        """(group, choice) of a defaults list; a configuration that it includes has no group."""
-        own_group = path.rpartition("/")[0]
-        for default in self.files[path].defaults_list or ():
-            match default:
-                case GroupDefault(group=str(group)):
-                    name = group.lstrip("/")
-                    if not name.startswith("hydra/"):
-                        yield name, str(default.value)
-                case ConfigDefault(path=str(included)) if included != "_self_":
-                    inside = own_group and not included.startswith("/")
-                    yield "", f"{own_group}/{included}" if inside else included.lstrip("/")
-
-    def owners(self, option: str) -> list[tuple[str, str]]:
-        """(group, choice) of the choices that add an option, which may be one of a group's, such as
-        `metrics.names`.
-        """
-        return [
-            (group, choice)
-            for group, choices in sorted(self.groups.items())
-            for choice in choices
-            if self._adds(group, choice, option)
-        ]
-
-    def _adds(self, group: str, choice: str, option: str) -> bool:
-        """Whether a choice, or a configuration that it includes, has an option."""
-        for path in self._reached(f"{group}/{choice}", included=True):
-            file = self.files[path]
-            package = "" if file.header.get("package") == "_global_" else f"{group}."
-            is_inside = option.startswith(package)
-            if is_inside and option.removeprefix(package) in option_names(plain(file.config)):
-                return True
-        return False
-
-    def _reached(self, path: str, *, included: bool) -> set[str]:
-        """A configuration with those that it includes, or else with those of its choices, and so
-        on.
-        """
-        reached = set[str]()
-        waiting = [path]
-        while waiting:
-            path = waiting.pop()
-            if path in reached or path not in self.files:
-                continue
-            reached.add(path)
-            for group, choice in self._defaults(path):
-                if included and not group:
-                    waiting.append(choice)
-                elif not included and group:
-                    waiting.append(f"{group}/{choice}")
-        return reached
-
-    def methods(self, owners: Sequence[tuple[str, str]]) -> list[str]:
-        """The methods that one of these choices is part of, by itself or by its parts."""
-        paths = {f"{group}/{choice}" for group, choice in owners}
-        return [
-            name
-            for name in self.groups.get("method", ())
-            if paths & self._reached(f"method/{name}", included=False)
-        ]
 
 
 def of_family(family: str, group: str) -> str:
@@ -234,15 +159,6 @@ def summaries(group: str) -> str:
         comment = re.match(r".*?\.(?= [A-Z]|$)|.*", " ".join(words))
         lines.append(f"{name:<15} {comment[0] if comment else ''}".rstrip())
     return "\n".join(lines).replace("$", "$$")  # Hydra's help is a template
-
-
-def option_names(options: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of all values and nodes."""
-    for key, value in options.items():
-        if key != "_target_":
-            yield f"{prefix}{key}"
-            if isinstance(value, dict):
-                yield from option_names(value, f"{prefix}{key}.")
 
 
 for _resolver in (of_family, summaries):
