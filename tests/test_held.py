@@ -450,7 +450,7 @@ def test_no_weight_is_copied_and_the_model_is_as_before(held: Held) -> None:
 
 def values() -> dict[str, Any]:
     """Every option of conf/generate.yaml and of a sampling, with a value that is not its usual."""
-    names = {"device": "meta", "dtype": "bfloat16", "compile": True, "plain_rows": 4}
+    names = {"device": "meta", "dtype": "bfloat16", "compile": True}
     names |= {"batch_size": 1, "truncate": True, "diagnostics": True, "seed": 3}
     names |= {"tokens": "continuous", "method": "ar"}
     names |= {"guidance": 2.0, "temperature": 0.3, "top_k": 2, "top_p": 0.5, "min_p": 0.4}
@@ -464,7 +464,7 @@ def test_every_option_has_a_value() -> None:
     assert set(OmegaConf.load(CONF / "generate.yaml")) - groups <= set(values())
 
 
-REFUSED = {"device", "dtype", "compile", "plain_rows", "seed", "tokens", "weights", "image_size"}
+REFUSED = {"device", "dtype", "compile", "seed", "tokens", "weights", "image_size"}
 REFUSED |= {"model.spec.lines"}
 """Options of a target that is there already; the others work."""
 

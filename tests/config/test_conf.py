@@ -292,10 +292,9 @@ def test_the_published_schedule_of_cool_sd() -> None:
     assert rule.residual_kind == "optimal"
 
 
-@pytest.mark.parametrize("option", ["compile=true", "plain_rows=2"])
-def test_options_of_discrete_tokens_are_refused_for_continuous_ones(option: str) -> None:
-    with pytest.raises(TemperaError, match=f"{option} is for models of discrete tokens"):
-        Parts.of(composed("model=shapes_mar", option)).fast_target()
+def test_rounds_of_continuous_tokens_are_not_compiled() -> None:
+    with pytest.raises(TemperaError, match="compile=true is for models of discrete tokens"):
+        Parts.of(composed("model=shapes_mar", "compile=true")).fast_target()
 
 
 def test_options_reach_the_objects() -> None:

@@ -21,11 +21,12 @@ def case(dtype: torch.dtype, bias: bool, rows: int) -> tuple[torch.Tensor, ...]:
 @torch.no_grad()
 def test_products_are_those_of_a_linear_layer(plain_rows, pack, bias, dtype, monkeypatch):
     monkeypatch.setattr(packed_linear, "SMALL", 1)
+    monkeypatch.setattr(packed_linear, "faster_plain_rows", lambda *_: plain_rows)
     for rows in (1, 2, 17):
         weight, b, x = case(dtype, bias, rows)
         if pack and not packs(weight):
             pytest.skip("oneDNN does not multiply this type here")
-        layer = PackedLinear(weight, b, pack, plain_rows)
+        layer = PackedLinear(weight, b, least_rows=1 if pack else None)
         assert (layer.packed is not None) is pack
         assert (layer.plain is not None) is (not pack or plain_rows > 0)
         expected = nn.functional.linear(x, weight, b)
@@ -38,10 +39,11 @@ def test_products_are_those_of_a_linear_layer(plain_rows, pack, bias, dtype, mon
 @torch.no_grad()
 def test_a_copy_in_another_dtype_has_the_weights_rounded(small, plain_rows, monkeypatch):
     monkeypatch.setattr(packed_linear, "SMALL", small)
+    monkeypatch.setattr(packed_linear, "faster_plain_rows", lambda *_: plain_rows)
     weight, b, x = case(torch.float32, True, 3)
     half = nn.functional.linear(x.double(), weight.half().double(), b.half().double())
-    layer = PackedLinear(weight, b, plain_rows=plain_rows)
-    copy = layer.to_dtype(torch.float16).to_dtype(torch.float64)
+    layer = PackedLinear(weight, b, least_rows=1)
+    copy = layer.to_dtype(torch.float16, 1).to_dtype(torch.float64, 1)
     torch.testing.assert_close(copy(x.double()), half)
 
 
@@ -52,32 +54,37 @@ def test_what_onednn_does_not_multiply_faster_is_not_packed():
     assert not packs(torch.zeros(512, 512, device="meta"))
 
 
+@pytest.fixture
+def untimed():
+    """Nothing is known of any shape, before and after."""
+    if not packs(torch.zeros(512, 512)):
+        pytest.skip("oneDNN is not there")
+    packed_linear.faster_plain_rows.cache_clear()
+    yield
+    packed_linear.faster_plain_rows.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("faster", "least_rows", "plain_rows", "timed"),
     [(0, 2, 0, [2]), (1, 2, 0, [2]), (1, 1, 1, [1, 2]), (9, 2, 8, [2, 4, 8, 16])],
 )
 @torch.no_grad()
-def test_plain_products_are_kept_where_a_layers_are_faster(
-    faster, least_rows, plain_rows, timed, monkeypatch
+def test_plain_products_are_kept_where_they_are_faster(
+    faster, least_rows, plain_rows, timed, untimed, monkeypatch
 ):
-    if not packs(torch.zeros(512, 512)):
-        pytest.skip("oneDNN is not there")
     sizes = []
 
     def times(rows, weight, packed):
-        sizes.append(rows)
-        if len(weight) == 512:  # the smaller one has other times, which do not decide
-            return (5.0, 10.0) if rows <= faster else (10.0, 5.0)
-        return (2.0, 1.0) if rows <= faster else (1.0, 2.0)
+        sizes.append((rows, *weight.shape))
+        return (5.0, 10.0) if rows <= faster and len(weight) == 512 else (10.0, 5.0)
 
     monkeypatch.setattr(packed_linear, "_times", times)
-    module = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 256), nn.Linear(512, 8))
-    with pytest.MonkeyPatch.context() as context:
-        context.setattr(packed_linear, "SMALL", 2**17)
-        assert packed_linear.faster_plain_rows(module, least_rows) == plain_rows
-    assert sizes == [rows for rows in timed for _ in range(2)]
-    packed_linear.pack(module, plain_rows)
+    module = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 1024), nn.Linear(512, 8))
+    packed_linear.pack(module, least_rows)
+    packed_linear.pack(nn.Sequential(nn.Linear(512, 1024), nn.Linear(512, 512)), least_rows)
+    assert sizes == [*((rows, 512, 512) for rows in timed), (least_rows, 1024, 512)]
     assert (module[0].plain is not None) == (plain_rows > 0)
+    assert module[1].plain is None and module[2].packed is None
     packed_products = []
     monkeypatch.setattr(
         packed_linear, "_multiply_packed", lambda x, *_: packed_products.append(len(x))
@@ -87,18 +94,22 @@ def test_plain_products_are_kept_where_a_layers_are_faster(
     assert packed_products == [rows for rows in (1, 2, 8, 9) if rows > plain_rows]
 
 
-@torch.no_grad()
-def test_a_small_gain_is_not_worth_a_second_copy(monkeypatch):
+def test_a_small_gain_is_not_worth_a_second_copy(untimed, monkeypatch):
     monkeypatch.setattr(packed_linear, "_times", lambda *_: (1.0, 1.05))
-    assert packed_linear.faster_plain_rows(nn.Linear(512, 512), 1) == 0
+    assert packed_linear.faster_plain_rows(512, 512, torch.float32, 1, 1) == 0
 
 
 @torch.no_grad()
-def test_both_products_are_timed_with_as_many_rows_and_outputs_of_the_largest_weights(monkeypatch):
-    if not packs(torch.zeros(512, 512)):
-        pytest.skip("oneDNN is not there")
+def test_both_products_are_timed_with_as_many_outputs_of_the_largest_weights(untimed, monkeypatch):
     monkeypatch.setattr(packed_linear, "TIMED_ENTRIES", 512 * 100)
-    sample = packed_linear._sample(torch.zeros(512, 512))
-    assert sample.shape == (100, 512)
-    plain, packed = packed_linear._times(3, sample, packed_linear._packed(sample))
-    assert plain > 0 < packed
+    shapes, times = [], packed_linear._times
+
+    def seen(rows, weight, packed):
+        shapes.append(weight.shape)
+        both = times(rows, weight, packed)
+        assert min(both) > 0
+        return both
+
+    monkeypatch.setattr(packed_linear, "_times", seen)
+    packed_linear.faster_plain_rows(512, 512, torch.float32, 32, 1)
+    assert shapes == [(100, 512)]

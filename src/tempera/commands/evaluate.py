@@ -36,7 +36,6 @@ from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker, in_background
 from tempera.targets.conditioners import ClassLabels
-from tempera.targets.transformer import TransformerTarget
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
@@ -190,9 +189,6 @@ def _plan(
     notes: Mapping[str, Any],
 ) -> RunPlan:
     """Where the run is written, under which name and identity, and how its images are decoded."""
-    target = pipeline.target
-    if isinstance(target, TransformerTarget):
-        notes = {**notes, "plain_rows": target.plain_rows}
     identity = run_identity(identity_options(cfg), choices, pipeline, parts.place.dtype)
     name = run_name(
         identity["method"],

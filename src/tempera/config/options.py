@@ -52,7 +52,7 @@ ROLES: dict[str, Role] = {
     **dict.fromkeys(("tracking", "directory", "choices", "overrides"), Role.UNTRACKED),
     **dict.fromkeys(("data", "metrics", "torchmetrics", "speed", "matching", "encoder"), FREE),
     **dict.fromkeys(("family", "pipeline", "paper", "study", "free_parameter", "tokens"), FREE),
-    **dict.fromkeys(("path", "statistics", "outputs", "revision", "device", "plain_rows"), FREE),
+    **dict.fromkeys(("path", "statistics", "outputs", "revision", "device"), FREE),
     **dict.fromkeys(("batch_size", "truncate", "limit", "offset", "replays", "scores"), FREE),
     **dict.fromkeys(("against", "verbose", "dry_run", "push_to_hub", "optimized_metric"), FREE),
 }
@@ -70,7 +70,6 @@ TYPES: dict[str, object] = {
     "device": str,
     "dtype": Literal["auto", "float32", "bfloat16", "float16"],
     "compile": bool | Literal["auto"],
-    "plain_rows": Count | Literal["auto"],
     "batch_size": Positive | Literal["auto"],
     **dict.fromkeys(("truncate", "diagnostics", "verbose", "dry_run"), bool),
     **dict.fromkeys(

@@ -13,7 +13,6 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from tempera.config.compose import written
 from tempera.config.instantiate import Part, fitting, from_options, part, product
 from tempera.continuous.rules import DensityRule
 from tempera.decoding.compiled import why_not
@@ -91,7 +90,6 @@ class Parts:
         batch_size: prompts decoded together.
         shrinks: decode fewer together where memory runs out: `batch_size=auto`.
         compiled: whether rounds are compiled; `auto`: on a GPU.
-        plain_rows: rows up to which products are not packed; None: timed.
         truncate: whether texts that are too long are cut; None if the script has no such option.
         floor: what every depth of the schedule is raised to.
         target_part, network_part, text_encoder_part, tokenizer_part: make the model.
@@ -109,7 +107,6 @@ class Parts:
     batch_size: int
     shrinks: bool
     compiled: bool | Literal["auto"]
-    plain_rows: int | None
     truncate: bool | None
     floor: float | None
     target_part: Part[AnyTarget]
@@ -150,7 +147,6 @@ class Parts:
         _check_tokens(cfg, kind)
         _check_image_size(cfg)
         sampling = hydra.utils.get_class(model.sampling) if "sampling" in model else Sampling
-        plain_rows = cfg.get("plain_rows", "auto")
         batch_size = cfg.get("batch_size", cfg.family.batch_size)
         made = cls(
             model=model.name,
@@ -160,7 +156,6 @@ class Parts:
             batch_size=int(cfg.family.batch_size if batch_size == "auto" else batch_size),
             shrinks=batch_size == "auto",
             compiled=cfg.get("compile", "auto"),
-            plain_rows=None if plain_rows == "auto" else plain_rows,
             truncate=cfg.get("truncate"),
             floor=fitting(cfg.floor, float, "floor") if "floor" in cfg else None,
             rule_part=_part(cfg, "rule"),
@@ -298,18 +293,14 @@ class Parts:
             images: how many it will draw, if that is known; see `pays`.
 
         Raises:
-            TemperaError: also for `compile=true` or `plain_rows=N` with continuous tokens.
+            TemperaError: also for `compile=true` with continuous tokens.
         """
         if not self.is_discrete:
-            for option, usual in (
-                (written("compile", self.compiled), self.compiled in ("auto", False)),
-                (written("plain_rows", self.plain_rows), self.plain_rows is None),
-            ):
-                if not usual:
-                    raise TemperaError(f"{option} is for models of discrete tokens: leave it out.")
+            if self.compiled is True:
+                raise TemperaError("compile=true is for models of discrete tokens: leave it out.")
             return self.target()
         target = self.discrete_target()
-        target.pack(self.plain_rows)
+        target.pack()
         wanted = pays(target.device, images) if self.compiled == "auto" else self.compiled
         if wanted:
             target.compile()

@@ -139,16 +139,16 @@ class DraftNetwork(nn.Module):
             x = layer(x, mask, rotation, cache)
         return x
 
-    def for_decoding(self, device: torch.device, dtype: torch.dtype, plain_rows: int = 0) -> Self:
+    def for_decoding(self, device: torch.device, dtype: torch.dtype, least_rows: int) -> Self:
         """A copy for decoding, with packed weights (`packed_linear.PackedLinear`); for the dtype
         see `processor.arithmetic`.
         """
         made = copy.deepcopy(self).to(device, dtype).to(arithmetic(dtype, device))
         made.eval().requires_grad_(False)
         if not made.features:  # else drafted tokens need a part of its columns
-            made.fc = PackedLinear(made.fc.weight, made.fc.bias, plain_rows=plain_rows)  # type: ignore[arg-type]
+            made.fc = PackedLinear(made.fc.weight, made.fc.bias, least_rows)  # type: ignore[arg-type]
         for layer in made.layers:
-            pack(layer, plain_rows)
+            pack(layer, least_rows)
         return made
 
     @classmethod

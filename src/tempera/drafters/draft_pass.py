@@ -56,7 +56,7 @@ class DraftPass:
         check_target(model, target)
         dtype = dtype or target.dtype
         self.dtype = arithmetic(dtype, target.device)
-        self.network = model.for_decoding(target.device, dtype, target.plain_rows)
+        self.network = model.for_decoding(target.device, dtype, target.sampling.rows)
         self.session = target.session
         self.head = target.head
         self.head.copy_to(self.dtype)

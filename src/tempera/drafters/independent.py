@@ -139,7 +139,7 @@ def build_independent(
     text_encoder = smaller.text_encoder.to(device, stored).to(computed)
     draft = TransformerTarget(network, text_encoder.encode, target.sampling)
     if target.session.packed:
-        draft.pack(target.plain_rows)
+        draft.pack()
     if target.compiled:
         draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)

@@ -42,7 +42,6 @@ class Session:
         cache: the KV cache.
         turns: the batch's `rotary.Rotary.table`, over all slots of its caches.
         packed: whether the weights of the decoder layers are packed.
-        plain_rows: rows up to which products use the plain weights all the same.
         compiled: whether rounds are compiled.
     """
 
@@ -59,19 +58,17 @@ class Session:
         self._head_dim: int = network.model.head_dim
         self._kv_heads: int = network.model.kv_heads
         self.packed = self.compiled = False
-        self.plain_rows = 0
         self.aux_layers: tuple[int, ...] = ()
         self._lengths = self._root_slots = self._turns = torch.empty(0)
         self.cache = self.new_cache(len(network.model.layers))
 
-    def pack(self, plain_rows: int) -> None:
+    def pack(self, least_rows: int) -> None:
         """Pack the weights of the decoder layers, see `packed_linear.PackedLinear`. The network
         then serves decoding alone: its weights can no longer be trained or saved.
         """
         for layer in self.network.model.layers:
-            pack(layer, plain_rows)
+            pack(layer, least_rows)
         self.packed = True
-        self.plain_rows = plain_rows
         self.cache = self.new_cache(self.cache.layers)
 
     def compile(self, on: bool = True) -> None:

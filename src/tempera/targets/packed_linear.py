@@ -4,9 +4,9 @@ A round multiplies few rows (a token or a small tree, twice as many with guidanc
 matrices, so reading the weights dominates the time. On a CPU oneDNN can read them in blocks of its
 kernel's order. What this saves depends on the processor and on the number of rows: on an AMD EPYC
 packed products are twice as fast from two rows on; on a Xeon without AMX they are slower up to
-about eight rows, and twice as fast above. So both are timed when a weight is packed. Where the
-plain product is faster at few rows, the plain weight is kept beside the packed one, which doubles
-its memory.
+about eight rows, and twice as fast above. So both are timed for the first weight of each shape that
+is packed. Where the plain product is faster at few rows, the plain weight is kept beside the packed
+one, which doubles its memory.
 
 The public interface (`torch.utils.mkldnn`) does not pack and is slower than `F.linear`, so this
 uses the operators that TorchInductor uses, and `F.linear` where there are none.
@@ -14,6 +14,7 @@ uses the operators that TorchInductor uses, and `F.linear` where there are none.
 Shapes: I inputs, O outputs.
 """
 
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, cast
 
@@ -61,12 +62,13 @@ class PackedLinear(nn.Module):
     Args:
         weight: W, [O, I].
         bias: b, [O], or None.
-        pack: False leaves W as it is, for a product that gradients flow through.
-        plain_rows: most rows of x that the plain weight multiplies, see `faster_plain_rows`.
+        least_rows: fewest rows of x, for `faster_plain_rows`; None leaves W as it is, for a product
+            that gradients flow through.
 
     Attributes:
         plain: W, or None if only the packed weight is kept.
         packed: W in oneDNN's blocks, or None if it is not packed.
+        plain_rows: most rows of x that the plain weight multiplies.
     """
 
     bias: Tensor | None
@@ -74,13 +76,18 @@ class PackedLinear(nn.Module):
     packed: Tensor | None
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, pack: bool = True, plain_rows: int = 0
+        self, weight: Tensor, bias: Tensor | None = None, least_rows: int | None = None
     ) -> None:
         super().__init__()
         weight = weight.detach()
-        self.plain_rows = plain_rows
-        packed = _packed(weight) if pack and packs(weight) else None
-        keeps_plain = packed is None or plain_rows > 0
+        packed = None
+        self.plain_rows = 0
+        if least_rows is not None and packs(weight):
+            packed = _packed(weight)
+            self.plain_rows = faster_plain_rows(
+                *weight.shape, weight.dtype, least_rows, torch.get_num_threads()
+            )
+        keeps_plain = packed is None or self.plain_rows > 0
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         self.register_buffer("plain", weight if keeps_plain else None, persistent=False)
         self.register_buffer("packed", packed, persistent=False)
@@ -98,35 +105,32 @@ class PackedLinear(nn.Module):
             return nn.functional.linear(x, self.weight, self.bias)
         return _multiply_packed(x, packed, self.bias)
 
-    def to_dtype(self, dtype: torch.dtype, plain_rows: int | None = None) -> "PackedLinear":
-        """A packed copy whose weights have another dtype; by default for the same `plain_rows`."""
+    def to_dtype(self, dtype: torch.dtype, least_rows: int) -> "PackedLinear":
+        """A packed copy whose weights have another dtype."""
         weight = self.weight.to_dense() if self.plain is None else self.plain.clone()
         bias = None if self.bias is None else self.bias.to(dtype)
-        rows = self.plain_rows if plain_rows is None else plain_rows
-        return PackedLinear(weight.to(dtype), bias, plain_rows=rows)
+        return PackedLinear(weight.to(dtype), bias, least_rows)
 
 
-def faster_plain_rows(module: nn.Module, least_rows: int) -> int:
-    """Most of `TIMED_ROWS`, from `least_rows` on, up to which the plain products of all linear
-    layers in a module together are `GAIN` times as fast as packed ones; 0 if they never are.
+@lru_cache
+def faster_plain_rows(
+    outputs: int, inputs: int, dtype: torch.dtype, least_rows: int, threads: int
+) -> int:
+    """Most of `TIMED_ROWS`, from `least_rows` on, up to which the plain product with weights [O, I]
+    is `GAIN` times as fast as the packed one; 0 if it never is. Timed once in a process for the
+    same arguments.
     """
-    weights = [layer.weight for layer in module.modules() if isinstance(layer, nn.Linear)]
-    samples = [_sample(weight) for weight in weights if packs(weight)]
-    pairs = [(weight, _packed(weight)) for weight in samples]
+    timed = min(outputs, max(1, TIMED_ENTRIES // inputs))
+    weight = torch.ones(timed, inputs, dtype=dtype)
+    packed = _packed(weight)
     faster = 0
-    for rows in TIMED_ROWS if pairs else ():
+    for rows in TIMED_ROWS:
         if rows >= least_rows:
-            times = [_times(rows, *pair) for pair in pairs]
-            if GAIN * sum(plain for plain, _ in times) > sum(packed for _, packed in times):
+            plain_time, packed_time = _times(rows, weight, packed)
+            if GAIN * plain_time > packed_time:
                 return faster
             faster = rows
     return faster
-
-
-def _sample(weight: Tensor) -> Tensor:
-    """A weight of the same inputs and dtype, and as many outputs as are timed."""
-    outputs, inputs = weight.shape
-    return torch.ones(min(outputs, max(1, TIMED_ENTRIES // inputs)), inputs, dtype=weight.dtype)
 
 
 def _times(rows: int, weight: Tensor, packed: Tensor) -> tuple[float, float]:
@@ -153,10 +157,10 @@ def _multiply_packed(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> T
     return out
 
 
-def pack(module: nn.Module, plain_rows: int) -> None:
+def pack(module: nn.Module, least_rows: int) -> None:
     """Replace the linear layers inside a module, see `PackedLinear`."""
     for name, child in list(module.named_children()):
         if isinstance(child, nn.Linear):
-            setattr(module, name, PackedLinear(child.weight, child.bias, plain_rows=plain_rows))
+            setattr(module, name, PackedLinear(child.weight, child.bias, least_rows))
         else:
-            pack(child, plain_rows)
+            pack(child, least_rows)

@@ -46,7 +46,7 @@ class TokenHead:
             codes = slice(spec.first_code, spec.first_code + spec.codes)
             weight = weight[codes]
             bias = None if bias is None else bias[codes]
-        self.linear = PackedLinear(weight, bias, pack=False)
+        self.linear = PackedLinear(weight, bias)
         self._linears = {weight.dtype: self.linear}
         self._embed = network.embed_tokens
         self._network = network
@@ -57,10 +57,10 @@ class TokenHead:
         self.length = length
         self.sampling = sampling
 
-    def pack(self, plain_rows: int) -> None:
+    def pack(self) -> None:
         """Pack the weight (`packed_linear`), in place of the network's own head."""
         dtype = self.linear.weight.dtype
-        self.linear = self.linear.to_dtype(dtype, plain_rows)
+        self.linear = self.linear.to_dtype(dtype, self.sampling.rows)
         self._linears[dtype] = self.linear
         self._network.lm_head = self.linear
 
@@ -69,7 +69,7 @@ class TokenHead:
         draft that computes in it.
         """
         if dtype not in self._linears:
-            self._linears[dtype] = self.linear.to_dtype(dtype)
+            self._linears[dtype] = self.linear.to_dtype(dtype, self.sampling.rows)
 
     def embed(self, tokens: Tensor, table: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Embed tokens, int64 [B, ...] -> [R, ..., H]; with guidance both rows of a prompt get the

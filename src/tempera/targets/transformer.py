@@ -22,7 +22,6 @@ from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.forward import Session
 from tempera.targets.network import TargetNetwork
-from tempera.targets.packed_linear import faster_plain_rows
 from tempera.targets.prompt_state import Conditioner, PromptConditioner, PromptState
 from tempera.targets.token_head import TokenHead
 
@@ -99,27 +98,15 @@ class TransformerTarget:
         """Short hash of the network's weights (`identity_of`)."""
         return identity_of(self.network)
 
-    def pack(self, plain_rows: int | None = None) -> None:
+    def pack(self) -> None:
         """Make decoding faster at the expense of everything else: pack weights (`packed_linear`).
         They are replaced; the network can no longer be trained or saved.
-
-        Args:
-            plain_rows: products of up to so many rows use the plain weights all the same; by
-                default as it is faster here, which is timed. Near the limit two timings may differ,
-                and with them the rounding of products.
         """
         if self.session.packed:
             return
         _ = self.identity  # of the weights as they are now
-        if plain_rows is None:
-            plain_rows = faster_plain_rows(self.network.model.layers[0], self.sampling.rows)
-        self.session.pack(plain_rows)
-        self.head.pack(plain_rows)
-
-    @property
-    def plain_rows(self) -> int:
-        """See `pack`; 0 if nothing is packed."""
-        return self.session.plain_rows
+        self.session.pack(self.sampling.rows)
+        self.head.pack()
 
     @property
     def compiled(self) -> bool:
