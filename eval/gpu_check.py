@@ -1,4 +1,4 @@
-"""Check and time a GPU without downloads; the options are in conf/gpu_check.yaml."""
+"""Check a GPU without downloads; the options are in conf/gpu_check.yaml."""
 
 from tempera.commands.scripts import gpu_check as main
 

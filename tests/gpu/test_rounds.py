@@ -56,8 +56,7 @@ def test_a_round_is_read_once(name: str, compiled: bool, monkeypatch: pytest.Mon
 
 
 def test_the_gpu_check(tmp_path: Path) -> None:
-    quick = ["batch_sizes=[1]", "repeats=2", f"directory={tmp_path}"]
-    gpu_check.main(composed("device=cuda", *quick, config="gpu_check"))
+    few = ["methods=[ar,eagle2]", "of_layouts=['sjd window=6']", f"directory={tmp_path}"]
+    gpu_check.main(composed("device=cuda", *few, config="gpu_check"))
     found = json.loads((tmp_path / "gpu.json").read_text())
-    assert min(found["same_tokens"].values()) > 0.9 and len(found["rounds"]) == 6
-    assert all(row["graph replays"] is not None for row in found["rounds"])
+    assert min(found["same_tokens"].values()) > 0.9 and len(found["same_tokens"]) == 5

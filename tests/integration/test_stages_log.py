@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from sent_runs import SentRun, keep_sent_runs
 from tiny_evaluation import tiny_options
 
-from tempera.commands import bench, gpu_check, prepare
+from tempera.commands import bench, prepare
 from tempera.config.compose import composed_run
-from tempera.config.parts import Parts
 from tempera.runtime.files import read_json
 
 Runs = dict[str, SentRun]
@@ -44,7 +42,10 @@ def test_a_benchmark_sends_its_times_and_its_table(
         assert run.summary[f"batch_2/{name}/round"] == median > 0
     columns, rows = run.tables["bench"]
     assert columns == ["ms: median (quartiles)", "batch 2"]
-    assert {"round of AR", "speed-up ÷ accepted length"} < {row[0] for row in rows}
+    shown = {row[0] for row in rows}
+    assert {"round of AR", "speed-up ÷ accepted length", "operators in a round"} < shown
+    (counts,) = content["launches"]
+    assert counts[""]["operators"] > counts[" of AR"]["operators"] > 10
     assert run.files == {"bench": ["bench.json"]}
 
 
@@ -63,20 +64,3 @@ def test_preparing_sends_what_was_read(tmp_path: Path, tiny: list[str], sent_run
     assert run.files == {"prepare": ["manifest.json"]}
     prepare.main(cfg)
     assert not sent_runs
-
-
-def test_a_check_of_the_gpu_sends_its_checks_and_its_files(
-    tmp_path: Path, sent_runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Parts, "fast_target", lambda parts: parts.model)
-    monkeypatch.setattr(gpu_check, "timed", lambda *_: {"ms": 2.0})
-    monkeypatch.setattr(gpu_check, "METHODS", ("sjd",))
-    monkeypatch.setattr(gpu_check, "tokens", lambda *_: torch.zeros(2, 3))
-    options = ["device=cpu", "families=[lumina]", "real=[lumina]", "batch_sizes=[1]"]
-    options.append("tracking=wandb")
-    gpu_check.main(composed_run("gpu_check", options, tmp_path))
-    run = sent_runs["gpu_check"]
-    assert run.finished and run.about["group"] == "gpu_check"
-    device = read_json(tmp_path / "gpu.json")["device"]
-    assert run.summary == {"device": device, "result": "passed", "same_tokens/lumina sjd": 1.0}
-    assert run.files == {"gpu_check": ["gpu.json", "gpu.md"]}

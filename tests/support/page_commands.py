@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from paths import ROOT
 
 from hydra_plugins.tempera_cases import CaseSweeper
@@ -20,7 +21,7 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
     ],
     "eval/report.py": [],
     "eval/bench.py": ["repeats=1", "batch_sizes=[1]", "tracking=none", *QUIET],
-    "eval/gpu_check.py": ["families=[]", "real=[]", "tracking=none", *QUIET],
+    "eval/gpu_check.py": ["models=[lumina]", "of_layouts=[ar]", *QUIET],
     "eval/tune.py": [
         *("limit=1", "images=1", "timed=1", "repeats=1", "runs=1", "depths=[2]", "trees=[]"),
         *("prices=[1.0]", "deltas=[2.0]", "metrics=none", "tracking=none"),
@@ -60,11 +61,14 @@ def shortened(script: str, arguments: list[str]) -> list[str]:
 
 
 def run(command: str, directory: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
-    """Only the first job of a table runs, and the figures of a run are not drawn."""
+    """Only the first job of a table runs, figures of a run are not drawn, and nothing is
+    compiled.
+    """
     all_jobs = CaseSweeper.split_arguments
     monkeypatch.setattr(CaseSweeper, "split_arguments", lambda *given: [all_jobs(*given)[0][:1]])
     monkeypatch.setattr(figures, "grid", lambda *_: None)
     monkeypatch.setattr(figures, "acceptance", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     _, script, *arguments = shlex.split(command)
     monkeypatch.chdir(directory)
     monkeypatch.setattr(sys, "argv", [script, *more, *shortened(script, arguments)])

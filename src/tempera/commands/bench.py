@@ -1,8 +1,9 @@
 """`tempera-bench`: the time of a round and its parts, without a data set."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, cast
 
 from omegaconf import DictConfig
 
@@ -16,8 +17,11 @@ from tempera.evaluation.benchmark import (
     BenchmarkReport,
     Spread,
     measure,
+    room,
 )
 from tempera.evaluation.latency import PARTS
+from tempera.evaluation.launches import Launches, launches
+from tempera.evaluation.pipeline import Method
 from tempera.reporting.tables import Cell, Output, Section, show, table, transposed
 from tempera.runtime.files import write_json
 
@@ -31,6 +35,11 @@ FORMATS = {
     "AR ÷ its limit": ".2f",
     "accepted length": ".2f",
     "speed-up of whole images": ".2f",
+    **{
+        f"{what} in a round{of}": ".0f"
+        for what in ("operators", "kernels", "graph replays")
+        for of in (" of AR", "")
+    },
 }
 """Of what is no time."""
 
@@ -51,16 +60,34 @@ def main(cfg: DictConfig) -> None:
     with console.status("timing") as status:
         method = parts.method(target, rule)
         report = measure(target, method, plan, lambda part: status.update(f"timing: {part}"))
+        status.update("counting what a round launches")
+        discrete = cast(Method, method) if parts.is_discrete else None
+        counts = [_launches(target, discrete, size) for size in plan.batch_sizes]
     # that of the weights differs from the target's for float16 on a CPU
     report = replace(report, dtype=parts.place.dtype_name)
     made_of = {"weights": cfg.model.get("weights"), "draft": parts.draft}
-    section = as_table(report, parts.model, made_of)
+    section = as_table(report, parts.model, made_of, counts)
     shown = transposed(section)
     show(shown, section.title, console)
     directory = Path(str(cfg.directory))
     file = directory / "bench.json"
-    write_json(file, {"model": parts.model, "made_of": made_of, **asdict(report)})
+    launched = [{name: asdict(each) for name, each in one.items()} for one in counts]
+    content = {"model": parts.model, "made_of": made_of, **asdict(report), "launches": launched}
+    write_json(file, content)
     tracking.record(directory, _medians(report), shown, [file])
+
+
+def _launches(target: Any, method: Method | None, batch_size: int) -> dict[str, Launches]:
+    """What rounds of AR and of the method launch; nothing for continuous tokens."""
+    if method is None:
+        return {}
+    prompts = ["0"] * batch_size
+    longest = room(method.drafter.depth)
+    with target.encoded(prompts):
+        return {
+            " of AR": launches(target, method.plain, prompts, longest),
+            "": launches(target, method, prompts, longest),
+        }
 
 
 def _medians(report: BenchmarkReport) -> dict[str, float]:
@@ -73,9 +100,19 @@ def _medians(report: BenchmarkReport) -> dict[str, float]:
     }
 
 
-def as_table(report: BenchmarkReport, model: str, made_of: Mapping[str, str | None]) -> Section:
-    """What was measured, a row for each batch size. made_of: what network and draft are read from,
-    or `random`.
+def as_table(
+    report: BenchmarkReport,
+    model: str,
+    made_of: Mapping[str, str | None],
+    counts: Sequence[Mapping[str, Launches]],
+) -> Section:
+    """What was measured, a row for each batch size.
+
+    Args:
+        report: the timings.
+        model: its name.
+        made_of: what network and draft are read from, or `random`.
+        counts: by batch size, what a round launches.
     """
     random = [name for name, path in made_of.items() if path == "random"]
     title = model + (f" (random {' and '.join(random)})" if random else "")
@@ -84,7 +121,10 @@ def as_table(report: BenchmarkReport, model: str, made_of: Mapping[str, str | No
         title += " · compiled"
     if report.bandwidth is not None and report.weights is not None:
         title += f" · {report.bandwidth / 1e9:.1f} GB/s · weights {report.weights / 1e9:.2f} GB"
-    rows = [cells(column, report.steps) for column in report.columns]
+    rows = [
+        cells(column, report.steps) | _counted(launched)
+        for column, launched in zip(report.columns, counts, strict=True)
+    ]
     columns = {heading: [row[heading] for row in rows] for heading in rows[0]}
     names = [f"batch {column.batch_size}" for column in report.columns]
     numbers = table(names, columns, "ms: median (quartiles)")
@@ -114,6 +154,16 @@ def cells(column: BenchmarkColumn, steps: int) -> dict[str, Cell]:
     return found | {
         "accepted length": {"value": own["accepted_length"].median},
         "speed-up of whole images": {"value": column.ar["whole"].median / own["whole"].median},
+    }
+
+
+def _counted(launched: Mapping[str, Launches]) -> dict[str, Cell]:
+    """What rounds launch, as far as the device tells it."""
+    return {
+        f"{name.replace('_', ' ')} in a round{of}": {"value": count}
+        for name in ("operators", "kernels", "graph_replays")
+        for of, counts in launched.items()
+        if (count := getattr(counts, name)) is not None
     }
 
 

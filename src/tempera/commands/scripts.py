@@ -30,7 +30,7 @@ def bench(cfg: "DictConfig | None" = None) -> object:
 
 
 def gpu_check(cfg: "DictConfig | None" = None) -> object:
-    """`tempera-gpu-check`: check that a GPU decodes right, and time it."""
+    """`tempera-gpu-check`: check that a GPU decodes right."""
     return _script("gpu_check", "gpu_check", cfg)
 
 
