@@ -24,9 +24,9 @@ import itertools
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
@@ -34,6 +34,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
 from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from tempera.errors import TemperaError
 
 
 @dataclass
@@ -49,21 +52,8 @@ class CasesConf:
     params: dict[str, Any] | None = None
 
 
-CHOOSING = (
-    *("method=", "model", "drafter", "experiment=", "weights=", "outputs=", "dry_run="),
-    "launcher=",
-)
-"""What an option begins with that may decide which draft a job reads, or, as the launcher, which
-options of Hydra there are.
-"""
-
-
 MOST = 2000
-"""Jobs of a sweep: all are composed before the first one runs."""
-
-
-def _choosing(job: Sequence[str]) -> tuple[str, ...]:
-    return tuple(option for option in job if option.startswith(CHOOSING))
+"""Jobs of a sweep: all are composed and checked before the first one runs."""
 
 
 class CaseSweeper(BasicSweeper):
@@ -114,9 +104,7 @@ class CaseSweeper(BasicSweeper):
         raise TemperaError(f"{len(failed)} of {len(jobs)} jobs failed: see above")
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Compose every job before the first one runs; with a bar, where there are many."""
-        for job in tqdm(batch, desc="composing", leave=False, disable=len(batch) < 20):
-            super().validate_batch_is_legal([job])
+        """Nothing is left to do: `split_arguments` has composed and checked all jobs."""
 
     def split_arguments(  # type: ignore[override]
         self, overrides: list[Override], max_batch_size: int | None
@@ -136,34 +124,41 @@ class CaseSweeper(BasicSweeper):
             named = {override.get_key_element() for override in kept}
             left = [one for one in overrides if one.get_key_element() not in named]
             jobs += BasicSweeper.split_arguments([*kept, *left], None)[0]
-        distinct = self._with_drafts([job for at, job in enumerate(jobs) if job not in jobs[:at]])
+        distinct = self._checked([job for at, job in enumerate(jobs) if job not in jobs[:at]])
         return list(BasicSweeper.split_overrides_to_chunks(distinct, max_batch_size))
 
-    def _with_drafts(self, jobs: list[list[str]]) -> list[list[str]]:
-        """The jobs, if all have their draft; otherwise refuse the sweep, before the first job runs.
-        Of a table that is useful in part, the jobs that have it, and say which are left out.
+    def _checked(self, jobs: list[list[str]]) -> list[list[str]]:
+        """The jobs, if all are possible; otherwise refuse the sweep, before the first one runs. Of
+        a table that is useful in part, the jobs that have their draft, and say which are left out.
         """
         if self.hydra_context is None or self.config is None:
             return jobs
         from tempera.config.instantiate import part
-        from tempera.config.parts import check_draft
+        from tempera.config.parts import check_draft, check_job
         from tempera.errors import TemperaError
         from tempera.reporting.paper_results import find
 
         partial = self.table is not None and find(self.table).get("partial", False)
-        lacking: dict[tuple[str, ...], TemperaError] = {}
-        for job in sorted({_choosing(job) for job in jobs}):
-            cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(job))
+        wrong: dict[str, TemperaError] = {}
+        lacking: dict[str, TemperaError] = {}
+        kept = []
+        shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
+        for job in tqdm(jobs, desc="checking", leave=False, disable=len(jobs) < 20):
+            cfg = self.hydra_context.config_loader.load_sweep_config(self.config, job)
+            problems = wrong
             try:
-                if "drafter" in cfg and "dry_run" in cfg and not cfg.dry_run:
+                check_job(cfg)
+                problems = lacking
+                if "_target_" in (cfg.get("drafter") or {}) and not cfg.get("dry_run"):
                     check_draft(part(cfg.drafter), cfg.model.name)
+                kept.append(job)
             except TemperaError as problem:
-                lacking[job] = problem
-        kept = [job for job in jobs if _choosing(job) not in lacking]
-        if lacking and not (partial and kept):
-            raise next(iter(lacking.values()))
-        for job, reason in lacking.items():
-            print(f"left out: {' '.join(job)}: {reason}")
+                own = [option for option in job if option not in shared]
+                problems[" ".join(own)] = problem
+        if wrong or (lacking and not (partial and kept)):
+            raise _refused(wrong or lacking, len(jobs))
+        for name, reason in lacking.items():
+            print(f"left out: {name}: {reason}")
         return kept
 
     def _cases(self, overrides: list[Override]) -> Sequence[str]:
@@ -179,6 +174,25 @@ class CaseSweeper(BasicSweeper):
         if names is None:
             return cases(self.table, str(given[0].value()))
         return [f"{case} model={name}" for name in names for case in cases(self.table, name)]
+
+
+def _refused(problems: "Mapping[str, TemperaError]", number: int) -> "TemperaError":
+    """Why none of a number of jobs begins, given what is wrong with some, each reason once."""
+    from tempera.config.messages import sentence
+    from tempera.errors import TemperaError
+
+    jobs: dict[str, list[str]] = {}
+    for job, problem in problems.items():
+        jobs.setdefault(str(sentence(problem, "", [])), []).append(job)
+    reasons = [
+        f"{first}{f' and {len(others)} more' if others else ''}: {reason}"
+        for reason, (first, *others) in jobs.items()
+    ]
+    if len(problems) == number and len(jobs) == 1:
+        return next(iter(problems.values()))
+    return TemperaError(
+        f"{len(problems)} of {number} jobs cannot run, and none has begun:", details=reasons
+    )
 
 
 def _values(override: Override) -> list[str]:

@@ -192,6 +192,21 @@ def test_a_job_that_fails_does_not_stop_the_others(
     assert last == "error: 2 of 4 jobs failed: see above"
 
 
+def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: begun.append(cfg.delta))
+    line = "eval/run.py -m method=coolsd tracking=none hydra.sweep.dir=a device=cuda delta="
+    status, _, err = run(f"{line}1.1,0,abc")
+    assert status == 1 and begun == [] and not Path("a").exists()
+    first, zero, text = err.splitlines()
+    assert first == "error: 2 of 3 jobs cannot run, and none has begun:"
+    assert "delta=0: delta=0 is not a relaxation budget" in zero
+    assert "delta=abc: `delta=abc` is not possible" in text
+    assert run(f"{line}1.1,2")[0] == 0 and begun == [1.1, 2]  # the GPU may be elsewhere
+
+
 def test_the_main_process_alone_writes_the_runs_log(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import hydra
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from tempera.config.instantiate import Part, fitting, from_options, part, product
+from tempera.config.options import check_options
 from tempera.continuous.rules import DensityRule
 from tempera.decoding.compiled import why_not
 from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule
@@ -124,12 +125,13 @@ class Parts:
     pipeline_part: "Part[Pipeline] | None"
 
     @classmethod
-    def of(cls, cfg: DictConfig, discrete: str = "") -> "Parts":
+    def of(cls, cfg: DictConfig, discrete: str = "", *, elsewhere: bool = False) -> "Parts":
         """Those of a composed configuration.
 
         Args:
             cfg: the configuration.
             discrete: what is for discrete tokens alone, where a model of others is to be refused.
+            elsewhere: they will be made on another machine, which may have the GPU that this lacks.
 
         Raises:
             TemperaError: an option is not possible, or model, method, drafter, tree and rule do not
@@ -151,7 +153,7 @@ class Parts:
         made = cls(
             model=model.name,
             tokens=kind,
-            place=Place.named(cfg.device, cfg.dtype, dry=bool(cfg.get("dry_run"))),
+            place=Place.named(cfg.device, cfg.dtype, dry=elsewhere or bool(cfg.get("dry_run"))),
             sampling=from_options(cfg, sampling),
             batch_size=int(cfg.family.batch_size if batch_size == "auto" else batch_size),
             shrinks=batch_size == "auto",
@@ -436,6 +438,20 @@ class Parts:
     def _truncate(self) -> dict[str, bool]:
         """The option `truncate`, for parts of the model that take it."""
         return {} if self.truncate is None else {"truncate": self.truncate}
+
+
+def check_job(cfg: DictConfig) -> None:
+    """Raise TemperaError for an option of a job of a sweep that is not possible. Nothing is read,
+    and the job may run on another machine.
+    """
+    check_options(cfg)
+    for name, node in cfg.items_ex(resolve=False):
+        if name != "hydra" and OmegaConf.is_dict(node) and "_target_" in node:
+            part(node)
+    if "model" in cfg:
+        parts = Parts.of(cfg, elsewhere=True)
+        if not parts.reads_files and cfg.get("expected_length") is None:
+            parts.rule()
 
 
 def check_draft(
