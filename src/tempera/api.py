@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from tempera.config.compose import composed_with_choices, in_one_sentence, written
-from tempera.config.parts import EARNED, Parts
+from tempera.config.parts import Parts
 from tempera.continuous.loop import ContinuousRound
 from tempera.data.prompts import Prompt, one_prompt, warnings_of
 from tempera.decoding.interfaces import (
@@ -88,7 +88,7 @@ class LoadedModel:
     turns: a batch uses the model's caches alone.
     """
 
-    def __init__(self, cfg: DictConfig, method: str, own: "Own") -> None:
+    def __init__(self, cfg: DictConfig, method: str, own: "Own", images: int | None = None) -> None:
         objects = "rule, drafter and target can be objects with discrete tokens"
         parts = Parts.of(cfg, discrete="" if own == Own() else objects)
         rule = parts.rule()
@@ -102,7 +102,7 @@ class LoadedModel:
         self._captions = parts.captions() if own.target is None else None
         target = own.made(parts.sampling)
         if target is None:
-            target = parts.fast_target()
+            target = parts.fast_target(images)
         else:
             parts = replace(parts, place=own.place(target, parts.place))
         self.pipeline: Pipeline = own.placed(parts.pipeline(target, rule, own.decoder))
@@ -466,14 +466,19 @@ def load(
     >>> two.tokens.shape
     torch.Size([2, 144])
     """
-    named = {"rule": rule, "drafter": drafter}
-    options |= {name: part for name, part in named.items() if isinstance(part, str)}
-    own = Own(
-        None if isinstance(rule, str) else rule,
-        None if isinstance(drafter, str) else drafter,
-        target,
-        decoder,
-    )
+    objects = {"rule": rule, "drafter": drafter, "target": target, "decoder": decoder}
+    return _loaded(model, method, options | objects)
+
+
+def _loaded(
+    model: str, method: str | None, options: dict[str, Any], images: int | None = None
+) -> LoadedModel:
+    """`load` with objects among the options, for a number of images if that is known."""
+    objects = {name: options.pop(name, None) for name in ("rule", "drafter", "target", "decoder")}
+    for name in ("rule", "drafter"):
+        if isinstance(objects[name], str):
+            options[name] = objects.pop(name)
+    own = Own(**objects)
     own.check(options)
     if own.drafter is not None:
         method = own.without_draft(method)
@@ -486,7 +491,7 @@ def load(
     arguments = [written(name, value) for name, value in all_options.items()]
     cfg, choices = composed_with_choices("generate", arguments)
     with in_one_sentence("generate", arguments):
-        return LoadedModel(cfg, choices["method"], own)
+        return LoadedModel(cfg, choices["method"], own, images)
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -538,9 +543,8 @@ def generate(
     """
     named, seeds = seeded_prompts(prompts, seed, num_images)  # refused before weights are read
     check_callable(progress=progress, callback=callback)
-    if len(named) < EARNED and options.get("target") is None:
-        options = {"compile": False} | options  # `auto` cannot know that no more images follow
-    return load(model, method, **options)._generate(named, seeds, progress, callback)
+    loaded = _loaded(model, method, options, len(named))
+    return loaded._generate(named, seeds, progress, callback)
 
 
 def seeded_prompts(prompts: Any, seed: Any, images: Any = 1) -> tuple[list[Prompt], list[int]]:

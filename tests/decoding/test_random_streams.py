@@ -26,6 +26,11 @@ def test_draws_are_splitmix64():
         assert draws[row].tolist() == expected
 
 
+def test_the_device_is_the_one_that_tensors_name():
+    streams = RandomStreams(0, ["a"], "cpu:0")  # as `cuda` is `cuda:0`
+    assert streams.device == streams.next(1).device
+
+
 def test_a_row_does_not_depend_on_its_batch_or_on_request_sizes():
     alone = RandomStreams(7, ["b"])
     together = RandomStreams(7, ["a", "b", "c"])

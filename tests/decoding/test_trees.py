@@ -100,6 +100,7 @@ def test_static_trees_are_moved_to_a_device_once():
     meta = Tree.chain(4).to("meta")
     assert meta is Tree.chain(4).to("meta")
     assert meta.depths.device.type == "meta"
+    assert Tree.chain(4).to("cpu:0").depths.tolist() == [1, 2, 3, 4]  # tensors say `cpu`
     assert Tree.chain(4).to("cpu") is Tree.chain(4)
     assert Tree.from_parents(torch.tensor([[-1, -1]])).to("meta").depths.device.type == "meta"
 

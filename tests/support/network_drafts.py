@@ -53,10 +53,11 @@ def small_model(
     grid: tuple[int, int] = GRID,
     vocab: int = VOCAB,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
     **options: Any,
 ) -> TransformerTarget:
     """A model of another size with another prefix."""
-    network = small_network(vocab, grid, seed).to(dtype)
+    network = small_network(vocab, grid, seed).to(device, dtype)
     return tiny_target(sampling, network=network, conditioner=small_captions, **options)
 
 
@@ -88,7 +89,7 @@ def medusa(target: Any, tree: Tree, dtype: Any = None, **sizes: int) -> Any:
 
 
 def independent(target: Any, tree: Tree, dtype: Any = None, **options: Any) -> Any:
-    draft = small_model(dtype=dtype or target.dtype, **options)
+    draft = small_model(dtype=dtype or target.dtype, device=target.device, **options)
     if target.compiled:
         draft.compile()
     return StaticTreeDrafter(IndependentDraft(draft, target), tree)

@@ -1,6 +1,5 @@
 """Compiled rounds, by PyTorch's own means: `torch.compile` makes larger kernels of a round's parts,
-and on a GPU its CUDA graphs launch all kernels of a part at once. The CUDA path has not run on a
-GPU yet; its tests have the marker `gpu`.
+and on a GPU its CUDA graphs launch all kernels of a part at once (tests: `pytest -m gpu`).
 
 What a part keeps for the next round lies in buffers of fixed addresses (`kept`), which it writes in
 place. A part neither branches on values nor reads from the device.

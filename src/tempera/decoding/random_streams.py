@@ -46,10 +46,10 @@ class RandomStreams:
                 "draws; give every prompt its own id"
             )
         self.ids = ids
-        self.device = torch.device(device)
         self._keys = torch.tensor(
             [key(*stream) for stream in self.named], dtype=torch.int64, device=device
         )
+        self.device = self._keys.device
         self._counter = 0
         self._block = torch.empty(0, len(ids), device=device)
 

@@ -429,7 +429,7 @@ def _moved(tree: Tree, device: torch.device) -> Tree:
         for name in ("sibling_tests", "levels"):
             tables = tuple(_table_on(device, table) for table in getattr(tree, name))
             object.__setattr__(moved, name, tables)
-    return moved.to(device)
+    return moved.to(moved.parents.device)  # `cuda` is `cuda:0` here
 
 
 def _table_on(device: torch.device, table: Any) -> Any:
