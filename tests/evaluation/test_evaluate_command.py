@@ -52,3 +52,12 @@ def test_one_prompt_is_timed_on_demand(tmp_path: Path) -> None:
     quick = [option for option in timed if option != "speed.prompts=1"]
     assert "speedup" in evaluate.main(composed_run("eval", timed, tmp_path / "timed"))
     assert "speedup" not in evaluate.main(composed_run("eval", quick, tmp_path / "quick"))
+
+
+def test_a_relaxation_stricter_than_exact_decoding_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = [*tiny_options(tmp_path), "method=uniform_rsd", "depth=2", "speed.prompts=0"]
+    for options, told in ((["delta=0.5"], 1), (["delta=0.5", "floor=1"], 0), (["delta=1"], 0)):
+        evaluate.main(composed_run("eval", [*shared, *options], tmp_path / ",".join(options)))
+        assert capsys.readouterr().out.count("warning: the relaxation ω = 0.5, 0.5") == told

@@ -184,8 +184,24 @@ def test_the_verdict_on_many_runs_names_those_that_no_other_beats() -> None:
     runs = [run_at(*one) for one in speeds]
     assert verdict(runs) == (
         "coolsd δ=2: 2.0 times as fast, KL 0.2; coolsd δ=1.5: 1.5 times as fast, KL 0.05; "
-        "coolsd δ=1: 1.0 times as fast; 2 others are slower and no nearer to the target."
+        "coolsd δ=1: 1.0 times as fast; 2 others gain less and are no nearer to the target."
     )
+
+
+def test_a_sweep_of_schedules_names_them_all() -> None:
+    """In labels and curves; without one, no run of the method is named by its schedule."""
+    names = ("exponential", "linear", "exponential")
+    runs = [
+        finished("coolsd", delta=delta, schedule=name, changes={} if name[0] == "e" else
+                 {"schedule": name}) for name, delta in zip(names, (2.0, 2.0, 1.1), strict=True)
+    ]  # fmt: skip
+    assert labels([*runs, finished("eagle", schedule="uniform")]) == [
+        *("coolsd schedule=exponential δ=2", "coolsd schedule=linear δ=2"),
+        *("coolsd schedule=exponential δ=1.1", "eagle"),
+    ]
+    curves = [f"coolsd schedule={name}" for name in names]
+    assert [*pareto.curves(runs)["curve"]] == curves
+    assert labels(runs[::2]) == ["coolsd δ=2", "coolsd δ=1.1"]
 
 
 def test_accepted_lengths_are_compared_as_tokens_per_round_with_their_t_statistic() -> None:

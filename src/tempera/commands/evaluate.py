@@ -5,6 +5,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from tempera.metrics.evaluators import Evaluator
 from tempera.metrics.scores import read_scores
 from tempera.metrics.torch_metrics import Kind, TorchMetric, TorchMetrics
 from tempera.reporting.run_names import run_name
+from tempera.rules.standard import Relaxed
 from tempera.runtime.distributed import Processes
 from tempera.runtime.pretrained import recording_taken
 from tempera.runtime.processor import tell_slow_bfloat16
@@ -79,7 +81,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
     directory = shared_directory(processes, Path(str(cfg.directory)))
     evaluator.check(parts.model)
     unread = _check_prompts(cfg, parts, prompts, evaluator, wanted)
-    for warning in unread if processes.is_main else ():
+    for warning in [*unread, *_too_strict(rule)] if processes.is_main else ():
         print(f"warning: {warning}.")
     scores = read_scores(cfg.scores, [prompt.id for prompt in prompts])
     with recording_taken() as taken:
@@ -163,6 +165,17 @@ def _check_prompts(
     if isinstance(evaluator, TorchMetrics):
         evaluator.check_prompts(prompts)
     return warnings_of(prompts, captions)
+
+
+def _too_strict(rule: object) -> list[str]:
+    """A warning of a relaxation that is stricter than exact decoding."""
+    if not isinstance(rule, Relaxed) or fmean(rule.schedule) >= 1:
+        return []
+    omegas = ", ".join(f"{omega:.2g}" for omega in rule.schedule)
+    return [
+        f"the relaxation ω = {omegas} averages less than 1, which is exact decoding: it is likely "
+        "slower and no nearer to the target; give a larger delta, or floor=1"
+    ]
 
 
 def _notes(

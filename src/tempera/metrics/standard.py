@@ -17,7 +17,7 @@ from tempera.runtime.distributed import started_as_main
 from tempera.runtime.hub import together
 
 USUAL = ("fid", "kid", "precision", "recall", "inception_score", "clip")
-"""What is measured by default, as far as its files are available."""
+"""What is measured by default."""
 
 
 class Adapter(Protocol):
@@ -57,9 +57,10 @@ class StandardEvaluator(Evaluator):
     """Networks chosen by name, each loaded when its turn comes.
 
     Args:
-        names: names of networks, or keys of single metrics. None takes those of `USUAL` whose files
-            and reference are available.
+        names: names of networks, or keys of single metrics. None takes `USUAL`; without a reference
+            those that need none.
         reference: place of a `Reference`.
+        allow_missing: if `names` is None, leave out what cannot be had, and say so.
         resamples: number of bootstrap resamples for each interval.
         networks: all networks that can be chosen, by name.
     """
@@ -69,10 +70,12 @@ class StandardEvaluator(Evaluator):
         names: list[str] | None = None,
         reference: str | None = None,
         *,
+        allow_missing: bool,
         resamples: PositiveInt,
         **networks: Adapter,
     ) -> None:
         self.names = names
+        self.allow_missing = allow_missing
         self.networks = networks
         self.images = Reference(reference)
         self._resamples = resamples
@@ -92,6 +95,8 @@ class StandardEvaluator(Evaluator):
     def check(self, model: str) -> None:
         if self.names is not None and not self.names:
             raise TemperaError("names lists no metric: give one or more, or measure none.")
+        if self.names is None and not self.allow_missing:
+            self._check_usual()
         _ = self._chosen  # raises where a metric cannot be measured
 
     @override
@@ -148,6 +153,20 @@ class StandardEvaluator(Evaluator):
         if left_out and started_as_main():
             print(f"left out: {together(left_out)}")
         return chosen
+
+    def _check_usual(self) -> None:
+        """Raise TemperaError if what `USUAL` needs cannot be had."""
+        networks = dict.fromkeys(self._find(name)[0] for name in USUAL)
+        problems = [self._network_problem(network) for network in networks]
+        if self.images.place is not None:
+            problems.append(self._reference_problem)
+        missing = list(filter(None, problems))
+        if missing:
+            raise TemperaError(
+                "metrics=real cannot measure all that it usually does (metrics=none, "
+                "metrics.names=[...] or metrics.allow_missing=true measures less): "
+                f"{together(missing)}"
+            )
 
     def _problem(self, network: str, metrics: Sequence[str]) -> TemperaError | None:
         """What keeps a network from measuring these metrics, if anything does."""

@@ -50,7 +50,8 @@ def headline(run: Run) -> list[str]:
     if efficiency > 0 and tokens != 1:
         cost = f"{1 / efficiency:.2f}"
         speed = f"{run.value('speedup'):.2f}"
-        lines.append(f"A round takes as long as {cost} AR rounds here: {speed}× the speed.")
+        slower = ", slower than plain autoregression" if run.value("speedup") < 1 else ""
+        lines.append(f"A round takes as long as {cost} AR rounds here: {speed}× the speed{slower}.")
     return lines
 
 

@@ -133,8 +133,20 @@ class Run(BaseModel):
         return Weighted(sums.to_numpy(float), weights.where(measured, 0.0).to_numpy(float))
 
 
+def with_schedule(run: Run, runs: Sequence[Run]) -> Run:
+    """The run; with its schedule among its changes where another run of its method changes that:
+    in a sweep of schedules each is named.
+    """
+    swept = any(other.method == run.method and "schedule" in other.changes for other in runs)
+    if not swept or "schedule" not in run.settings:
+        return run
+    changes = {"schedule": run.settings["schedule"]} | run.changes
+    return run.model_copy(update={"changes": changes})
+
+
 def labels(runs: Sequence[Run], shown: Sequence[Run] | None = None) -> list[str]:
-    """Names that tell the runs of a report apart: with their model and seed where these differ.
+    """Names that tell the runs of a report apart: with their model, seed and schedule where these
+    differ.
 
     Args:
         shown: some of the runs; all by default.
@@ -143,7 +155,7 @@ def labels(runs: Sequence[Run], shown: Sequence[Run] | None = None) -> list[str]
     several_models = len({run.model for run in runs}) > 1
     several_seeds = len({run.seed for run in runs}) > 1
     for run in runs if shown is None else shown:
-        parts = [run.name]
+        parts = [with_schedule(run, runs).name]
         if several_models:
             parts.insert(0, str(run.model))
         if several_seeds:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tempera.metrics import table
 from tempera.metrics.table import Metric
-from tempera.reporting.finished_run import Run, results
+from tempera.reporting.finished_run import Run, results, with_schedule
 from tempera.runtime.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
@@ -79,6 +79,7 @@ def curves(runs: Sequence[Run]) -> pd.DataFrame:
     The runs of a curve are equal but for one number: δ if theirs differ, or an option such as a
     rule's α. Its name leaves the number out.
     """
+    runs = [with_schedule(run, runs) for run in runs]
     changed = [name for run in runs for name in run.changes]
     options = list(dict.fromkeys(["delta", *changed]))
     numbers = _numbers(runs, options)

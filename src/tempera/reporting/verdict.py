@@ -29,7 +29,7 @@ def verdict(runs: Sequence[Run]) -> str:
     clauses = [f"{name}: {', '.join([_pace(run), *_costs(run)])}" for run, name in told]
     others = len(drafted) - len(told)
     if others:
-        clauses.append(f"{others} others are slower and no nearer to the target")
+        clauses.append(f"{others} others gain less and are no nearer to the target")
     return f"{'; '.join(clauses)}." if clauses else ""
 
 
