@@ -23,11 +23,13 @@ from tempera import TemperaError
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle_network import EagleModel
 from tempera.evaluation.pipeline import NoPictures
-from tempera.held.families import FAMILIES as PARTS
+from tempera.held.accelerated import FAMILIES as PARTS
 from tempera.held.ids import generate_ids, installed
 from tempera.runtime import huggingface as hf
 from tempera.runtime.pretrained import randomise
-from tempera.targets.shared_vocabulary import PADDING, load_network
+from tempera.targets.family import load_network
+from tempera.targets.glm_image import GLM_IMAGE
+from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -824,7 +826,7 @@ def test_a_draft_for_the_preset_drafts_the_same_for_a_held_model(tmp_path: Path)
     sizes: dict[str, Any] = dict.fromkeys(names, 1)  # the file states its own
     sizes |= dict.fromkeys(["rms_norm_eps", "rope_theta", "partial_rotary_factor"], 1.0)
     sizes["mrope_section"] = [1]
-    network = load_network("glm_image", spec, str(tmp_path), files, "hub", sizes)
+    network = load_network(GLM_IMAGE, spec, str(tmp_path), files, "hub", sizes)
     ids = held.inputs["input_ids"].where(MASK == 1, PADDING)
     condition = ids[:, None].expand(-1, 2, -1)
     own = TransformerTarget(

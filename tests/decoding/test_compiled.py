@@ -42,7 +42,12 @@ from tempera.rules.optimal import Priced
 from tempera.rules.published_gsd import PublishedGSD
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 from tempera.rules.traversal import Traversal
-from tempera.targets.shared_vocabulary import load_network
+from tempera.targets.chameleon import CHAMELEON
+from tempera.targets.emu3 import EMU3
+from tempera.targets.family import Family, load_network
+from tempera.targets.glm_image import GLM_IMAGE
+from tempera.targets.janus import JANUS
+from tempera.targets.qwen2 import QWEN2
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -110,14 +115,14 @@ def of_classes() -> TransformerTarget:
     return tiny_target(SAMPLING, llamagen(num_hidden_layers=1, **sizes), classes, granularity=4)
 
 
-def of_text(family: str, **sizes: Any) -> TransformerTarget:
+def of_text(family: Family, **sizes: Any) -> TransformerTarget:
     return text_target(SAMPLING, 3, 3, 8, family, line_end=19, num_hidden_layers=1, **sizes)
 
 
 def of_janus() -> TransformerTarget:
     spec = ModelSpec(3, 3, 8, 0, (1, "{text}", 3), (), 64, null_filling=2)
     sizes = {**SIZES, "vocab_size": 20, "num_hidden_layers": 1, "rope_theta": 10000.0}
-    network = load_network("janus", spec, "random", [], "", sizes)
+    network = load_network(JANUS, spec, "random", [], "", sizes)
     return tiny_target(SAMPLING, lively(network), text_ids)
 
 
@@ -126,7 +131,7 @@ def of_glm() -> TransformerTarget:
     spec = ModelSpec(3, 3, 8, 0, ("{text}", 3), (), 64, preview=(2, 2))
     sizes = {**SIZES, "vocab_size": 20, "vision_vocab_size": 12, "num_hidden_layers": 1}
     rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1]}
-    network = load_network("glm_image", spec, "random", [], "", sizes | rope)
+    network = load_network(GLM_IMAGE, spec, "random", [], "", sizes | rope)
     return tiny_target(replace(SAMPLING, guidance=1.0), lively(network), text_ids)
 
 
@@ -139,10 +144,10 @@ def of_many_codes(device: str = "cpu") -> TransformerTarget:
 
 FAMILIES = {
     "llamagen_classes": of_classes,
-    "chameleon": lambda: of_text("chameleon", swin_norm=False, model_parallel_size=None),
-    "emu3": lambda: of_text("emu3"),
+    "chameleon": lambda: of_text(CHAMELEON, swin_norm=False, model_parallel_size=None),
+    "emu3": lambda: of_text(EMU3),
     "janus": of_janus,
-    "qwen2": lambda: of_text("qwen2"),
+    "qwen2": lambda: of_text(QWEN2),
     "glm_image": of_glm,
 }
 

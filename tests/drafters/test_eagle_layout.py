@@ -34,9 +34,9 @@ from tempera.drafters.eagle import build_eagle, build_eagle2
 from tempera.drafters.eagle_layout import INPUTS
 from tempera.drafters.parallel import build_parallel
 from tempera.errors import TemperaError
+from tempera.targets.chameleon import CHAMELEON
 
 WIDTH, HEADS, SIZE, INNER, FIRST, IDS = 16, 2, 8, 24, 4, 20
-CHAMELEON = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "swin_norm": False}
 EPSILON = 0.3
 """Large enough to tell it from the target's."""
 
@@ -44,7 +44,8 @@ EPSILON = 0.3
 def target_of(family: str) -> Any:
     if family == "llamagen":
         return tiny_target(Sampling(3.0, 2.0))
-    return text_target(Sampling(3.0, 2.0), family=family, model_parallel_size=None, **CHAMELEON)
+    sizes = {"num_attention_heads": HEADS, "num_key_value_heads": HEADS, "swin_norm": False}
+    return text_target(Sampling(3.0, 2.0), family=CHAMELEON, model_parallel_size=None, **sizes)
 
 
 def published(

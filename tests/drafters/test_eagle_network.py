@@ -15,7 +15,7 @@ from tempera.targets.rotary import Rotary
 
 def sequence(eagle: EagleModel, rows: int = 3, length: int = 9):
     generator = torch.Generator().manual_seed(0)
-    width = eagle.config.hidden_size
+    width = eagle.config.layer_sizes.width
     embeds = torch.randn(rows, length, width, generator=generator)
     hidden = torch.randn(rows, length, (1 + len(eagle.features)) * width, generator=generator)
     keep = torch.arange(PREFIX) >= torch.arange(rows)[:, None]
@@ -78,8 +78,11 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
     values = json.loads(text)
     for content, what in (
         (text[:-10], "is not valid JSON"),
-        (json.dumps(values | {"network": {"hidden_size": 16}}), "does not describe a draft of the"),
-        (json.dumps(values | {"family": "mamba"}), "no draft for networks of the family 'mamba'"),
+        (json.dumps(values | {"layer_sizes": {"width": 16}}), "does not describe a draft of the"),
+        (
+            json.dumps(values | {"family": "mamba"}),
+            r"kind eagle \(it has no field family",
+        ),
     ):
         config.write_text(content)
         refuses(what)

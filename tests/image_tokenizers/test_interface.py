@@ -7,8 +7,8 @@ import torch
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.cosmos import load_cosmos
-from tempera.image_tokenizers.glm_image import PARTS, GlmDecoder, GlmDecoderConfig, load_glm_decoder
 from tempera.image_tokenizers.interface import ImageTokenizer, to_images, to_pictures
+from tempera.targets.glm_image import PARTS, GlmDecoder, GlmDecoderConfig, load_glm_decoder
 
 Make = Callable[[], ImageTokenizer]
 

@@ -13,9 +13,11 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.eagle_network import EagleModel, shifted
 from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
+from tempera.targets.emu3 import EMU3
+from tempera.targets.family import Family, load_network
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
-from tempera.targets.shared_vocabulary import PADDING, load_network
+from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -81,7 +83,7 @@ def text_target(
     lines: int = GRID[0],
     columns: int = GRID[1],
     codes: int = VOCAB,
-    family: str = "emu3",
+    family: Family = EMU3,
     line_end: int | None = None,
     **sizes: Any,
 ) -> TransformerTarget:

@@ -21,11 +21,11 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
 from tempera.continuous.mar import MAR
-from tempera.image_tokenizers.emu3 import Emu3Tokenizer
 from tempera.image_tokenizers.kl import KLModel
 from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime import huggingface
 from tempera.runtime.tensor_files import renamed
+from tempera.targets.emu3 import Emu3Tokenizer
 
 DIM, INNER, LAYERS, HEADS = 16, 24, 2, 2
 SIZES = {

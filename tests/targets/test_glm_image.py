@@ -19,10 +19,16 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.drafters.jacobi import sjd
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.glm_image import GlmDecoder, GlmDecoderConfig, load_glm_decoder
 from tempera.rules.standard import Exact
-from tempera.targets.glm_image import glm_image
-from tempera.targets.shared_vocabulary import PADDING, load_network, load_prompts
+from tempera.targets.family import load_network
+from tempera.targets.glm_image import (
+    GLM_IMAGE,
+    GlmDecoder,
+    GlmDecoderConfig,
+    glm_image,
+    load_glm_decoder,
+)
+from tempera.targets.shared_vocabulary import PADDING, load_prompts
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -48,7 +54,7 @@ def test_greedy_images_are_those_of_generate(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "vision_language_encoder")
     spec = ModelSpec(4, 6, 24, 0, ("{text}", 24), (), 512, preview=(2, 2))
     files = ["vision_language_encoder/model.safetensors"]
-    network = load_network("glm_image", spec, str(tmp_path), files, "hub", SIZES)
+    network = load_network(GLM_IMAGE, spec, str(tmp_path), files, "hub", SIZES)
     ids = torch.tensor([[PADDING, PADDING, 40, 41, 24], [50, 51, 52, 53, 24]])
     condition = ids[:, None].expand(-1, 2, -1)
     target = TransformerTarget(
@@ -198,7 +204,7 @@ def test_pictures_are_those_of_diffusers(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.shape == (1, 3, 64, 64) and found.std() > 0
     again = decoder.decode_codes(codes, ["a cat"])
     assert torch.equal(found, again)
-    monkeypatch.setattr("tempera.image_tokenizers.glm_image._seed", lambda codes: 7)
+    monkeypatch.setattr("tempera.targets.glm_image._seed", lambda codes: 7)
     own = pipeline(
         prompt=["a cat"],
         height=64,

@@ -134,7 +134,7 @@ def check_target(network: DraftNetwork, target: TransformerTarget) -> None:
     """
     config = network.config
     sizes = {
-        "hidden size": (config.hidden_size, target.head.hidden_size),
+        "hidden size": (config.layer_sizes.width, target.head.hidden_size),
         "vocabulary": (config.vocab_size, target.vocab_size),
     }
     for what, (own, other) in sizes.items():

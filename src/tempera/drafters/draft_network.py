@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from tempera.runtime.network_identity import config_dict, identity_of
+from tempera.runtime.network_identity import identity_of
 from tempera.runtime.processor import arithmetic
 from tempera.targets.cache import KVCache
-from tempera.targets.decoder_layer import DecoderLayer
+from tempera.targets.decoder_layer import DecoderLayer, LayerSizes
 from tempera.targets.forward import check_layers
-from tempera.targets.network import TargetNetwork, family_module
+from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import PackedLinear, pack
 
 
@@ -26,22 +26,18 @@ class DraftConfig:
     """Configuration of a draft network; subclasses add fields.
 
     Attributes:
-        hidden_size: H of the target.
+        layer_sizes: of the target's decoder layers, which are the draft's too.
         vocab_size: V of the target.
         target: identity of the target's weights (`tempera.runtime.network_identity.identity_of`).
         model: the target's name, shown in messages.
-        family: `TargetNetwork.family` of the target; the draft has its decoder layer.
-        network: configuration of the target's network.
         features: K layers of the target whose inputs the draft reads beside the last hidden state,
             as in EAGLE-3 (Li et al. 2025, arXiv 2503.01840); none in EAGLE-1.
     """
 
-    hidden_size: int
+    layer_sizes: LayerSizes
     vocab_size: int
     target: str
     model: str
-    family: str
-    network: dict[str, Any]
     features: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -82,7 +78,7 @@ class DraftNetwork(nn.Module):
         self.config = config
         self.features = config.features
         self.embed_tokens: nn.Module | None = None
-        width = config.hidden_size
+        width = config.layer_sizes.width
         self.fc: nn.Module = nn.Linear((2 + len(config.features)) * width, width)
 
     def forward(
@@ -177,12 +173,10 @@ class DraftNetwork(nn.Module):
         check_layers(network, features)
         vocab = network.config.vocab_size if vocab_size is None else vocab_size
         config = cls.config_type(
-            network.config.hidden_size,
+            network.model.sizes,
             vocab,
             identity or identity_of(network),
             model,
-            network.family,
-            config_dict(network),
             features,
             **cls.sizes | sizes,
         )
@@ -190,8 +184,7 @@ class DraftNetwork(nn.Module):
 
     def make_layers(self, count: int) -> list[DecoderLayer]:
         """New decoder layers of the target's sizes."""
-        sizes = family_module(self.config.family).layer_sizes(self.config.network)
-        return [DecoderLayer(sizes, index) for index in range(count)]
+        return [DecoderLayer(self.config.layer_sizes, index) for index in range(count)]
 
 
 def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from tempera.runtime.files import read_json, sha256_file
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, on_meta
 from tempera.runtime.tensor_files import fill, read_tensors, renamed
-from tempera.targets.llamagen import permute_pairs
+from tempera.targets.llamagen import LlamaGen, permute_pairs
 from tempera.targets.transformer import TransformerTarget
 
 INPUTS = {256: "t2i", 576: "c2i", 1024: "t2i2"}
@@ -40,7 +40,7 @@ def load_eagle(path: str, target: TransformerTarget) -> EagleModel:
     if path == RANDOM:
         return draft_to_decode(EagleModel, path, target)
     place = draft_directory(path)
-    if "family" in read_json(place / CONFIG):
+    if "target" in read_json(place / CONFIG):
         return draft_to_decode(EagleModel, path, target)
     stated = _stated(place, target)
     file = next(file for file in (place / WEIGHTS, place / PICKLE) if file.is_file())
@@ -49,6 +49,7 @@ def load_eagle(path: str, target: TransformerTarget) -> EagleModel:
     def make() -> EagleModel:
         made = EagleModel.of(target.network, path, target.vocab_size, target.identity)
         made.is_public = True
+        made.reads_captions = not _is_llamagen(target.network)
         sizes = target.network.config
         made.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
         layer: Any = made.layer
@@ -71,15 +72,16 @@ def _stated(place: Path, target: TransformerTarget) -> dict[str, Any]:
     the norms must be as in the target.
     """
     sizes = target.network.config
-    family = target.network.family
     wanted = {"num_attention_heads": sizes.num_attention_heads}
-    if family == "llamagen":
+    if _is_llamagen(target.network):
+        kind = "llama"
         wanted["rope_theta"] = sizes.rope_base
         wanted |= {"input_type": INPUTS[sizes.length]} if sizes.length in INPUTS else {}
     else:
+        kind = sizes.model_type.partition("_text")[0]
         wanted["rope_theta"] = sizes.rope_parameters["rope_theta"]
     files = PretrainedFiles(str(place), (WEIGHTS, PICKLE), "")
-    stated = files.stated({"rms_norm_eps": 1e-6, **wanted}, family.removesuffix("gen"))
+    stated = files.stated({"rms_norm_eps": 1e-6, **wanted}, kind)
     for name, value in wanted.items():
         if stated[name] != value:
             raise TemperaError(
@@ -93,6 +95,11 @@ def _translated(tensors: Mapping[str, Tensor], target: TransformerTarget) -> dic
     """The tensors by our names; LlamaGen's rotary pairs are interleaved there."""
     found = renamed(tensors, {r"^layers\.0\.": "layer."})
     for name in found:
-        if target.network.family == "llamagen" and re.search(r"\.[qk]_proj\.", name):
+        if _is_llamagen(target.network) and re.search(r"\.[qk]_proj\.", name):
             found[name] = permute_pairs(found[name], target.network.config.num_attention_heads)
     return found
+
+
+def _is_llamagen(network: Any) -> bool:
+    """Whether it is LlamaGen's, whose drafts are LANTERN's."""
+    return isinstance(network, LlamaGen)

@@ -25,14 +25,16 @@ class EagleModel(DraftNetwork):
 
     Attributes:
         is_public: whether EAGLE's or LANTERN's code has trained it. Such a draft has no step at the
-            first prefix token, which no hidden state precedes. In LlamaGen it reads every caption
-            token, padding too, as code 0.
+            first prefix token, which no hidden state precedes.
+        reads_captions: whether it reads caption tokens. LANTERN's of LlamaGen read every one,
+            padding too, as code 0.
     """
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__(config)
         (self.layer,) = self.make_layers(1)
         self.is_public = False
+        self.reads_captions = True
         start_small(self)
 
     @property
@@ -45,7 +47,7 @@ class EagleModel(DraftNetwork):
         """See `DraftNetwork.prefix`."""
         if not self.is_public:
             return embeds, keep, keep
-        if self.config.family == "llamagen" and self.embed_tokens is not None:
+        if not self.reads_captions and self.embed_tokens is not None:
             keep = torch.ones_like(keep)
             embeds = self.embed_tokens(torch.zeros_like(keep, dtype=torch.int64))
         return embeds, keep, nn.functional.pad(keep[:, :-1], (1, 0), value=False)

@@ -81,7 +81,7 @@ class MedusaModel(DraftNetwork):
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
         self.slots = config.length
-        width = config.hidden_size
+        width = config.layer_sizes.width
         block = nn.Linear(width, self.slots * width)
         nn.init.zeros_(block.weight)
         nn.init.zeros_(block.bias)

@@ -90,7 +90,7 @@ class ParallelModel(DraftNetwork):
     def __init__(self, config: ParallelConfig) -> None:
         super().__init__(config)
         self.slots = config.length
-        width = config.hidden_size
+        width = config.layer_sizes.width
         self.layers = nn.ModuleList(self.make_layers(config.layers))
         self.mask_embed = nn.Parameter(torch.empty(width))
         self.mask_hidden = nn.Parameter(torch.empty((1 + len(config.features)) * width))
@@ -104,7 +104,7 @@ class ParallelModel(DraftNetwork):
         for vector in (self.mask_embed, self.mask_hidden):
             nn.init.normal_(vector, std=0.02)
         if self.markov_in is not None and self.markov_out is not None:
-            nn.init.normal_(self.markov_in.weight, std=self.config.hidden_size**-0.5)
+            nn.init.normal_(self.markov_in.weight, std=self.config.layer_sizes.width**-0.5)
             nn.init.zeros_(self.markov_out.weight)
 
     @override

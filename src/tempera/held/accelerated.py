@@ -10,14 +10,24 @@ from torch import nn
 from tempera.api import LoadedModel, load
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import ImageDecoder
-from tempera.held.families import FAMILIES, Family
+from tempera.evaluation.pipeline import ImageDecoder, NoPictures
 from tempera.held.prompts import encoder
 from tempera.held.sampling import sampling_of
 from tempera.held.target import HeldTarget
 from tempera.runtime.torch_modes import usual_modes
+from tempera.targets.chameleon import CHAMELEON
+from tempera.targets.emu3 import EMU3
+from tempera.targets.family import HeldFamily
+from tempera.targets.glm_image import GLM_IMAGE
+from tempera.targets.janus import JANUS
 from tempera.targets.token_format import ModelSpec
 
+FAMILIES = {family.held: family for family in (EMU3, JANUS, CHAMELEON, GLM_IMAGE)}
+"""Families by the classes of their models in transformers."""
+NO_PICTURES = NoPictures(
+    "give accelerate a decoder=, for GLM-Image GlmDecoder(pipe, GlmDecoderConfig()) of "
+    "tempera.targets.glm_image, or call generate with images=False."
+)
 INSIDE = {
     "PeftModel": "get_base_model()",
     "OptimizedModule": "_orig_mod",
@@ -75,11 +85,11 @@ def accelerate(
         return HeldTarget(model, family, spec, conditioner, sampling)
 
     preset = layout if isinstance(layout, str) else family.preset
-    pictures = decoder or family.pictures(model)
-    return load(preset, method, target=target, decoder=pictures, **{**usual, **options})
+    own = NO_PICTURES if family.pictures is None else family.pictures(model)
+    return load(preset, method, target=target, decoder=decoder or own, **{**usual, **options})
 
 
-def family_of(model: nn.Module) -> Family:
+def family_of(model: nn.Module) -> HeldFamily:
     """The family of a model.
 
     Raises:
@@ -101,7 +111,7 @@ def family_of(model: nn.Module) -> Family:
 
 
 def layout_of(
-    model: Any, family: Family, layout: str | ModelSpec | None, sizes: dict[str, int]
+    model: Any, family: HeldFamily, layout: str | ModelSpec | None, sizes: dict[str, int]
 ) -> ModelSpec:
     """The format of a model's images.
 
@@ -136,7 +146,7 @@ def layout_of(
     return replace(spec, context=text.max_position_embeddings)
 
 
-def _named(family: Family, layout: str | ModelSpec | None) -> Callable[..., ModelSpec]:
+def _named(family: HeldFamily, layout: str | ModelSpec | None) -> Callable[..., ModelSpec]:
     """The function that makes a layout, perhaps by its name; of None, the only one.
 
     Raises:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.decoding.probabilities import Sampling
-from tempera.held.families import Family
 from tempera.targets.cache import KVCache
+from tempera.targets.family import HeldFamily
 from tempera.targets.rotary import Rotary, multimodal_positions
 from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
@@ -78,13 +78,12 @@ class HeldDecoder:
         spec: format of its sequences.
     """
 
-    def __init__(self, model: Any, family: Family, spec: ModelSpec) -> None:
+    def __init__(self, model: Any, family: HeldFamily, spec: ModelSpec) -> None:
         self._model = model
         self._decoder = family.decoder
         self._after_norm = family.head[:-1]
-        self.head_dim: int = self.layers[0].self_attn.head_dim
-        self.rotary = HeldRotary(self.text, spec, self.head_dim)
-        self.kv_heads: int = self.text.config.num_key_value_heads
+        self.sizes = family.layer_sizes(self.text.config)
+        self.rotary = HeldRotary(self.text, spec, self.sizes.head_dim)
 
     @property
     def text(self) -> Any:
@@ -150,11 +149,10 @@ class HeldNetwork:
         spec: format of its sequences.
     """
 
-    def __init__(self, model: Any, family: Family, spec: ModelSpec) -> None:
+    def __init__(self, model: Any, family: HeldFamily, spec: ModelSpec) -> None:
         self._model = model
         self._parts = family
         self.spec: ModelSpec | None = spec
-        self.family = family.name
         self.model = HeldDecoder(model, family, spec)
         self.config = self.model.text.config
         self.width = family.width(model)
@@ -173,7 +171,7 @@ class HeldNetwork:
         return called(self._model, self._parts.embedding, tokens)
 
     def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
-        """See `shared_vocabulary.PromptedLM.embed_prefix`."""
+        """See `family.PromptedLM.embed_prefix`."""
         ids = torch.where(drop[:, None], condition[:, 1], condition[:, 0])
         return self.model.embed_tokens(ids.clamp(min=0)), ids != PADDING
 

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
-from tempera.held.families import Family
 from tempera.held.network import HeldHead, HeldNetwork
 from tempera.runtime.network_identity import UNNAMED
+from tempera.targets.family import HeldFamily
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
 from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
@@ -38,7 +38,7 @@ class HeldTarget(TransformerTarget):
     def __init__(
         self,
         model: nn.Module,
-        family: Family,
+        family: HeldFamily,
         spec: ModelSpec,
         conditioner: Conditioner,
         sampling: Sampling,
@@ -102,7 +102,7 @@ tokens before it.
 TRANSFORMERS = "transformers."
 
 
-def check_model(model: nn.Module, family: Family) -> None:
+def check_model(model: nn.Module, family: HeldFamily) -> None:
     """Raise TemperaError for a model that cannot be decoded as it is."""
     for name, module in model.named_modules():
         if module.training:

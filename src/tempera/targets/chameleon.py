@@ -1,8 +1,7 @@
 """Chameleon (Chameleon team 2024) and the image generators derived from it: Lumina-mGPT (Liu et al.
 2024), Lumina-mGPT 2.0 (Xin et al. 2025) and Anole (Chern et al. 2024).
 
-The transformer is Hugging Face's inner model, because its `ForConditionalGeneration` sets the
-logits of image tokens to −∞. Ids are from Meta's Chameleon repository: `<s>` 0, `<pad>` 1, image
+Ids are from Meta's Chameleon repository: `<s>` 0, `<pad>` 1, image
 codes 4 … 8195 in order, `<racm3:break>` (start of image) 8197,
 `<reserved08706>` (end of turn) 8710. Prompt formats are from the Lumina-mGPT and Anole
 repositories.
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 from tempera.runtime import huggingface
-from tempera.targets.decoder_layer import LayerSizes
+from tempera.targets.family import HeldFamily
 from tempera.targets.llamagen import from_meta
-from tempera.targets.shared_vocabulary import PromptedLM, shared_vocabulary_lm
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec, patches
 
 PATCH = 16
@@ -105,23 +103,18 @@ def anole() -> ModelSpec:
     )
 
 
-UNUSED = ("model.vqmodel.", "rope.")
-
-
-def build(sizes: dict[str, Any], spec: ModelSpec) -> PromptedLM:
-    """The network of these sizes; see `shared_vocabulary.load_network`.
+def _config(swin_norm: bool, model_parallel_size: int | None, **sizes: Any) -> Any:
+    """The decoder's configuration.
 
     Raises:
         TemperaError: it is of an unsupported variant.
     """
-    if sizes["swin_norm"]:
+    if swin_norm:
         raise TemperaError(
             "these weights are of a Chameleon with swin_norm (norms after attention and MLP, as in "
             "the 34B models), which is not supported: give a model without it, such as a 7B."
         )
-    del sizes["model_parallel_size"]
-    config = huggingface.ChameleonConfig(**sizes, vocabulary_map={})
-    return shared_vocabulary_lm(config, _sizes(config), spec, "chameleon")
+    return huggingface.ChameleonConfig(**sizes, vocabulary_map={})
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -154,10 +147,15 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str
     return result
 
 
-def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
-    """Sizes of a decoder layer for the fields of a `ChameleonConfig`."""
-    return _sizes(huggingface.ChameleonConfig(**config))
-
-
-def _sizes(config: Any) -> LayerSizes:
-    return LayerSizes.of(config, head_norm="layer")
+CHAMELEON = HeldFamily(
+    name="chameleon",
+    config=_config,
+    layer={"head_norm": "layer"},
+    translate=translate,
+    unused=("model.vqmodel.", "rope."),
+    held="ChameleonForConditionalGeneration",
+    preset="anole",
+    decoder="model",
+    embedding=("model.embed_tokens",),
+    layouts={"anole": anole, "lumina": lumina, "lumina2": lumina2},
+)

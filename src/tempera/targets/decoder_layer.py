@@ -211,8 +211,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(sizes, index) for index in range(layers))
         self.norm: nn.Module = RMSNorm(sizes.width, sizes.eps)
         self.rotary = rotary
-        self.head_dim = sizes.head_dim
-        self.kv_heads = sizes.kv_heads
+        self.sizes = sizes
         start_small(self)
 
     def forward(

@@ -1,4 +1,5 @@
-"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens.
+"""Emu3 (Wang et al. 2024): a Llama-like decoder over text and image tokens, and its image
+tokenizer, Hugging Face's network with weights in the layout of Emu3-VisionTokenizer.
 
 Ids are from the Emu3 repository (BAAI). Special tokens start at 151643 (`<|endoftext|>`):
 `<|extra_200|>` (end of line) 151846, start of text 151849, `<|image token|>` 151851 and
@@ -8,11 +9,17 @@ Ids are from the Emu3 repository (BAAI). Special tokens start at 151643 (`<|endo
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+from typing_extensions import override
 
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.interface import ImageTokenizer
+from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime import huggingface
-from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.shared_vocabulary import PromptedLM, shared_vocabulary_lm
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
+from tempera.runtime.tensor_files import renamed
+from tempera.targets.family import HeldFamily
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 8
@@ -53,20 +60,100 @@ def emu3(
     )
 
 
-UNUSED = ()
+GROUP_NORMS = {"norm_groups": 32, "norm_eps": 1e-6}
+"""Of the network's norms, as it has them without an option."""
 
 
-def build(sizes: dict[str, Any], spec: ModelSpec) -> PromptedLM:
-    """The network of these sizes; see `shared_vocabulary.load_network`."""
-    config = huggingface.Emu3TextConfig(**sizes, attention_dropout=0.0)
-    return shared_vocabulary_lm(config, LayerSizes.of(config), spec, "emu3")
+class Emu3Tokenizer(ImageTokenizer):
+    """Emu3's image tokenizer, for single images.
+
+    Args:
+        vq: the network, Hugging Face's `Emu3VQVAE`.
+    """
+
+    def __init__(self, vq: Any) -> None:
+        super().__init__()
+        self.vq = vq
+        self.config = vq.config
+        self.vocab_size = vq.config.codebook_size
+        self.factor = 2 ** (len(vq.config.channel_multiplier) - 1)
+
+    @property
+    @override
+    def codebook(self) -> Tensor:
+        """[V, D]."""
+        codes: Tensor = self.vq.quantize.embedding.weight
+        return codes
+
+    @override
+    def encode(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [−1, 1] → codes int64 [B, h, w]."""
+        sizes = torch.tensor([images.shape[-2:]] * len(images))
+        return torch.stack(self.vq.encode(images, sizes).image_tokens)
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, h, w] → images [B, 3, H, W] in [−1, 1]."""
+        out: Tensor = self.vq.decode(codes).clamp(-1, 1)
+        return out
 
 
-def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """Published names are those of the network."""
-    return state
+def load_emu3_tokenizer(
+    weights: str, files: list[str], hub: str, sizes: dict[str, Any] | None = None
+) -> LinedTokenizer:
+    """Load Emu3's image tokenizer, with a token for the end of each line; `sizes` overrides its
+    configuration.
+    """
+    config = huggingface.Emu3VQVAEConfig(**sizes or {}, attn_implementation="sdpa")
+    heads = config.num_attention_heads
+    vq = load_pretrained(
+        lambda: huggingface.Emu3VQVAE(config),
+        PretrainedFiles(weights, files, hub),
+        vq_from_official,
+        untold={"num_attention_heads": heads, **GROUP_NORMS, "hidden_act": "silu"},
+    )
+    return LinedTokenizer(Emu3Tokenizer(vq))
 
 
-def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
-    """Sizes of a decoder layer for the fields of an `Emu3TextConfig`."""
-    return LayerSizes.of(huggingface.Emu3TextConfig(**config))
+_NAMES = {
+    r"\.(down|up)\.(\d+\.)": r".\1_block.\1.\2",
+    r"\.mid\.attn_1\.norm\.": ".middle_block.attn_norm.",
+    r"\.mid\.": ".middle_block.",
+    r"\.attn\.(\d+)\.norm\.": r".attn_norms.\1.",
+    r"(\.attn(?:_1|\.\d+))\.([qkv])\.": r"\1.\2_proj.",
+    r"(\.attn(?:_1|\.\d+))\.proj_out\.": r"\1.out_proj.",
+}
+
+
+def vq_from_official(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Translate Emu3-VisionTokenizer's names into those of Hugging Face; 1×1 convolutions in
+    attention become matrices.
+    """
+    result = renamed(state, _NAMES)
+    for name, tensor in result.items():
+        if name.endswith("_proj.weight"):
+            result[name] = tensor.flatten(1)
+    return result
+
+
+def _stated(model: Any) -> dict[str, object]:
+    mapping = model.model.vocabulary_mapping
+    codes = len(mapping.image_tokens)
+    ids = [mapping.img2bpe[code] for code in range(codes)]
+    if ids != list(range(ids[0], ids[0] + codes)):
+        raise TemperaError(
+            "the ids of this model's image codes are not consecutive, which is not supported."
+        )
+    return {"codes": codes, "first_code": ids[0], "line_end": mapping.eol_token_id}
+
+
+EMU3 = HeldFamily(
+    name="emu3",
+    config=lambda **sizes: huggingface.Emu3TextConfig(**sizes, attention_dropout=0.0),
+    held="Emu3ForConditionalGeneration",
+    preset="emu3",
+    decoder="model.text_model",
+    embedding=("model.text_model.embed_tokens",),
+    layouts={"emu3": emu3},
+    stated=_stated,
+    pictures=lambda model: LinedTokenizer(Emu3Tokenizer(model.model.vqmodel)),
+)

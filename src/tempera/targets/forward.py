@@ -12,6 +12,7 @@ from tempera.decoding.compiled import kept
 from tempera.decoding.trees import Frontier, Tree
 from tempera.errors import TemperaError
 from tempera.targets.cache import KVCache, Layout, head_size
+from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.masks import causal_mask
 from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import pack
@@ -55,8 +56,9 @@ class Session:
         self.device: torch.device = norm.device
         self.dtype: torch.dtype = norm.dtype
         self.granularity = granularity or granularity_on(self.device)
-        self._head_dim: int = network.model.head_dim
-        self._kv_heads: int = network.model.kv_heads
+        sizes: LayerSizes = network.model.sizes
+        self._head_dim = sizes.head_dim
+        self._kv_heads = sizes.kv_heads
         self.packed = self.compiled = False
         self.aux_layers: tuple[int, ...] = ()
         self._lengths = self._root_slots = self._turns = torch.empty(0)

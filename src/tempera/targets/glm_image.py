@@ -1,23 +1,33 @@
 """GLM-Image (Z.ai 2026): a GLM-4 decoder that draws the codes of a small preview, then those of the
-image. diffusers' pipeline makes the picture of them (`image_tokenizers.glm_image`).
+image. Diffusion transformer, text encoder and autoencoder of diffusers' `GlmImagePipeline`, which
+read the prompt as well, make the picture of them.
 
 Weights are in the layout of Hugging Face's `GlmImageForConditionalGeneration`. Ids 0 … 16383 are
 the codes themselves, 16384 starts an image; text ids follow. Sizes, positions and prompts are from
 transformers' `models/glm_image`, sampling is from the model's repository.
 """
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tempera.errors import TemperaError
+from tempera.image_tokenizers.cosmos import UntrainedDecoder
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.runtime import huggingface
+from tempera.runtime.files import reason
+from tempera.runtime.hub import Repository
+from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
 from tempera.runtime.tensor_files import renamed
-from tempera.targets.decoder_layer import Decoder, LayerSizes
+from tempera.targets.decoder_layer import LayerSizes
+from tempera.targets.family import HeldFamily, PromptedLM
 from tempera.targets.rotary import MultimodalRotary
-from tempera.targets.shared_vocabulary import PromptedLM
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 32
@@ -55,34 +65,19 @@ def glm_image(height: int = 1024, width: int = 1024, codes: int = 16384) -> Mode
 
 
 class GlmImage(PromptedLM):
-    """The part of GLM-Image that draws codes.
+    """The part of GLM-Image that draws codes. For the arguments see `PromptedLM`."""
 
-    Args:
-        config: the decoder's configuration.
-        spec: format of its sequences.
-    """
-
-    def __init__(self, config: Any, spec: ModelSpec) -> None:
-        sizes = _sizes(config)
+    def __init__(self, config: Any, sizes: LayerSizes, spec: ModelSpec) -> None:
+        super().__init__(config, sizes, spec)
         rope = config.rope_parameters
-        rotary = MultimodalRotary(
+        self.model.rotary = MultimodalRotary(
             sizes.head_dim,
             rope["rope_theta"],
             rope["mrope_section"],
             spec.grids,
             _turned(sizes.head_dim, rope),
         )
-        model = Decoder(sizes, config.num_hidden_layers, config.vocab_size, rotary)
-        head = nn.Linear(config.hidden_size, config.vision_vocab_size, bias=False)
-        super().__init__(config, model, head, spec, "glm_image")
-
-
-UNUSED = ("model.visual.", "model.vqmodel.")
-
-
-def build(sizes: dict[str, Any], spec: ModelSpec) -> GlmImage:
-    """The network of these sizes; see `shared_vocabulary.load_network`."""
-    return GlmImage(huggingface.GlmImageTextConfig(**sizes), spec)
+        self.lm_head = nn.Linear(sizes.width, config.vision_vocab_size, bias=False)
 
 
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -106,15 +101,6 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str
     return result
 
 
-def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
-    """Sizes of a decoder layer for the fields of a `GlmImageTextConfig`."""
-    return _sizes(huggingface.GlmImageTextConfig(**config))
-
-
-def _sizes(config: Any) -> LayerSizes:
-    return LayerSizes.of(config, output_bias=False, four_norms=True)
-
-
 def _turned(head_dim: int, rope: Mapping[str, Any]) -> int:
     """How many numbers of a head are turned."""
     return int(head_dim * rope.get("partial_rotary_factor", 1.0))
@@ -127,3 +113,172 @@ def _halves(head_dim: int, turned: int) -> Tensor:
     turns, rest = torch.arange(turned), torch.arange(turned, head_dim)
     halves = zip(turns.chunk(2), rest.chunk(2), strict=False)
     return torch.cat([torch.cat(half) for half in halves]) if len(rest) else turns
+
+
+PARTS = ("transformer", "text_encoder", "vae")
+FILES = ("model_index.json", "tokenizer/*", "scheduler/*", *(f"{part}/*" for part in PARTS))
+
+
+@dataclass(frozen=True)
+class GlmDecoderConfig:
+    """Number of codes, denoising steps, and guidance of the denoising."""
+
+    codebook_size: int = 16384
+    steps: int = 50
+    guidance: float = 1.5
+
+
+class GlmDecoder(ImageTokenizer):
+    """Codes and prompts → pictures. There is no encoder: GLM-Image's own is a vision transformer
+    for images as prompts.
+
+    Args:
+        pipeline: a `diffusers.GlmImagePipeline`, whose autoregressive part is not used.
+        config: its options.
+    """
+
+    factor = PATCH
+    reads_prompts = True
+
+    def __init__(self, pipeline: Any, config: GlmDecoderConfig) -> None:
+        super().__init__()
+        self.pipeline = pipeline
+        self.config = config
+        self.vocab_size = config.codebook_size
+        self.parts = nn.ModuleList(getattr(pipeline, part) for part in PARTS)
+
+    def decode_codes(self, codes: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Codes int64 [B, h, w] and their B prompts → images [B, 3, 32·h, 32·w] in [−1, 1]. The
+        noise of a picture depends on its codes alone.
+        """
+        height, width = self.image_size((codes.shape[1], codes.shape[2]))
+        fine = codes.repeat_interleave(2, -1).repeat_interleave(2, -2)
+        output = self.pipeline(
+            prompt=list(prompts),
+            height=height,
+            width=width,
+            prior_token_ids=fine.flatten(1),
+            num_inference_steps=self.config.steps,
+            guidance_scale=self.config.guidance,
+            generator=[torch.Generator().manual_seed(_seed(image)) for image in codes],
+            output_type="np",
+        )
+        pictures = torch.from_numpy(output.images).to(codes.device)
+        return pictures.permute(0, 3, 1, 2) * 2 - 1
+
+
+class UntrainedGlmDecoder(ImageTokenizer):
+    """What stands in for the pipeline with `weights=random`: a colour of 32×32 pixels for every
+    code.
+    """
+
+    factor = PATCH
+    reads_prompts = True
+
+    def __init__(self, config: GlmDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = config.codebook_size
+        self.colours = UntrainedDecoder(config.codebook_size, PATCH)
+
+    def decode_codes(self, codes: Tensor, prompts: Sequence[str] = ()) -> Tensor:
+        """Codes int64 [B, h, w] → images [B, 3, 32·h, 32·w]."""
+        out: Tensor = self.colours(codes.unsqueeze(1))[:, :, 0].clamp(-1, 1)
+        return out
+
+
+def load_glm_decoder(
+    weights: str, hub: str, steps: int = 50, guidance: float = 1.5, codes: int = 16384
+) -> GlmDecoder | UntrainedGlmDecoder:
+    """Load the parts of GLM-Image that make pictures, with diffusers.
+
+    Args:
+        weights, hub: see `PretrainedFiles`; `weights="random"` gives `UntrainedGlmDecoder`.
+        steps: of the denoising.
+        guidance: of the denoising.
+        codes: number of codes.
+
+    Raises:
+        TemperaError: diffusers is not installed, or the files are missing or not a pipeline's.
+    """
+    config = GlmDecoderConfig(codes, steps, guidance)
+    files = PretrainedFiles(weights, FILES, hub)
+    if files.random or is_noted(files):
+        nothing = PretrainedFiles("random", FILES, hub)
+        return load_pretrained(lambda: UntrainedGlmDecoder(config), nothing)
+    kind = _pipeline_class()
+    return GlmDecoder(_pipeline(kind, _place(weights, hub)), config)
+
+
+def _place(weights: str, hub: str) -> Path:
+    """The directory of the pipeline, downloaded if `weights` is a repository.
+
+    Raises:
+        TemperaError: it is not a pipeline's.
+    """
+    repository = None if Path(weights).exists() else Repository.named(weights)
+    place = Path(weights) if repository is None else repository.snapshot(FILES)
+    if not (place / FILES[0]).is_file():
+        command = Repository(hub).command(list(FILES), "DIR")
+        raise TemperaError(
+            f"{place} holds no {FILES[0]}: get the pipeline with `{command}` and give "
+            "model.tokenizer_weights=DIR, or random for patches of colour instead of pictures."
+        )
+    return place
+
+
+def _pipeline_class() -> Any:
+    """`diffusers.GlmImagePipeline`.
+
+    Raises:
+        TemperaError: diffusers is not installed.
+    """
+    try:
+        from diffusers import GlmImagePipeline
+    except ImportError as problem:
+        raise TemperaError(
+            "GLM-Image's pictures need diffusers: pip install 'tempera-decoding[diffusers]', or "
+            "give model.tokenizer_weights=random for patches of colour instead of pictures."
+        ) from problem
+    return GlmImagePipeline
+
+
+def _pipeline(kind: Any, place: Path) -> Any:
+    """The pipeline of a class in a directory, without its autoregressive part.
+
+    Raises:
+        TemperaError: diffusers cannot read it.
+    """
+    try:
+        pipeline = kind.from_pretrained(
+            place, vision_language_encoder=None, processor=None, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise TemperaError(
+            f"{place} is not GLM-Image's pipeline ({reason(problem)}): get it again."
+        ) from problem
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _seed(codes: Tensor) -> int:
+    """A seed of an image's codes."""
+    digest = hashlib.sha256(repr(codes.tolist()).encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+GLM_IMAGE = HeldFamily(
+    name="glm_image",
+    config=lambda **sizes: huggingface.GlmImageTextConfig(**sizes),
+    layer={"output_bias": False, "four_norms": True},
+    network=GlmImage,
+    translate=translate,
+    unused=("model.visual.", "model.vqmodel."),
+    held="GlmImageForConditionalGeneration",
+    preset="glm_image",
+    decoder="model.language_model",
+    embedding=("model.language_model.embed_tokens",),
+    layouts={"glm_image": lambda height=1024, width=1024: glm_image(height, width)},
+    stated=lambda model: {"codes": model.config.vq_config.num_embeddings},
+    chat=True,
+)

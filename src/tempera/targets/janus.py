@@ -9,7 +9,7 @@ Begin of sentence is 100000, as in the Janus repository; prompt format and guida
 tokenizer's.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from typing_extensions import override
 from tempera.runtime import huggingface
 from tempera.runtime.tensor_files import renamed
 from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.shared_vocabulary import PromptedLM, decoder_of
+from tempera.targets.family import HeldFamily, PromptedLM
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
@@ -52,17 +52,12 @@ def janus(image_size: int = 384, codes: int = 16384) -> ModelSpec:
 
 
 class Janus(PromptedLM):
-    """The part of Janus-Pro that generates images.
+    """The part of Janus-Pro that generates images. For the arguments see `PromptedLM`."""
 
-    Args:
-        config: the decoder's configuration.
-        spec: format of its sequences.
-    """
-
-    def __init__(self, config: Any, spec: ModelSpec) -> None:
-        width = config.hidden_size
-        head = nn.Linear(width, spec.codes)
-        super().__init__(config, decoder_of(config, LayerSizes.of(config)), head, spec, "janus")
+    def __init__(self, config: Any, sizes: LayerSizes, spec: ModelSpec) -> None:
+        super().__init__(config, sizes, spec)
+        width = sizes.width
+        self.lm_head = nn.Linear(width, spec.codes)
         self.model.norm = nn.Sequential(self.model.norm, nn.Linear(width, width), nn.GELU())
         self.codes = nn.Embedding(spec.codes, CODE_DIM)
         self.aligner = nn.Sequential(nn.Linear(CODE_DIM, width), nn.GELU(), nn.Linear(width, width))
@@ -72,19 +67,6 @@ class Janus(PromptedLM):
         """Embed image codes, int64 [...] → [..., H]."""
         out: Tensor = self.aligner(self.codes(tokens))
         return out
-
-
-def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
-    """Sizes of a decoder layer for the fields of a `LlamaConfig`."""
-    return LayerSizes.of(huggingface.LlamaConfig(**config))
-
-
-UNUSED = ("model.vision_model.", "model.aligner.", "model.vqmodel.", "lm_head.")
-
-
-def build(sizes: dict[str, Any], spec: ModelSpec) -> Janus:
-    """The network of these sizes; see `shared_vocabulary.load_network`."""
-    return Janus(huggingface.LlamaConfig(**sizes, pad_token_id=None), spec)
 
 
 _NAMES = {
@@ -98,6 +80,41 @@ _NAMES = {
 }
 
 
-def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Translate Hugging Face's names into those of `Janus`."""
-    return renamed(state, _NAMES)
+@dataclass(frozen=True)
+class JanusDecoder:
+    """A Janus's image decoder as an `ImageDecoder`."""
+
+    model: Any
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """See `ImageDecoder`."""
+        images: Tensor = self.model.decode_image_tokens(codes.flatten(1))
+        return images.permute(0, 3, 1, 2)
+
+
+def _stated(model: Any) -> dict[str, object]:
+    side = round(model.config.vision_config.num_image_tokens**0.5)
+    return {"codes": model.config.vq_config.num_embeddings, "lines": side, "columns": side}
+
+
+JANUS = HeldFamily(
+    name="janus",
+    config=lambda **sizes: huggingface.LlamaConfig(**sizes, pad_token_id=None),
+    network=Janus,
+    translate=lambda state, _: renamed(state, _NAMES),
+    unused=("model.vision_model.", "model.aligner.", "model.vqmodel.", "lm_head."),
+    held="JanusForConditionalGeneration",
+    preset="janus_pro_7b",
+    decoder="model.language_model",
+    head=(
+        "model.generation_head.proj_out",
+        "model.generation_head.activation_fn",
+        "model.generation_head.vision_head",
+    ),
+    embedding=("model.generation_embeddings", "model.generation_aligner"),
+    layouts={"janus_pro_7b": lambda: janus()},
+    stated=_stated,
+    pictures=JanusDecoder,
+    width=lambda model: int(model.config.vq_config.projection_dim),
+    guidance=5.0,
+)

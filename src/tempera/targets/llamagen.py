@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +109,6 @@ class LlamaGen(nn.Module):
     tied to the token embedding. Implements `network.TargetNetwork`.
     """
 
-    family = "llamagen"
     spec = None
 
     def __init__(self, config: LlamaGenConfig) -> None:
@@ -155,11 +154,6 @@ class LlamaGen(nn.Module):
             drop[:, None, None], self.null_caption.to(condition.dtype), condition
         )
         return self.caption_projection(features.to(self.model.embed_tokens.weight.dtype)), keep
-
-
-def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
-    """Sizes of a decoder layer for the fields of a `LlamaGenConfig`."""
-    return LlamaGenConfig(**{**config, "grid": tuple(config["grid"])}).layer_sizes
 
 
 def permute_pairs(weight: Tensor, heads: int) -> Tensor:

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from tempera.runtime import huggingface
-from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.shared_vocabulary import PromptedLM, shared_vocabulary_lm
+from tempera.targets.family import Family
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
@@ -50,21 +49,15 @@ def simplear(
     )
 
 
-UNUSED = ()
-
-
-def build(sizes: dict[str, Any], spec: ModelSpec) -> PromptedLM:
-    """The network of these sizes; see `shared_vocabulary.load_network`."""
-    config = huggingface.Qwen2Config(**sizes)
-    return shared_vocabulary_lm(config, LayerSizes.of(config, qkv_bias=True), spec, "qwen2")
-
-
 def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
     """Published names are those of the network; a file without a head has the table for it."""
     table = state.get("model.embed_tokens.weight")
     return dict(state) if table is None else {"lm_head.weight": table, **state}
 
 
-def layer_sizes(config: Mapping[str, Any]) -> LayerSizes:
-    """Sizes of a decoder layer for the fields of a `Qwen2Config`."""
-    return LayerSizes.of(huggingface.Qwen2Config(**config), qkv_bias=True)
+QWEN2 = Family(
+    name="qwen2",
+    config=lambda **sizes: huggingface.Qwen2Config(**sizes),
+    layer={"qkv_bias": True},
+    translate=translate,
+)

@@ -1,10 +1,9 @@
-"""Networks that read prompts as tokens (Chameleon, Emu3, Janus-Pro, SimpleAR, GLM-Image), for
-`TransformerTarget`: their loader, prompts and sizes.
+"""Prompts of networks that read them as tokens (Chameleon, Emu3, Janus-Pro, SimpleAR, GLM-Image).
 
-Shapes: B prompts, R rows (B, or 2B under guidance), T condition tokens, H hidden size.
+Shapes: B prompts, T condition tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,7 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime import huggingface
 from tempera.runtime.files import read_json
-from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
-from tempera.targets.decoder_layer import Decoder, LayerSizes
-from tempera.targets.network import family_module
-from tempera.targets.rotary import Rotary
+from tempera.runtime.pretrained import PretrainedFiles, is_noted
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 Tokenize = Callable[[str], list[int]]
@@ -41,63 +37,6 @@ def numbered(prompts: Sequence[str]) -> list[tuple[str, str]]:
     """Every prompt with what errors call it."""
     count = len(prompts)
     return [(prompt, f"prompt {number} of {count}") for number, prompt in enumerate(prompts, 1)]
-
-
-class PromptedLM(nn.Module):
-    """A decoder with its head and the format of its sequences. Implements `network.TargetNetwork`.
-
-    Args:
-        config: a Hugging Face configuration.
-        model: the decoder.
-        lm_head: from hidden states to logits.
-        spec: format of its sequences.
-        family: see `network.TargetNetwork`.
-    """
-
-    def __init__(
-        self, config: Any, model: Decoder, lm_head: nn.Module, spec: ModelSpec, family: str
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.spec = spec
-        self.family = family
-        self.model = model
-        self.lm_head = lm_head
-
-    def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """Embed ids of the network's vocabulary, int64 [...] → [..., H]."""
-        out: Tensor = self.model.embed_tokens(tokens)
-        return out
-
-    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed the prompt or the null prompt of each row.
-
-        Args:
-            condition: ids of the prompt and of the null prompt, int64 [R, 2, T].
-            keep: not read: the null prompt has its own padding.
-            drop: null-conditioned rows, bool [R].
-
-        Returns:
-            [R, T, H], and which tokens are not padding, bool [R, T].
-        """
-        ids = torch.where(drop[:, None], condition[:, 1], condition[:, 0])
-        return self.model.embed_tokens(ids.clamp(min=0)), ids != PADDING
-
-
-def shared_vocabulary_lm(
-    config: Any, sizes: LayerSizes, spec: ModelSpec, family: str
-) -> PromptedLM:
-    """The network of a Hugging Face configuration, whose head gives the logits of all ids. For the
-    arguments see `decoder_of` and `PromptedLM`.
-    """
-    head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-    return PromptedLM(config, decoder_of(config, sizes), head, spec, family)
-
-
-def decoder_of(config: Any, sizes: LayerSizes) -> Decoder:
-    """The decoder of a Hugging Face configuration, with layers of these sizes."""
-    rotary = Rotary(sizes.head_dim, config.rope_parameters["rope_theta"])
-    return Decoder(sizes, config.num_hidden_layers, config.vocab_size, rotary)
 
 
 class PromptEncoder(nn.Module):
@@ -302,63 +241,3 @@ def _tokenizer(files: PretrainedFiles) -> Any:
         raise TemperaError(
             f"{file} is not a tokenizer ({str(problem).splitlines()[0]}): download it again."
         ) from None
-
-
-def load_network(
-    family: str,
-    spec: ModelSpec,
-    weights: str,
-    files: list[str],
-    hub: str,
-    sizes: Mapping[str, Any],
-    device: torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> PromptedLM:
-    """Load a network with published weights.
-
-    Args:
-        family: `chameleon`, `emu3`, `janus`, `qwen2` or `glm_image`: the module of
-            `tempera.targets` with its `build`, `translate`, and `UNUSED` names in its files.
-        spec: format of its sequences.
-        weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
-        sizes: by their names in `config.json`, `rope_theta` among them; those of a `config.json`
-            beside the weights come first.
-        device, dtype: device and dtype of random weights; published weights keep those of their
-            files.
-
-    Raises:
-        TemperaError: the files are missing, do not fit, or are of an unsupported variant.
-    """
-    module = family_module(family)
-    published = PretrainedFiles(weights, files, hub)
-    stated = stated_sizes(published, family, sizes)
-    network: PromptedLM = load_pretrained(
-        lambda: module.build(dict(stated), spec),
-        published,
-        lambda state: module.translate(state, stated),
-        device,
-        dtype,
-        ignore=module.UNUSED,
-    )
-    return network
-
-
-ROPE = ("partial_rotary_factor", "mrope_section")
-"""Sizes of rotary embeddings that only some models have."""
-
-
-def stated_sizes(files: PretrainedFiles, kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a Hugging Face configuration: the sizes that `config.json` beside the weights
-    states, else those given.
-
-    Args:
-        files, kind: see `PretrainedFiles.stated`.
-        sizes: by their names in `config.json`, `rope_theta` among them.
-
-    Raises:
-        TemperaError: the file states an unsupported network.
-    """
-    stated = files.stated({"num_key_value_heads": sizes["num_attention_heads"], **sizes}, kind)
-    rope = {"rope_type": "default", "rope_theta": stated.pop("rope_theta")}
-    rope |= {name: stated.pop(name) for name in ROPE if name in stated}
-    return {**stated, "rope_parameters": rope}

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from tiny_targets import write_images
 
-from tempera.image_tokenizers.emu3 import Emu3Tokenizer, load_emu3_tokenizer
 from tempera.runtime.huggingface import Emu3VQVAE, Emu3VQVAEConfig
 from tempera.runtime.pretrained import recording_taken
+from tempera.targets.emu3 import Emu3Tokenizer, load_emu3_tokenizer
 
 SIZES = {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "hidden_size": 32}
 SIZES |= {"attn_resolutions": [1], "codebook_size": 16}
