@@ -51,6 +51,7 @@ def test_the_whole_resolved_configuration_is_recorded(
         assert name == "method" or str(config[name]) == value
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_have_their_own_names_and_tags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_an_exception_costs_one_check_and_gpu_json_holds_the_others(
     assert found["errors"] == {"lumina ar": "ValueError: planted"}
 
 
+@pytest.mark.slow
 def test_it_needs_neither_pandas_nor_pyarrow_nor_wandb() -> None:
     """Which a bare GPU machine may lack."""
     code = (

@@ -35,7 +35,7 @@ def live_tensors() -> int:
     return sum(type(one) is torch.Tensor for one in gc.get_objects())
 
 
-def test_thirty_settings_and_thousands_of_prompts_leave_nothing_behind() -> None:
+def test_thirty_settings_and_hundreds_of_prompts_leave_nothing_behind() -> None:
     torch.manual_seed(0)
     target, counts = TableTarget(vocab_size=4, length=6), list[int]()
     draft = TableDraft(target)
@@ -44,10 +44,11 @@ def test_thirty_settings_and_thousands_of_prompts_leave_nothing_behind() -> None
         for rule in (Relaxed((1 + setting / 30, 1.0)), Lantern(neighbours, 0.1 + setting / 60)):
             method = Method(StaticTreeDrafter(draft, Tree.from_paths([[0], [0, 0], [1]])), rule)
             pipeline = tiny_pipeline()
-            prompts = [Prompt(f"{setting}-{place}", "a ring") for place in range(100)]
+            prompts = [Prompt(f"{setting}-{place}", "a ring") for place in range(20)]
             pipeline.tokens(prompts, method, diagnostics=isinstance(rule, Relaxed))
-        counts.append(live_tensors())
-    assert max(counts[20:]) <= max(counts[10:20]), counts
+        if setting % 5 == 4:
+            counts.append(live_tensors())
+    assert max(counts[4:]) <= max(counts[2:4]), counts
     assert len(codebook_neighbours._BUILT) <= codebook_neighbours.MOST
 
 

@@ -68,6 +68,7 @@ def test_the_command_of_a_job_that_failed_fails_alike(run: Run) -> None:
     assert status == 1 and err.strip() == f"error: {reason}"
 
 
+@pytest.mark.slow
 def test_the_command_of_a_trained_draft_decodes_with_it(run: Run, tmp_path: Path) -> None:
     quick = "steps=1 batch_size=2 warmup_steps=0 holdout=2 decodes=1 validate_every=1"
     status, out, err = run(f"train_draft/main.py -cd own model=plain {quick} {QUIET}")
@@ -87,6 +88,7 @@ def test_the_command_that_trains_on_shards_takes_them(run: Run) -> None:
     assert status == 0 and "to do: " in out, err
 
 
+@pytest.mark.slow
 def test_the_command_of_the_fastest_setting_decodes(run: Run, tmp_path: Path) -> None:
     few = "limit=1 images=1 timed=1 repeats=1 runs=1 depths=[2] trees=[]"
     status, out, err = run(f"eval/tune.py -cd own model=plain {few} metrics=none {QUIET}")
