@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from report_runs import finished
 from sent_runs import keep_sent_runs
 from tiny_evaluation import network, tiny_options
 
@@ -15,6 +16,7 @@ from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.evaluation.tuning import Budget, Outcome, fastest, try_out
+from tempera.reporting.tables import texts
 
 
 def one(name: str, speedup: float, kl: float = 0.0) -> Outcome:
@@ -100,7 +102,26 @@ def test_the_command(
     assert sent.finished and f"use: python eval/run.py {sent.summary['use']}\n" in out
     assert sent.summary["options"] == tuple(chosen) and sent.summary["speedup"] > 0
     assert len(sent.tables["tune"][1]) == len(result["runs"])
+    assert "tokens per round" not in out and out.count("predicted") == 3  # the runs' own tables
     assert sent.files == {"tune": ["tune.json"]}
+
+
+def test_the_table_says_how_far_predictions_were_off() -> None:
+    """And how many of them the measurement excludes."""
+    runs = tune_command._RealRuns.__new__(tune_command._RealRuns)
+    runs.speed = "speedup"
+    measured = {"value": 2.0, "low": 1.9, "high": 2.2, "n": 8}
+    runs.found = {
+        options: (one(options[0], speedup), finished(options[0], metrics={"speedup": measured}))
+        for options, speedup in ((("near",), 2.1), (("far",), 1.5))
+    }
+    section = runs.compared("8 images")
+    assert texts(section)["speed-up"].tolist() == ["2.00 (1.90 … 2.20)"] * 2
+    assert texts(section)["off"].tolist() == ["+5%", "-25%"]
+    assert section.text == (
+        "The predicted speed-ups were off by up to 25%; 1 of 2 lie outside the 95% interval of the "
+        "measured one."
+    )
 
 
 @pytest.mark.slow

@@ -57,8 +57,12 @@ def main(cfg: DictConfig) -> dict[str, float] | float:
     return metrics[wanted]
 
 
-def run(cfg: DictConfig) -> dict[str, float]:
-    """Run one evaluation and return its metrics."""
+def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
+    """Run one evaluation and return its metrics.
+
+    Args:
+        quiet: print no results: the caller shows them.
+    """
     choices = _plain(cfg, "choices") or {}
     _check_paper(_plain(cfg, "paper"))
     tracking = Tracking.of(cfg, "eval", choices, typed(cfg))
@@ -100,7 +104,7 @@ def run(cfg: DictConfig) -> dict[str, float]:
     facts = {**plan.settings, **plan.about}
     tracker = in_background(partial(tracking.start, directory, facts, plan.name))
     evaluation = Evaluation(plan, pipeline, prompts, evaluator, protocol, processes, scores)
-    return _work(evaluation, tracker, cfg.verbose)
+    return _work(evaluation, tracker, None if quiet else cfg.verbose)
 
 
 def _protocol(cfg: DictConfig) -> SpeedProtocol:
@@ -223,7 +227,7 @@ def _plan(
     )
 
 
-def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool) -> dict[str, float]:
+def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool | None) -> dict[str, float]:
     """Decode, measure, write, and then show; return the metrics."""
     result = evaluate(run, before_timing=partial(wait, [tracker]))
     if result is None:

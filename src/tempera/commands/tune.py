@@ -31,7 +31,7 @@ from tempera.evaluation.tuning import (
 )
 from tempera.reporting.collect import collect
 from tempera.reporting.finished_run import Run
-from tempera.reporting.tables import Cell, Output, Section, show, table, texts
+from tempera.reporting.tables import Cell, Output, Section, known, show, table, texts
 from tempera.rules.standard import BlockVerification
 from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
@@ -41,6 +41,10 @@ PLAIN = ("method=ar",)
 """The options of plain autoregression, which may be the fastest setting."""
 OWN_DRAFT = ("method=parallel", "drafter=parallel", "method=medusa", "drafter=medusa")
 """Options of settings whose draft is not the one that `drafter.path` names."""
+
+
+SHOWN = {"speed-up": ".2f", "predicted": ".2f", "off": "+.0%", "length": ".2f", "KL": ".3f"}
+"""Columns of the printed table, with the formats of their values."""
 
 
 class _DraftKind(NamedTuple):
@@ -84,7 +88,9 @@ DRAFTS = (
 
 
 def main(cfg: DictConfig) -> None:
-    """Predict, run the best settings, print a table and the command to use, and write tune.json."""
+    """Predict, run the best settings, print them in a table, how far the predictions were off, and
+    the command to use; write tune.json.
+    """
     tracking = Tracking.of(cfg, "tune")
     what = f"`{command('tune')}` chooses among methods for discrete tokens"
     captions = Parts.of(cfg, discrete=what).captions()
@@ -117,6 +123,7 @@ def main(cfg: DictConfig) -> None:
     compared = runs.compared(f"{cfg.images} images")
     shown = texts(compared)
     show(shown, compared.title)
+    console.print(compared.text, highlight=False, soft_wrap=True)
     use = shlex.join(settings.arguments(best.options))
     console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
     tracking.record(file.parent, {"use": use, **asdict(best)}, shown, [file])
@@ -294,7 +301,8 @@ class _RealRuns:
         options = prediction.options
         place = Path(str(self.cfg.directory)) / "runs" / ",".join(options)
         arguments = [*self.settings.arguments(options), *self.options]
-        evaluate.main(composed_run("eval", arguments, place))
+        print(f"running {' '.join(options)}")
+        evaluate.run(composed_run("eval", arguments, place), quiet=True)
         (run,), _ = collect([place])
         self.found[options] = prediction, run
         return replace(
@@ -314,21 +322,31 @@ class _RealRuns:
         }
 
     def compared(self, work: str) -> Section:
-        """Predicted against measured; `work` says on what."""
-        shown = {
-            "speed-up": ("speedup", self.speed, ".2f"),
-            "accepted length": ("accepted_length", "accepted_length", ".2f"),
-            "KL per token": ("kl_per_token", "kl_per_token", ".4f"),
-        }
-        columns: dict[str, Sequence[Cell]] = {}
-        formats: dict[str, str] = {}
-        for heading, (field, metric, form) in shown.items():
-            predicted = [{"value": getattr(before, field)} for before, _ in self.found.values()]
-            columns[f"{heading}, predicted"] = predicted
-            columns[f"{heading}, measured"] = [
-                run.metrics[metric] for _, run in self.found.values()
-            ]
-            formats |= {f"{heading}, predicted": form, f"{heading}, measured": form}
+        """What was measured, and how far the predicted speed-ups were off; `work` says on what."""
+        rows: list[dict[str, Cell]] = []
+        for prediction, run in self.found.values():
+            row: dict[str, Cell] = {
+                "speed-up": run.metrics[self.speed],
+                "predicted": {"value": prediction.speedup},
+                "off": {"value": prediction.speedup / run.value(self.speed) - 1},
+                "length": {"value": run.value("accepted_length")},
+                "KL": {"value": run.value("kl_per_token")},
+            }
+            rows.append(row)
+        columns = {heading: [row[heading] for row in rows] for heading in SHOWN}
         names = [" ".join(options) for options in self.found]
-        title = f"predicted and measured, 95% intervals; {work}"
-        return Section(title, table(names, columns, "setting"), formats)
+        most = max(abs(row["off"]["value"]) for row in rows)
+        outside = [row for row in rows if not _inside(row["predicted"]["value"], row["speed-up"])]
+        text = (
+            f"The predicted speed-ups were off by up to {most:.0%}; {len(outside)} of {len(rows)} "
+            "lie outside the 95% interval of the measured one."
+        )
+        title = f"measured, with 95% intervals, and predicted; {work}"
+        return Section(title, table(names, columns, "setting"), SHOWN, text)
+
+
+def _inside(value: float, interval: Cell) -> bool:
+    """Whether a value lies in the interval of another, or that has none."""
+    low = interval["low"]
+    high = interval["high"]
+    return not (known(low) and known(high)) or low <= value <= high

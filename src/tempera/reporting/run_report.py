@@ -20,7 +20,7 @@ LOGGED = 64
 
 
 def write(
-    directory: Path, result: Mapping[str, Any], tracker: Tracker, verbose: bool = False
+    directory: Path, result: Mapping[str, Any], tracker: Tracker, verbose: bool | None = False
 ) -> None:
     """Write grid.png, acceptance.png and report.html; print the results, and log them.
 
@@ -28,7 +28,7 @@ def write(
         directory: of a finished run.
         result: the content of its metrics.json.
         tracker: finished at the end.
-        verbose: print all metrics.
+        verbose: print all metrics; None prints nothing.
     """
     rows = read_table(directory / "results.parquet", most=LOGGED)
     run = read_run(directory)
@@ -45,11 +45,11 @@ def write(
         figures.acceptance(places, title, result)
     with side_service(f"{report} cannot be written ({{why}}): the results are in {directory}."):
         page.write(report, [run], sections_of([run]))
-    print_run(run, verbose)
-    if grid.exists():
-        print(f"pictures: {only or grid}")
-    if report.exists():
-        print(f"report: {report}")
+    if verbose is not None:
+        print_run(run, verbose)
+        for name, path in (("pictures", only or grid), ("report", report)):
+            if path.exists():
+                print(f"{name}: {path}")
     with side_service(f"nothing was tracked ({{why}}): the results are in {directory}."):
         _track(run, rows, tracker)
 
