@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but
 from held_models import FAMILIES, IDS, MASK, Held, chameleon, emu3, glm_image, janus
 from markdown_pages import blocks
 from omegaconf import OmegaConf
@@ -315,7 +316,11 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    "change",
+    slow_but(CHANGES, adapters_everywhere, hook_on_a_layer, new_head, other_weights),
+    ids=lambda change: change.__name__,
+)
 def test_what_sits_on_the_model_works_also_after_the_first_call(
     held: Held, change: Callable[[Held], None]
 ) -> None:
@@ -339,7 +344,7 @@ def around(held: Held) -> list[str]:
     return sorted({part.rpartition(".")[0] for part in parts(held).called} | {""})
 
 
-@pytest.mark.parametrize("kind", ["hook", "pre-hook", "forward", "class"])
+@pytest.mark.parametrize("kind", slow_but(["hook", "pre-hook", "forward", "class"], "hook"))
 def test_what_would_not_run_is_refused(held: Held, kind: str) -> None:
     """On every module that is not called, because the modules inside it are."""
     fast = held.accelerated()

@@ -48,6 +48,7 @@ def test_inception_reads_the_published_layout_and_no_other(tmp_path: Path) -> No
         Inception(str(path)).load(CPU)
 
 
+@pytest.mark.slow
 def test_inceptions_features_come_before_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first 2,048 are compared; the others are logits."""
     monkeypatch.setattr(fidelity, "extractor", lambda *_: torch.nn.Identity())
