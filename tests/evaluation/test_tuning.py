@@ -20,7 +20,7 @@ from tempera.reporting.tables import texts
 
 
 def one(name: str, speedup: float, kl: float = 0.0) -> Outcome:
-    return Outcome((f"method={name}",), kl == 0, speedup, 100 * speedup, 1.0, 2.0, kl, 400 * kl)
+    return Outcome({"method": name}, kl == 0, speedup, 100 * speedup, 1.0, 2.0, kl, 400 * kl)
 
 
 KNOWN = [one("d", 3, 0.2), one("c", 2.5, 0.06), one("b", 2, 0.02), one("a", 1.5), one("ar", 1)]
@@ -51,13 +51,13 @@ def test_the_best_within_the_budget_are_run(
     runs, limit = list[str](), Budget.parse(budget)
 
     def run(predicted: Outcome) -> Outcome:
-        runs.append(predicted.options[0].removeprefix("method="))
+        runs.append(predicted.options["method"])
         kl = excess * predicted.kl_per_token
         return replace(predicted, kl_per_token=kl, tv_bound=400 * kl)
 
     outcomes = try_out(KNOWN, limit, 2, run)
     assert " ".join(runs) == made
-    assert fastest(outcomes, limit).options == (f"method={chosen}",)
+    assert fastest(outcomes, limit).options == {"method": chosen}
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_the_command(
     cfg = composed_run("tune", [*tiny, *quick, *grid], "place")
     tune_command.main(cfg)
     result = json.loads(Path("place/tune.json").read_text(encoding="utf-8"))
-    names = [" ".join(row["options"]) for row in result["predictions"]]
+    names = [tune_command.name_of(row["options"]) for row in result["predictions"]]
     assert len(names) == len(set(names)) == 2 + 5 * 4  # five methods on each chain
     assert set(names) > {
         *("method=ar", "method=eagle2", "method=medusa depth=2", "method=block depth=3"),
@@ -91,16 +91,17 @@ def test_the_command(
         *("eagle", "eagle2", "parallel", "medusa")
     }
     assert "parallel, depth=3: left out: it drafts 2 tokens" in out
-    (plain,) = (row for row in result["predictions"] if row["options"] == ["method=ar"])
+    (plain,) = (row for row in result["predictions"] if row["options"] == {"method": "ar"})
     # an image begins with its prompt, which takes longer or, beside other work, less than a round
     assert plain["tokens"] != pytest.approx(1000 / plain["round"], rel=1e-6)
     chosen = result["chosen"]["predicted"]["options"]
-    assert f" {tiny[0]} " in out and f" {' '.join(chosen)}\n" in out
+    assert f" {tiny[0]} " in out and f" {tune_command.name_of(chosen)}\n" in out
     made = {path.parent.name for path in Path("place/runs").rglob("metrics.json")}
-    assert made == {",".join(run["predicted"]["options"]) for run in result["runs"]}
+    settings = [run["predicted"]["options"] for run in result["runs"]]
+    assert made == {",".join(tune_command.options_of(setting)) for setting in settings}
     sent = sent_runs["tune"]
     assert sent.finished and f"use: python eval/run.py {sent.summary['use']}\n" in out
-    assert sent.summary["options"] == tuple(chosen) and sent.summary["speedup"] > 0
+    assert sent.summary["options"] == chosen and sent.summary["speedup"] > 0
     assert len(sent.tables["tune"][1]) == len(result["runs"])
     assert "tokens per round" not in out and out.count("predicted") == 3  # the runs' own tables
     assert sent.files == {"tune": ["tune.json"]}
@@ -112,8 +113,8 @@ def test_the_table_says_how_far_predictions_were_off() -> None:
     runs.speed = "speedup"
     measured = {"value": 2.0, "low": 1.9, "high": 2.2, "n": 8}
     runs.found = {
-        options: (one(options[0], speedup), finished(options[0], metrics={"speedup": measured}))
-        for options, speedup in ((("near",), 2.1), (("far",), 1.5))
+        name: (one(name, speedup), finished(name, metrics={"speedup": measured}))
+        for name, speedup in (("near", 2.1), ("far", 1.5))
     }
     section = runs.compared("8 images")
     assert texts(section)["speed-up"].tolist() == ["2.00 (1.90 … 2.20)"] * 2

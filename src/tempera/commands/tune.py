@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig
 
@@ -37,54 +37,22 @@ from tempera.runtime.files import write_json
 from tempera.runtime.installation import command
 from tempera.targets.transformer import TransformerTarget
 
-PLAIN = ("method=ar",)
-"""The options of plain autoregression, which may be the fastest setting."""
-OWN_DRAFT = ("method=parallel", "drafter=parallel", "method=medusa", "drafter=medusa")
-"""Options of settings whose draft is not the one that `drafter.path` names."""
-
-
+Setting = dict[str, Any]
+"""Options of an evaluation, by name."""
+PLAIN: Setting = {"method": "ar"}
+"""Plain autoregression, which may be the fastest setting."""
+DRAFTS = {
+    "eagle": "drafter.path",
+    "parallel": "++model.parallel",
+    "medusa": "++model.medusa",
+}
+"""Kinds of draft networks, which are called as the method that drafts with them and verifies
+exactly, with the option that is their directory (`++`: also for models that name none).
+"""
+DYNAMIC = {"eagle": ("eagle2",)}
+"""By draft, the methods that draft other trees with it."""
 SHOWN = {"speed-up": ".2f", "predicted": ".2f", "off": "+.0%", "length": ".2f", "KL": ".3f"}
 """Columns of the printed table, with the formats of their values."""
-
-
-class _DraftKind(NamedTuple):
-    """A kind of draft network. path: the option that is its directory (`++`: also for models that
-    name none); others: what gives it to the methods of EAGLE's draft; dynamic: methods that draft
-    other trees with it.
-    """
-
-    name: str
-    path: str
-    others: tuple[str, ...] = ()
-    dynamic: tuple[str, ...] = ()
-
-    @property
-    def exact(self) -> str:
-        """The method that drafts with it and verifies exactly."""
-        return f"method={self.name}"
-
-
-class _ChainMethod(NamedTuple):
-    """A method on chains.
-
-    Attributes:
-        options: that choose it.
-        varied: the option that is varied, if one is.
-        values: of that option.
-        by_depth: whether its tests depend on the depth of the chain.
-    """
-
-    options: tuple[str, ...]
-    varied: str = ""
-    values: Sequence[float] = (0.0,)
-    by_depth: bool = False
-
-
-DRAFTS = (
-    _DraftKind("eagle", "drafter.path", dynamic=("eagle2",)),
-    _DraftKind("parallel", "++model.parallel", others=("drafter=parallel",)),
-    _DraftKind("medusa", "++model.medusa", others=("drafter=medusa",)),
-)
 
 
 def main(cfg: DictConfig) -> None:
@@ -134,7 +102,7 @@ def _predict(
 ) -> list[Outcome]:
     """What every setting is expected to do, by rounds and drafts measured here."""
     candidates = list(settings.candidates())
-    target = cast(TransformerTarget, settings.parts((DRAFTS[0].exact,)).fast_target())
+    target = cast(TransformerTarget, settings.parts({"method": settings.drafts[0]}).fast_target())
     drafters = settings.drafters(target)
     with console.status("measuring") as status:
         predictions = predict(
@@ -149,6 +117,16 @@ def _predict(
     for name, outcome in settings.tried.items():
         console.print(f"{name}: {outcome}", highlight=False, soft_wrap=True)
     return predictions
+
+
+def options_of(setting: Setting) -> list[str]:
+    """A setting as on the command line."""
+    return [written(name, value) for name, value in setting.items()]
+
+
+def name_of(setting: Setting) -> str:
+    """A setting in words."""
+    return " ".join(options_of(setting))
 
 
 def _is_own(name: str) -> bool:
@@ -176,37 +154,37 @@ class _Settings:
         self.shared = [option for option in cfg.overrides if not _is_own(option_name(option))]
         self.drafts = list(DRAFTS)
         self.tried: dict[str, str] = {}
-        for draft in DRAFTS:
+        for draft, path in DRAFTS.items():
             try:
-                self.parts((draft.exact,)).check_draft(draft.path)
-                self.tried |= dict.fromkeys((draft.name, *draft.dynamic), "tried")
+                self.parts({"method": draft}).check_draft(path)
+                self.tried |= dict.fromkeys((draft, *DYNAMIC.get(draft, ())), "tried")
             except TemperaError as problem:
                 self._leave_out(draft, problem)
 
-    def _leave_out(self, draft: _DraftKind, problem: TemperaError) -> None:
+    def _leave_out(self, draft: str, problem: TemperaError) -> None:
         """Go on without a draft, unless the user named it or there is no other."""
-        named = option_name(draft.path) in map(option_name, self.cfg.overrides)
+        named = option_name(DRAFTS[draft]) in map(option_name, self.cfg.overrides)
         if named or self.drafts == [draft]:
             raise problem
         self.drafts.remove(draft)
-        self.tried |= dict.fromkeys((draft.name, *draft.dynamic), f"left out: {problem}")
+        self.tried |= dict.fromkeys((draft, *DYNAMIC.get(draft, ())), f"left out: {problem}")
 
-    def arguments(self, options: Sequence[str]) -> list[str]:
+    def arguments(self, setting: Setting) -> list[str]:
         """The options of an evaluation with a setting. Plain autoregression has none of a draft,
         and a setting with another draft than EAGLE's not the path of EAGLE's.
         """
-        dropped = ""
-        if tuple(options) == PLAIN:
-            dropped = "drafter."
-        elif any(option in OWN_DRAFT for option in options):
-            dropped = "drafter.path="
-        if not dropped:
-            return [*self.shared, *options]
-        return [*(option for option in self.shared if not option.startswith(dropped)), *options]
+        draft = setting.get("drafter", setting["method"])
+        dropped: tuple[str, ...] = ()
+        if setting == PLAIN:
+            dropped = ("drafter.",)
+        elif draft in ("parallel", "medusa"):
+            dropped = ("drafter.path=",)
+        kept = [option for option in self.shared if not option.startswith(dropped)]
+        return [*kept, *options_of(setting)]
 
-    def parts(self, options: Sequence[str]) -> Parts:
+    def parts(self, setting: Setting) -> Parts:
         """Model and method of an evaluation with a setting."""
-        return Parts.of(composed("eval", self.arguments(options)))
+        return Parts.of(composed("eval", self.arguments(setting)))
 
     def drafters(self, target: TransformerTarget) -> dict[str, Drafter]:
         """The drafters by the name of their shape: chains and static trees of each draft, and
@@ -220,65 +198,70 @@ class _Settings:
                 self._leave_out(draft, problem)
         return found
 
-    def _drafters_of(self, draft: _DraftKind, target: TransformerTarget) -> dict[str, Drafter]:
-        trees = {written("depth", depth): Tree.chain(depth) for depth in self.cfg.depths}
-        trees |= {written("tree", name): Tree.named(name) for name in self.cfg.trees}
+    def _drafters_of(self, draft: str, target: TransformerTarget) -> dict[str, Drafter]:
+        shapes: list[tuple[Setting, Tree]] = [
+            *(({"depth": depth}, Tree.chain(depth)) for depth in self.cfg.depths),
+            *(({"tree": name}, Tree.named(name)) for name in self.cfg.trees),
+        ]
         found: dict[str, Drafter] = {}
-        if trees:
-            shallowest = min(trees, key=lambda name: trees[name].max_depth)
-            first = self.parts((draft.exact, shallowest)).drafter(target)
+        if shapes:
+            shallowest, _ = min(shapes, key=lambda shape: shape[1].max_depth)
+            first = self.parts({"method": draft, **shallowest}).drafter(target)
             model = cast(StaticTreeDrafter, first).model
-        for name, tree in trees.items():
+        for shape, tree in shapes:
             try:
                 fitted = model.for_depth(tree.max_depth)
-                found[f"{draft.name} {name}"] = StaticTreeDrafter(fitted, tree)
+                found[f"{draft} {name_of(shape)}"] = StaticTreeDrafter(fitted, tree)
             except DraftTooShort as problem:
-                self.tried[f"{draft.name}, {name}"] = f"left out: it drafts {problem.slots} tokens"
-        for method in draft.dynamic:
-            found[method] = self.parts((f"method={method}",)).drafter(target)
+                said = f"left out: it drafts {problem.slots} tokens"
+                self.tried[f"{draft}, {name_of(shape)}"] = said
+        for method in DYNAMIC.get(draft, ()):
+            found[method] = self.parts({"method": method}).drafter(target)
         return found
 
     def candidates(self) -> Iterator[Candidate]:
         """Every setting: rules on chains, and the exact rule on trees."""
         for draft in self.drafts:
             yield from self._chains(draft)
-            for tree in (written("tree", name) for name in self.cfg.trees):
-                yield Candidate((draft.exact, tree), draft.name, f"{draft.name} {tree}")
-            for method in draft.dynamic:
-                yield Candidate((f"method={method}",), draft.name, method)
+            for tree in self.cfg.trees:
+                shape = {"tree": tree}
+                yield Candidate({"method": draft, **shape}, draft, f"{draft} {name_of(shape)}")
+            for method in DYNAMIC.get(draft, ()):
+                yield Candidate({"method": method}, draft, method)
 
-    def _chains(self, draft: _DraftKind) -> Iterator[Candidate]:
+    def _chains(self, draft: str) -> Iterator[Candidate]:
         deepest = max(self.cfg.depths, default=0)
-        for method in self._methods(draft):
-            usual = self.parts(method.options)
-            for value in method.values:
-                varied = usual.with_option(method.varied, value) if method.varied else usual
+        for method, varied in self._methods(draft):
+            usual = self.parts(method)
+            by_depth = method["method"] in ("block", "coolsd")  # their tests depend on the depth
+            for change in varied:
+                changed = usual
+                for option, value in change.items():
+                    changed = changed.with_option(option, value)
                 for depth in self.cfg.depths:
-                    parts = varied.with_option("depth", depth if method.by_depth else deepest)
-                    chain = written("depth", depth)
-                    setting = [written(method.varied, value)] if method.varied else []
+                    parts = changed.with_option("depth", depth if by_depth else deepest)
+                    tested = TestedRule(
+                        cast(Rule | BlockVerification, parts.rule()),
+                        lossless=not change,
+                        depth=depth if by_depth else None,
+                    )
+                    shape = {"depth": depth}
                     yield Candidate(
-                        (*method.options, chain, *setting),
-                        draft.name,
-                        f"{draft.name} {chain}",
-                        TestedRule(
-                            cast(Rule | BlockVerification, parts.rule()),
-                            lossless=not method.varied,
-                            depth=depth if method.by_depth else None,
-                        ),
+                        {**method, **shape, **change}, draft, f"{draft} {name_of(shape)}", tested
                     )
 
-    def _methods(self, draft: _DraftKind) -> Iterator[_ChainMethod]:
-        yield _ChainMethod((draft.exact,))
-        yield _ChainMethod(("method=block", *draft.others), by_depth=True)
+    def _methods(self, draft: str) -> Iterator[tuple[Setting, list[Setting]]]:
+        """The methods on chains of a draft, each with the changes of it to try."""
+        own = {} if draft == "eagle" else {"drafter": draft}
+        yield {"method": draft}, [{}]
+        yield {"method": "block", **own}, [{}]
         if self.lossless:
             return
-        prices = self.cfg.prices
-        deltas = self.cfg.deltas
-        yield _ChainMethod(("method=optimal_rsd", *draft.others), "price", prices)
-        yield _ChainMethod(("method=uniform_rsd", *draft.others), "delta", deltas)
-        coolsd = ("method=coolsd", *draft.others, "floor=1")
-        yield _ChainMethod(coolsd, "delta", deltas, by_depth=True)
+        prices: list[Setting] = [{"price": price} for price in self.cfg.prices]
+        deltas: list[Setting] = [{"delta": delta} for delta in self.cfg.deltas]
+        yield {"method": "optimal_rsd", **own}, prices
+        yield {"method": "uniform_rsd", **own}, deltas
+        yield {"method": "coolsd", **own, "floor": 1}, deltas
 
 
 class _RealRuns:
@@ -289,22 +272,24 @@ class _RealRuns:
         self.cfg = settings.cfg
         size = self.cfg.batch_size
         self.speed = "speedup" if size == 1 else f"speedup_{size}"
-        self.options = [
-            written("limit", self.cfg.images),
-            written("speed.prompts", self.cfg.timed),
-            written("speed.batches", [] if size == 1 else [size]),
-        ]
-        self.found: dict[tuple[str, ...], tuple[Outcome, Run]] = {}
+        self.options = options_of(
+            {
+                "limit": self.cfg.images,
+                "speed.prompts": self.cfg.timed,
+                "speed.batches": [] if size == 1 else [size],
+            }
+        )
+        self.found: dict[str, tuple[Outcome, Run]] = {}
 
     def __call__(self, prediction: Outcome) -> Outcome:
         """Evaluate a setting."""
-        options = prediction.options
-        place = Path(str(self.cfg.directory)) / "runs" / ",".join(options)
-        arguments = [*self.settings.arguments(options), *self.options]
-        print(f"running {' '.join(options)}")
+        setting = prediction.options
+        place = Path(str(self.cfg.directory)) / "runs" / ",".join(options_of(setting))
+        arguments = [*self.settings.arguments(setting), *self.options]
+        print(f"running {name_of(setting)}")
         evaluate.run(composed_run("eval", arguments, place), quiet=True)
         (run,), _ = collect([place])
-        self.found[options] = prediction, run
+        self.found[name_of(setting)] = prediction, run
         return replace(
             prediction,
             speedup=run.value(self.speed),
@@ -312,9 +297,9 @@ class _RealRuns:
             tv_bound=run.value("tv_bound"),
         )
 
-    def summary(self, options: tuple[str, ...]) -> dict[str, Any]:
+    def summary(self, setting: Setting) -> dict[str, Any]:
         """What tune.json says about a run."""
-        prediction, run = self.found[options]
+        prediction, run = self.found[name_of(setting)]
         return {
             "predicted": asdict(prediction),
             "measured": run.metrics,
@@ -334,7 +319,6 @@ class _RealRuns:
             }
             rows.append(row)
         columns = {heading: [row[heading] for row in rows] for heading in SHOWN}
-        names = [" ".join(options) for options in self.found]
         most = max(abs(row["off"]["value"]) for row in rows)
         outside = [row for row in rows if not _inside(row["predicted"]["value"], row["speed-up"])]
         text = (
@@ -342,7 +326,7 @@ class _RealRuns:
             "lie outside the 95% interval of the measured one."
         )
         title = f"measured, with 95% intervals, and predicted; {work}"
-        return Section(title, table(names, columns, "setting"), SHOWN, text)
+        return Section(title, table(list(self.found), columns, "setting"), SHOWN, text)
 
 
 def _inside(value: float, interval: Cell) -> bool:

@@ -73,13 +73,13 @@ class Candidate:
     """A setting that may be the fastest.
 
     Attributes:
-        options: its name, as on the command line.
+        options: what an evaluation of it is given, by name.
         draft: name of its draft.
         shape: name of its drafter.
         tested: its rule; None for the exact rule on a tree.
     """
 
-    options: tuple[str, ...]
+    options: dict[str, Any]
     draft: str
     shape: str
     tested: TestedRule | None = None
@@ -113,7 +113,7 @@ class Outcome:
         accepted_length, kl_per_token, tv_bound: as the metrics of these names.
     """
 
-    options: tuple[str, ...]
+    options: dict[str, Any]
     lossless: bool
     speedup: float
     tokens: float
@@ -145,7 +145,7 @@ def predict(
     candidates: Sequence[Candidate],
     prompts: Sequence[Prompt],
     plan: TuningPlan,
-    plain: tuple[str, ...],
+    plain: dict[str, Any],
     progress: Callable[[str], None] = lambda part: None,
 ) -> list[Outcome]:
     """Predict all candidates and plain autoregression, fastest first.
