@@ -27,7 +27,7 @@ weight:
     #!/usr/bin/env python3
     import ast, collections, pathlib
     counts = collections.Counter()
-    for top in ("src", "eval", "train_draft", "docs", "tests"):
+    for top in ("src", "eval", "train_draft", "examples", "docs", "tests"):
         for file in pathlib.Path(top).rglob("*.py"):
             tree = ast.parse(file.read_text(encoding="utf-8"))
             count = sum(isinstance(node, ast.stmt) for node in ast.walk(tree))

@@ -1,11 +1,15 @@
 """How far the law of each method for continuous tokens is from the law that it claims
-(docs/methods.md): `python docs/continuous_laws.py [ROWS]`.
+(docs/methods.md): `PYTHONPATH=examples python docs/continuous_laws.py [ROWS]`.
 """
 
 import sys
+from typing import Any
 
-from tempera.continuous.rules import CSpD, CSpDReferenceCode, DensityRule, PathCoupling
-from tempera.exactness.gaussians import Linear, ToyHead, Wavy, check
+from published_code.cspd import CSpDReferenceCode
+
+from tempera.continuous.rules import CSpD, DensityRule, PathCoupling
+from tempera.exactness.gaussians import Linear, SampleComparison, Toy, ToyHead, Wavy, check, compare
+from tempera.exactness.tables import new_streams
 
 HEADS: dict[str, tuple[ToyHead, ToyHead, int]] = {
     "1-D normal": (Linear(1, 1), Linear(1, 1), 3),
@@ -21,28 +25,47 @@ RULES: dict[str, DensityRule | None] = {
     "cspd_exact": PathCoupling(),
     "cspd": CSpD(),
     "cspd alignment=false": CSpD(alignment=False),
-    "cspd_published": CSpDReferenceCode(),
-    "cspd_published exponent_temperature=1": CSpDReferenceCode(exponent_temperature=1.0),
     "the draft alone": None,
 }
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "cspd_published": {},
+    "cspd_published exponent_temperature=1": {"exponent_temperature": 1.0},
+}
+"""Options of the public code's method."""
+
+
+def published(head: ToyHead, length: int, rows: int, **options: Any) -> SampleComparison | None:
+    """Of the public code; None for an image of one token, which the target draws alone."""
+    if length == 1:
+        return None
+    target, drafter = Toy(head, length), Toy(head.imitation(0.25), length)
+    streams = new_streams(rows, 0)
+    method = CSpDReferenceCode(drafter, gamma=2, prefill=0.0, **options)
+    output = method.decode(target, streams, streams.ids)
+    return compare(target.whiten(output), output)
+
+
+def line(name: str, found: list[SampleComparison | None]) -> str:
+    """A row of the table."""
+    cells = ["–" if one is None else f"{one.distance:.3f}" for one in found]
+    exact = [" (exact)" if one is not None and one.agrees else "" for one in found]
+    return f"| {name} | " + " | ".join(map("".join, zip(cells, exact, strict=True))) + " |"
 
 
 def table(rows: int = 200_000) -> str:
-    """Kolmogorov-Smirnov distances, rules against heads, over `rows` images each."""
+    """Kolmogorov-Smirnov distances, methods against heads, over `rows` images each."""
     lines = ["| | " + " | ".join(HEADS) + " |", "|---" * (1 + len(HEADS)) + "|"]
     for name, rule in RULES.items():
-        cells = []
-        for head, silent, length in HEADS.values():
-            published = isinstance(rule, CSpDReferenceCode)
-            if published and length == 1:
-                cells.append("–")  # the target draws the first token alone
-                continue
+        found: list[SampleComparison | None] = []
+        for head, _, length in HEADS.values():
             draft = head.imitation(0.25) if rule is None else None
-            law = silent if published else head
-            found = check(rule, law, draft=draft, length=length, rows=rows)
-            cells.append(f"{found.distance:.3f}" + (" (exact)" if found.agrees else ""))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + f"\n\nEach ± {found.margin:.3f} (95 %), {rows} images."
+            law = check(rule, head, draft=draft, length=length, rows=rows)
+            found.append(law)
+        lines.append(line(name, found))
+    for name, options in PUBLISHED.items():
+        heads = HEADS.values()
+        lines.append(line(name, [published(silent, t, rows, **options) for _, silent, t in heads]))
+    return "\n".join(lines) + f"\n\nEach ± {law.margin:.3f} (95 %), {rows} images."
 
 
 if __name__ == "__main__":

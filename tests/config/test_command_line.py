@@ -229,7 +229,7 @@ def test_a_job_can_be_sent_to_another_process() -> None:
     [
         ("method=cspd gamma=2", ["cspd 2"]),
         ("method=cspd,cspd_exact gamma=2", ["cspd 2", "cspd_exact 2"]),
-        ("method=cspd,cspd_published", ["cspd 4", "cspd_published 4", "cspd_published 8"]),
+        ("method=cspd,cspd_exact", ["cspd 4", "cspd_exact 2", "cspd_exact 4", "cspd_exact 8"]),
     ],
 )
 def test_a_method_chooses_among_the_cases_of_a_preset(

@@ -127,7 +127,7 @@ METHODS = [
     "method=sjd window=8 rule=relaxed delta=1.2",
     "method=sjd window=8 rule=match",
     "method=sjd window=8 rule=block",
-    "method=sjd window=8 reuse=0.5 reuse_label=published",
+    "method=sjd window=8 reuse=0.5",
     "method=vvs depth=3 free=2 delta=1.5",
     "method=scd window=8 coupling=maximal",
     "method=scd window=8 rule=lanternpp k=5",
@@ -150,7 +150,6 @@ ONE_EACH = {method.split()[0]: method for method in reversed(METHODS)}
 GOLDEN = {
     "method=eagle tree=mc_sim_7b_63 rule=traversal": ("tttttvxiiixi", 9),
     "method=sjd window=8 rule=block": ("tttttttttttt", 10),
-    "method=sjd window=8 reuse=0.5 reuse_label=published": ("ttttttttttnm", 6),
     "method=vvs depth=3 free=2 delta=1.5": ("lsrsprehgsbg", 3),
     "method=entropy window=8 scale=2.8 residual=optimal entropy_temperature=[2.5,3,0.6]": (
         "msrwujishnhn",

@@ -137,7 +137,6 @@ def test_guidance_rises_with_the_tokens() -> None:
         ("loop.Speculative", "gamma", 0),
         ("loop.Speculative", "prefill", 1.0),
         ("rules.PathCoupling", "trials", 0),
-        ("rules.CSpDReferenceCode", "exponent_temperature", 0),
     ],
 )
 def test_an_impossible_value_is_refused_by_its_option(

@@ -3,15 +3,18 @@ random one.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 from cases import slow_but
 from paths import SUPPORT
+from published_code.cspd import CSpDReferenceCode
 from tiny_evaluation import Blocks
 from tiny_targets import ldm_name
 from torch import Tensor, nn
@@ -21,13 +24,7 @@ from tempera.continuous.diffusion import DiffusionSampling
 from tempera.continuous.loop import Context, Decoding, Parallel, Speculative, counts, draft_alone
 from tempera.continuous.mar import MAR, SIZES, MARConfig, load_mar
 from tempera.continuous.noise import Noise, normal_of
-from tempera.continuous.rules import (
-    ContinuousVerdict,
-    CSpD,
-    CSpDReferenceCode,
-    DensityRule,
-    PathCoupling,
-)
+from tempera.continuous.rules import ContinuousVerdict, CSpD, DensityRule, PathCoupling
 from tempera.continuous.target import GuidedHead, MARTarget, draft
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import ACCEPTED
@@ -63,12 +60,16 @@ def target(seed: int = 0, sampling: DiffusionSampling = SAMPLING) -> MARTarget:
     return MARTarget(network(seed=seed), ClassLabels(5).encode, sampling)
 
 
+Rule: TypeAlias = DensityRule | Callable[..., Decoding]
+
+
 def speculative(
-    made: MARTarget, rule: DensityRule, gamma: int = 2, prefill: float = 0.0, **options: Any
-) -> Speculative:
+    made: MARTarget, rule: Rule, gamma: int = 2, prefill: float = 0.0, **options: Any
+) -> Any:
     other = network()  # so near that some of its tokens are accepted
     other.head.final_layer.linear.bias += 0.01
-    return Speculative(draft(made, other), rule, gamma, prefill, **options)
+    make = rule if callable(rule) else partial(Speculative, rule=rule)
+    return make(draft(made, other), gamma=gamma, prefill=prefill, **options)
 
 
 def decoded(
@@ -210,7 +211,7 @@ def test_a_step_has_the_guidance_of_its_end_and_no_known_token_is_out_of_reach()
     decoded(Parallel(3), made)
     assert seen == [[2] * 2, [6] * 4, [12] * 6]
     seen.clear()
-    decoded(speculative(made, CSpDReferenceCode(), 3), made)
+    decoded(speculative(made, CSpDReferenceCode, 3), made)
     assert seen == [[1], [4] * 3, [7] * 3, [10] * 3, [12] * 2]
     method = speculative(made, CSpD(), 5)
     watch(method.drafter)
@@ -218,11 +219,11 @@ def test_a_step_has_the_guidance_of_its_end_and_no_known_token_is_out_of_reach()
     assert not decoded(draft_alone(made, 3), made).trace.passes.any()
 
 
-RULES: list[tuple[DensityRule, DiffusionSampling]] = [
+RULES: list[tuple[Rule, DiffusionSampling]] = [
     (CSpD(), SAMPLING),
     (CSpD(alignment=False), replace(SAMPLING, guidance=1.0)),
-    (CSpDReferenceCode(), SILENT),
-    (CSpDReferenceCode(alignment=False), SILENT),
+    (CSpDReferenceCode, SILENT),
+    (partial(CSpDReferenceCode, alignment=False), SILENT),
     (PathCoupling(), SAMPLING),
     (PathCoupling(), SILENT),
 ]
@@ -233,7 +234,7 @@ RULES: list[tuple[DensityRule, DiffusionSampling]] = [
     ("prefill", "steps"), slow_but([(0.0, None), (0.15, None), (0.15, 5)], (0.15, None))
 )
 def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
-    rule: DensityRule, sampling: DiffusionSampling, prefill: float, steps: int | None
+    rule: Rule, sampling: DiffusionSampling, prefill: float, steps: int | None
 ) -> None:
     made = target(sampling=sampling)
     method = speculative(made, rule, 3, prefill, steps=steps)
@@ -241,7 +242,8 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     trace: Any = output.trace
     fast = int(trace.rounds.argmin())  # the row that is ahead of the others
     alone = decoded(method, made, [IDS[fast]])
-    drafts = (trace.place == 1) * (1 + trace.proposed * rule.sees_drafts)
+    sees_drafts = isinstance(rule, DensityRule)
+    drafts = (trace.place == 1) * (1 + trace.proposed * sees_drafts)
     assert torch.equal(trace.passes, drafts.sum(-1))
     accepted = torch.where(trace.origin == ACCEPTED, trace.place, 0)
     assert torch.equal(trace.depth.gather(1, trace.order), accepted)
@@ -249,7 +251,7 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
     assert trace.tested.shape == (3, method.depth(12)) and (trace.tested >= trace.accepted).all()
     assert torch.allclose(alone.tokens[0], output.tokens[fast], rtol=1e-3, atol=1e-2)
     assert torch.equal(alone.trace.depth[0], trace.depth[fast])
-    if rule.sees_drafts and rule != CSpD(alignment=False):
+    if sees_drafts and rule != CSpD(alignment=False):
         assert trace.tau.max() > 0
 
 
@@ -324,9 +326,9 @@ def test_nan_of_one_network_alone_is_its_own() -> None:
             decoded(method, made)
 
 
-@pytest.mark.parametrize("rule", [CSpD(), CSpDReferenceCode(), PathCoupling(64)])
+@pytest.mark.parametrize("rule", [CSpD(), CSpDReferenceCode, PathCoupling(64)])
 @pytest.mark.parametrize("who", ["target", "draft"])
-def test_nan_ends_a_round_names_the_network_and_leaves_nothing(rule: DensityRule, who: str) -> None:
+def test_nan_ends_a_round_names_the_network_and_leaves_nothing(rule: Rule, who: str) -> None:
     """Not the whole image, whose tokens the target would replace one by one."""
     made, drawn = target(), list[int]()
     method = speculative(made, rule)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from graph_replays import GraphReplays
-from near_codes import near
+from near_codes import near, published_gsd
 from network_drafts import eagle, eagle2, independent, medusa, parallel
 from tiny_networks import (
     PROMPTS,
@@ -39,7 +39,6 @@ from tempera.evaluation.pipeline import Method, Pipeline
 from tempera.rules.entropy import EntropyAware
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.optimal import Priced
-from tempera.rules.published_gsd import PublishedGSD
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 from tempera.rules.traversal import Traversal
 from tempera.targets.chameleon import CHAMELEON
@@ -73,7 +72,7 @@ RULES = {
     "lantern": (TREE, Lantern(near(10, 3), 0.2)),
     "lanternpp": (CHAIN, LanternPP(near(10, 3), 2.0, "kl")),
     "gsd": (CHAIN, GSD(near(10, 3))),
-    "gsd_published": (CHAIN, PublishedGSD()),
+    "gsd_published": (CHAIN, published_gsd(11)),
     "entropy": (CHAIN, EntropyAware()),
     "block": (CHAIN, BlockVerification()),
     "traversal": (TREE, Traversal()),
@@ -434,8 +433,6 @@ def test_every_rule_is_one_graph(name):
     p = torch.randn(2, 1 + tree.nodes, 11, generator=generator).softmax(-1)
     q = torch.randn(2, tree.nodes, 11, generator=generator).softmax(-1)
     draft = Draft(q.flatten(0, 1).multinomial(1, generator=generator).view(2, -1), q, tree)
-    if isinstance(rule, PublishedGSD):
-        rule = rule.on(torch.randn(11, 3, generator=generator), torch.arange(11))
     inputs = draft, Scores(p, p), rule, torch.rand(2, tree.nodes + 1, generator=generator)
     expected = vars(verify(*inputs))  # also makes what is made once
     torch._dynamo.reset()

@@ -74,9 +74,9 @@ def test_readme_names_the_methods() -> None:
     rows = re.findall(r"(?m)^\| (`[^|]+`) \|", section)
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(names) == sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-    assert len(names) == 28
+    assert len(names) == 26
     for page in (README, ROOT / "pyproject.toml"):
-        assert "twenty-eight methods" in text_of(page)
+        assert "twenty-six methods" in text_of(page)
 
 
 def test_readme_names_the_models() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import slow_but
 from host_reads import HostReads
+from published_code.sjd import PublishedReuse
 from random_drafts import Spy
 from table_models import check_rows
 from tiny_networks import PROMPTS, tiny_target
@@ -169,7 +170,7 @@ def test_a_reused_guess_follows_its_label():
         label = reuse.label(q, last, places)[0, :, 0].tolist()
         assert label == pytest.approx([law, 0.9])
         assert tokens.eq(0).double().mean(0).tolist() == pytest.approx(label, abs=0.01)
-    assert Reuse(0.5, published=True).label(q, last, places).equal(q)
+    assert PublishedReuse(0.5).label(q, last, places).equal(q)
 
 
 def test_an_infinite_threshold_is_sjd():

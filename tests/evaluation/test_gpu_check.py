@@ -23,7 +23,7 @@ from tempera.evaluation.launches import launches
 from tempera.evaluation.pipeline import Method
 from tempera.rules.standard import Exact
 
-CONTINUOUS = {"cspd", "cspd_exact", "cspd_published", "draft"}
+CONTINUOUS = {"cspd", "cspd_exact", "draft"}
 
 
 def options(directory: Path, *more: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from paths import ROOT
+from published_code.cspd import CSpDReferenceCode
 from scipy import stats
 from torch import Tensor
 
@@ -17,12 +18,7 @@ from tempera.continuous.diffusion import Kernel, denoise
 from tempera.continuous.loop import Parallel, Speculative
 from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.residual_sampler import reject_until
-from tempera.continuous.rules import (
-    CSpD,
-    CSpDReferenceCode,
-    PathCoupling,
-    Proposal,
-)
+from tempera.continuous.rules import CSpD, PathCoupling, Proposal
 from tempera.decoding.interfaces import ACCEPTED
 from tempera.decoding.random_streams import RandomStreams
 from tempera.exactness.gaussians import Linear, Toy, ToyHead, Wavy, check, compare
@@ -105,6 +101,12 @@ def test_the_paper_s_rule_is_exact_where_the_variances_before_the_last_stage_agr
     assert (report := check(CSpD(), head, draft=draft, rows=20_000)).agrees, report
 
 
+def published(**options: Any) -> CSpDReferenceCode:
+    """Without a draft."""
+    drafter: Any = None
+    return CSpDReferenceCode(drafter, **options)
+
+
 @pytest.mark.parametrize("public", [False, True], ids=["paper", "public code"])
 @pytest.mark.parametrize("alignment", [True, False])
 def test_acceptance_and_residual_are_those_of_the_densities(alignment: bool, public: bool) -> None:
@@ -115,7 +117,9 @@ def test_acceptance_and_residual_are_those_of_the_densities(alignment: bool, pub
     other, drawn = head.imitation(0.5, 6), torch.randn(200, 1, 4, 1)
     path = denoise(other, none, drawn)
     noise, again = (Noise(RandomStreams(0, ids)) for _ in range(2))
-    rule = CSpDReferenceCode(2.0, 1, alignment) if public else CSpD(alignment, 1)
+    rule: Any = CSpD(alignment, 1)
+    if public:
+        rule = published(exponent_temperature=2.0, trials=1, alignment=alignment)
     conditions = none.expand(-1, 1 if public else 2, -1)
     verdict = rule.verify(Proposal(path, drawn, other, none), head, conditions, noise)
     own = drawn if alignment else again.normal(1, 4, 1)
@@ -178,13 +182,14 @@ def test_a_last_stage_that_draws_nothing_is_no_reason_to_reject() -> None:
 
 
 def test_rounds_are_no_longer_than_an_image_and_those_of_the_public_code_end_at_multiples() -> None:
-    assert CSpD().drafted(0, 10**30, [1] * 36) == [1] * 36
-    assert CSpD().drafted(35, 3, [1, 2, 2]) == [2] * 3
-    rule, sizes = CSpDReferenceCode(), [1] * 64
-    assert [len(rule.prefilled(share, sizes)) for share in (0, 0.05, 0.15, 1)] == [1, 4, 10, 64]
+    none: Any = None
+    assert Speculative(none, CSpD(), 10**30).ahead(36) == [1] * 36
+    assert Speculative(none, CSpD(), 3, steps=3).ahead(5) == [2] * 3
+    shares = 0, 0.05, 0.15, 1
+    assert [len(published(prefill=share).prefilled(64)) for share in shares] == [1, 4, 10, 64]
     ends = [10]
     while ends[-1] < 64:
-        ends.append(ends[-1] + len(rule.drafted(ends[-1], 8, sizes)))
+        ends.append(ends[-1] + len(published(gamma=8).ahead(ends[-1], 64)))
     assert ends == [10, 17, 25, 33, 41, 49, 57, 64]
 
 

@@ -9,6 +9,7 @@ import torch
 from cases import slow_but
 from near_codes import near, near_rules, published_gsd
 from network_drafts import medusa
+from published_code.sjd import sjd as published_sjd
 from random_drafts import SMALL
 from table_models import FirstRoundOnly
 from tiny_networks import full_hidden, llamagen, tiny_target
@@ -197,9 +198,7 @@ def test_an_exact_window_emits_the_targets_law(name):
 
 def test_the_published_label_of_reused_guesses_is_biased():
     """The same window as `sjd, reuse`, with q as the label."""
-    report = check_window(
-        lambda target: sjd(target, 3, reuse=0.5, reuse_label="published"), rows=5 * ROWS
-    )
+    report = check_window(lambda target: published_sjd(target, 3, reuse=0.5), rows=5 * ROWS)
     assert not report.agrees, report
 
 

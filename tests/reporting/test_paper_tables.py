@@ -288,7 +288,7 @@ STATED = [
     ("lumina2_readme", "lumina2", {}, {"guidance": [4.0], "top_k": [4096], "image_size": [768]}),
     ("lumina2_readme", "lumina2", {"method": "sjd"}, {"window": [16]}),
     ("sjd_pac_table1", "lumina", {"method": "lanternpp"}, {"tree": ["mc_sim_7b_63"]}),
-    ("sjd_pac_table1", "lumina", {"method": "gsd_published"}, {"window": [16]}),
+    ("sjd_pac_table1", "lumina", {"method": "gsd"}, {"window": [16]}),
     (
         *("sjd_pac_table1", "lumina", {"method": "sjd_pac_full"}),
         {"window": [63], "levels": [2], "branches": [3, 4], "shape": ["full"]},

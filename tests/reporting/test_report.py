@@ -420,7 +420,7 @@ def test_an_option_may_have_the_name_of_a_metric() -> None:
 
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
-OF_MAR = {"cspd", "cspd_exact", "cspd_published", "draft"}
+OF_MAR = {"cspd", "cspd_exact", "draft"}
 
 
 @pytest.mark.slow

@@ -3,13 +3,15 @@
 import pytest
 import torch
 from near_codes import published_gsd
+from published_code.gsd import PublishedGSD, grouped
 from random_drafts import SMALL, random_draft
 from tiny_networks import VOCAB, tiny_target
 
 from tempera.decoding.interfaces import Scores
 from tempera.decoding.verification import verify
+from tempera.drafters.jacobi import sjd
+from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
-from tempera.rules.published_gsd import PublishedGSD
 from tempera.rules.standard import Exact
 
 DEPTH = torch.tensor(1)
@@ -34,7 +36,7 @@ def group(p, x, ids=None):
 def test_the_groups_are_those_of_the_public_code(first):
     """With ids below 10,000, on both sides of it, and above."""
     ids = torch.arange(first, first + CODES)
-    rule = PublishedGSD().on(EMBEDDINGS, ids)
+    rule = PublishedGSD.on(EMBEDDINGS, ids)
     generator = torch.Generator().manual_seed(0)
     sizes = set()
     for _ in range(5):
@@ -57,15 +59,16 @@ def test_the_target_gives_the_embeddings_of_its_tokens():
     table = target.network.embed_tokens(torch.arange(VOCAB))
     distances = (table[:, None] - table).square().sum(-1)
     middle = distances.median().item() + 1e-3
-    rule, close = PublishedGSD(distance=middle).for_target(target), distances < middle
-    assert rule.close is not None and rule.close.equal(close)
+    method, close = grouped(sjd(target, 3), distance=middle), distances < middle
+    rule = method.rule
+    assert rule.close.equal(close)
     assert close.sum() > VOCAB and not close.all()
     assert "close" not in repr(rule)  # a run's identity
 
 
-def test_without_a_target_it_says_what_is_missing():
-    with pytest.raises(TemperaError, match="for_target"):
-        PublishedGSD().accept(torch.ones(9) / 9, torch.ones(9) / 9, DEPTH)
+def test_it_verifies_guesses_of_the_target_alone():
+    with pytest.raises(TemperaError, match="choose drafter=sjd"):
+        grouped(NoDraft())
 
 
 def test_no_token_replaces_a_forced_one():

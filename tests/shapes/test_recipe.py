@@ -114,7 +114,7 @@ def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ar steps=2", "cspd_published gamma=3", "cspd_exact gamma=2"])
+@pytest.mark.parametrize("method", ["ar steps=2", "cspd gamma=3", "cspd_exact gamma=2"])
 def test_the_mar_generates_through_the_configuration(method: str, output: Path) -> None:
     options = f"method={method} denoising_steps=3 data=shape_classes limit=3 device=cpu".split()
     cfg = composed("model=shapes_mar", f"weights={output}", *options)

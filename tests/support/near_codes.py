@@ -1,10 +1,10 @@
 """Rules that need a codebook, on one of a few made-up codes."""
 
 import torch
+from published_code.gsd import PublishedGSD
 
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
-from tempera.rules.published_gsd import PublishedGSD
 
 
 def near(codes, k, proximity="l2"):
@@ -23,7 +23,7 @@ def next_codes(codebook):
 def published_gsd(codes):
     """The groups of GSD's public code, for random embeddings."""
     embeddings = 0.4 * torch.randn(codes, 3, generator=torch.Generator().manual_seed(5))
-    return PublishedGSD().on(embeddings, torch.arange(codes))
+    return PublishedGSD.on(embeddings, torch.arange(codes))
 
 
 def near_rules(codes, k=3):

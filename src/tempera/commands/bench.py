@@ -52,7 +52,7 @@ def main(cfg: DictConfig) -> None:
     if not parts.is_discrete and "gamma" not in parts.decoding_part.options:
         raise TemperaError(
             "a benchmark of continuous tokens times rounds of draft and verification: choose "
-            "method=cspd, cspd_published or cspd_exact."
+            "method=cspd or cspd_exact."
         )
     plan = from_options(cfg, BenchmarkPlan)
     target = parts.fast_target()

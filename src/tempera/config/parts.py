@@ -54,7 +54,7 @@ Tokens: TypeAlias = Literal["discrete", "continuous"]
 META = torch.device("meta")
 METHODS_FOR = {
     "discrete": "method=ar, eagle or coolsd",
-    "continuous": "method=ar, cspd, cspd_published or cspd_exact",
+    "continuous": "method=ar, cspd or cspd_exact",
 }
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
 
@@ -380,10 +380,6 @@ class Parts:
 
     def method(self, target: AnyTarget, rule: AnyRule | None) -> "Method | Decoding":
         """What decodes the target's tokens; it takes the drafter, and the rule, if it needs one."""
-        from tempera.rules.published_gsd import PublishedGSD
-
-        if isinstance(rule, PublishedGSD):
-            rule = rule.for_target(target)
         return self.decoding_part.make_with({"drafter": self.drafter(target), "rule": rule})
 
     def pipeline(

@@ -123,8 +123,8 @@ class ContinuousRound:
         images: all tokens so far, in the order of decoding.
         order: position in the image of each place of the order, int64 [B, T].
         draft: what was proposed; None if one model drew the tokens alone.
-        scores: the target's conditions for the drafted tokens (`DensityRule.sees_drafts`); None
-            without a draft.
+        scores: the target's conditions for the drafted tokens (`DensityRule.verify`); None without
+            a draft.
         verdict: what was emitted.
         passes: sequences that the target's network ran on, per row.
     """
@@ -332,10 +332,10 @@ class Parallel(Decoding):
     ) -> Iterator[ContinuousRound]:
         """See `Decoding.rounds`; a round is a step."""
         model = self.model or target
-        noise = _begin(streams, prompts, target, model)
+        noise = begin(streams, prompts, target, model)
         sequences = Sequences(target, noise, who="target" if self.model is None else "draft")
         sizes = counts(target.length, self.steps or target.length)
-        yield from _predicted(model, sequences, sizes, noise, run)
+        yield from predicted(model, sequences, sizes, noise, run)
 
 
 def draft_alone(drafter: Model, steps: int | None = None) -> Parallel:
@@ -367,22 +367,24 @@ class Speculative(Decoding):
         if not isinstance(self.rule, DensityRule):
             raise TemperaError(
                 f"{type(self.rule).__name__} is not a rule for continuous tokens: choose "
-                "rule=density, coupling or published",
+                "rule=density or coupling",
                 option="rule",
             )
 
-    def sizes(self, length: int) -> list[int]:
-        """Tokens of each drafting step of an image of `length` tokens."""
-        return counts(length, self.steps or length)
+    def prefilled(self, length: int) -> list[int]:
+        """Tokens of each step of the target alone before the first round: one per step."""
+        return [1] * math.ceil(self.prefill * length)
 
-    def prefilled(self, length: int) -> Sequence[int]:
-        """Tokens of each step of the target alone before the first round."""
-        return self.rule.prefilled(self.prefill, self.sizes(length))
+    def ahead(self, length: int) -> list[int]:
+        """Tokens of each drafting step of a round: the mean size, rounded up, γ times, but not more
+        often than an image has steps.
+        """
+        steps = self.steps or length
+        return [math.ceil(length / steps)] * min(self.gamma, steps)
 
     def depth(self, length: int) -> int:
         """L, most drafted tokens of a round, for images of `length` tokens."""
-        sizes = self.sizes(length)
-        return max(sum(self.rule.drafted(decoded, self.gamma, sizes)) for decoded in range(length))
+        return sum(self.ahead(length))
 
     def describe(self) -> dict[str, Any]:
         """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
@@ -402,24 +404,22 @@ class Speculative(Decoding):
         run: Run = compiled.plain,
     ) -> Iterator[ContinuousRound]:
         """See `Decoding.rounds`: CSpD, Algorithm 1."""
-        noise = _begin(streams, prompts, target, self.drafter)
+        noise = begin(streams, prompts, target, self.drafter)
         sequences = Sequences(target, noise, self.depth(target.length))
-        yield from _predicted(target, sequences, self.prefilled(target.length), noise)
+        yield from predicted(target, sequences, self.prefilled(target.length), noise)
         images = sequences.images
         rule = self.rule
-        sizes = self.sizes(target.length)
+        ahead = self.ahead(target.length)
         while not images.complete:
             noise.next_round()
             context = sequences.context
-            ahead = rule.drafted(images.shortest, self.gamma, sizes)
             draft = run(propose, self.drafter, context, ahead, noise)  # x̃ ~ q
-            scores = run(score, target, context, draft.path.token, rule)  # of p at the drafts
+            scores = run(score, target, context, draft.path.token)  # of p at the drafts
             verdict = run(verify, rule, draft, target.denoiser, scores, noise)  # or resample
-            passes = 1 + sum(ahead) * rule.sees_drafts
-            yield sequences.append(verdict, passes, draft, scores)
+            yield sequences.append(verdict, 1 + sum(ahead), draft, scores)
 
 
-def _begin(streams: RandomStreams, prompts: Sequence[str], *models: Model) -> Noise:
+def begin(streams: RandomStreams, prompts: Sequence[str], *models: Model) -> Noise:
     """Start a batch of all models; returns its random draws."""
     streams.check(prompts)
     for model in models:
@@ -448,7 +448,7 @@ def counts(length: int, steps: int) -> list[int]:
     return drawn
 
 
-def _predicted(
+def predicted(
     model: Model,
     sequences: Sequences,
     sizes: Sequence[int],
@@ -483,15 +483,11 @@ def propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise) 
     return Proposal(path, drawn, draft.denoiser, torch.cat(conditions, dim=1))
 
 
-def score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) -> Tensor:
-    """The target's conditions for the drafted tokens [B, M, D] and, if the rule lets the target see
-    drafts, for the token after them: [B, M or M + 1, C]. Otherwise all have the guidance of the
-    last one.
+def score(target: Model, context: Context, drafted: Tensor) -> Tensor:
+    """The target's conditions for the drafted tokens [B, M, D], each after those before it, and for
+    the token after them: [B, M + 1, C].
     """
     count = drafted.shape[1]
-    if not rule.sees_drafts:
-        places = _next_places(context, count, target.length)
-        return target.conditions(context, places, places[:, -1:].expand_as(places) + 1)
     # one context after each number of drafts; tokens are undefined from its `lengths` on
     after_all = _with(context, drafted, target.length)
     ahead = torch.arange(1 + count, device=drafted.device).unsqueeze(1)
@@ -502,7 +498,7 @@ def score(target: Model, context: Context, drafted: Tensor, rule: DensityRule) -
         lengths=(context.lengths + ahead).clamp(max=target.length).flatten(),
         reach=after_all.reach,
     )
-    places = _next_places(stacked, 1, target.length)
+    places = next_places(stacked, 1, target.length)
     conditions = target.conditions(stacked, places, places + 1)
     return conditions.view(1 + count, len(drafted), -1).transpose(0, 1)
 
@@ -518,13 +514,13 @@ def draw(model: Model, context: Context, drawn: Tensor) -> tuple[Tensor, Denoisi
     """Draw the next M tokens independently of each other, with noise [B, M, S + 1, D]: their
     conditions, [B, M, C], and paths.
     """
-    places = _next_places(context, drawn.shape[1], model.length)
+    places = next_places(context, drawn.shape[1], model.length)
     after = (context.lengths + drawn.shape[1]).unsqueeze(1).expand_as(places)
     conditions = model.conditions(context, places, after)
     return conditions, denoise(model.denoiser, conditions, drawn)
 
 
-def _next_places(context: Context, count: int, length: int) -> Tensor:
+def next_places(context: Context, count: int, length: int) -> Tensor:
     """The next `count` places of the order, clamped to the last one, int64 [R, count]."""
     ahead = torch.arange(count, device=context.lengths.device)
     return (context.lengths.unsqueeze(1) + ahead).clamp(max=length - 1)

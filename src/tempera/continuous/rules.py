@@ -5,16 +5,12 @@ draft's head. q is the draft's density, p the target's (Wang et al., "Continuous
 decoding for autoregressive image generation", CSpD). docs/methods.md has the equations.
 """
 
-import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 from torch import Tensor
 
 from tempera.continuous.diffusion import (
@@ -75,35 +71,8 @@ class ContinuousVerdict(NamedTuple):
 class DensityRule(ABC):
     """Accepts or rejects the drafted tokens of a round, given the target's conditions for them.
 
-    By default rules roll back: the target sees the drafted tokens and draws one token per prefill
-    step, and all drafting steps have the same size, so no image depends on the others of its batch.
+    Rules roll back: no image depends on the others of its batch.
     """
-
-    sees_drafts: ClassVar[bool] = True
-    """If True, the target's condition for a drafted token takes the drafted tokens before it into
-    account, and there is one more condition after all of them: [B, M + 1, C] from M + 1 contexts.
-    If False, all conditions come from the context before the round: [B, M, C].
-    """
-
-    def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
-        """Tokens of each step of the prefill, which the target draws alone: one per step.
-
-        Args:
-            share: share of the image.
-            sizes: tokens of each step of an image by MAR's cosine schedule.
-        """
-        return [1] * math.ceil(share * sum(sizes))
-
-    def drafted(self, decoded: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
-        """Tokens of each drafting step of a round: the mean size, rounded up, γ times, but not more
-        often than an image has steps.
-
-        Args:
-            decoded: tokens of the slowest row.
-            gamma: γ.
-            sizes: see `prefilled`.
-        """
-        return [math.ceil(sum(sizes) / len(sizes))] * min(gamma, len(sizes))
 
     @abstractmethod
     def verify(
@@ -114,7 +83,8 @@ class DensityRule(ABC):
         Args:
             proposal: the draft.
             denoiser: the target's head.
-            conditions: the target's conditions; see `sees_drafts`.
+            conditions: the target's conditions for the drafted tokens, each after those before it,
+                and for the token after all of them, [B, M + 1, C].
             noise: the round's random draws.
         """
 
@@ -172,74 +142,6 @@ class CSpD(DensityRule):
         resampled = torch.where(redrawn.failed.unsqueeze(-1), fresh, redrawn.x)
         drawn = torch.where(rejected.unsqueeze(-1), resampled, paths.token[:, count])
         return _cut(proposal.path.token, accepted, drawn, redrawn.trials, redrawn.failed)
-
-
-@dataclass(frozen=True)
-class CSpDReferenceCode(DensityRule):
-    """CSpD as its public code computes it, which departs from the paper.
-
-    Σ is inverted. A temperature (42 in the code) multiplies σ in the exponents of both densities of
-    the acceptance test, and only there; with 1 almost nothing is accepted. The residual uses the
-    densities without it; after `trials` failures a token becomes zeros. The draft's last stage adds
-    no noise (`last_noise`). The target does not see the drafts that it tests, and all of them have
-    the guidance of the round's last step. Nothing is rolled back: the tokens drafted after a
-    rejected one stay. The prefill has ⌊share · steps⌋ + 1 steps, and rounds end at multiples of γ.
-
-    Its law is far from the target's (docs/methods.md).
-
-    Args:
-        exponent_temperature: see above.
-        trials: most trials of the residual sampler.
-        alignment: whether the target denoises with the draft's noise (the paper's Table 3).
-    """
-
-    exponent_temperature: PositiveFloat = 42.0
-    trials: Trials = 100
-    alignment: bool = True
-
-    sees_drafts: ClassVar[bool] = False
-
-    def prefilled(self, share: float, sizes: Sequence[int]) -> Sequence[int]:
-        """⌊share · steps⌋ + 1 steps."""
-        return sizes[: math.floor(share * len(sizes)) + 1]
-
-    def drafted(self, decoded: int, gamma: int, sizes: Sequence[int]) -> Sequence[int]:
-        """The steps up to the next multiple of γ, counted from 0."""
-        step = bisect_right(list(accumulate(sizes)), decoded)
-        return sizes[step : step + gamma - (step - 1) % gamma]
-
-    def verify(
-        self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
-    ) -> ContinuousVerdict:
-        """See `DensityRule`."""
-        target_noise = proposal.noise
-        if not self.alignment:
-            target_noise = noise.normal(*target_noise.shape[1:])
-        target = denoise(denoiser, conditions, target_noise)
-        before = -_log_ratio_before(target, proposal.path, proposal.noise, proposal.noise)
-        p = _last(target)
-        q = _last(proposal.path)
-        token = proposal.path.token
-        count = token.shape[1]
-        # normalisation is widened too, but equally in both densities, so that this cancels
-        above = p.widened(self.exponent_temperature).log_density(token)
-        below = q.widened(self.exponent_temperature).log_density(token)
-        ratio = before + above - below
-        kept = noise.uniform(count).double().log() <= ratio
-        p = p.map(lambda leaf: leaf.flatten(0, 1))
-        q = q.map(lambda leaf: leaf.flatten(0, 1))
-        redrawn = reject_until(p, q, before.flatten(), ~kept.flatten(), noise, self.trials)
-        drawn = redrawn.x.masked_fill(redrawn.failed.unsqueeze(-1), 0.0).view_as(token)
-        drawn = drawn.masked_fill(ratio.isnan().unsqueeze(-1), torch.nan)  # not zeros: an error
-        failures = redrawn.failed.view_as(kept).long()
-        origin = torch.where(kept, ACCEPTED, RESAMPLED).to(torch.int8)
-        return ContinuousVerdict(
-            tokens=_one_more(torch.where(kept.unsqueeze(-1), token, drawn)),
-            origin=_one_more(origin),
-            emitted=torch.full_like(failures[:, 0], count),
-            trials=_one_more(redrawn.trials.view_as(kept)),
-            failures=_one_more(failures),
-        )
 
 
 @dataclass(frozen=True)

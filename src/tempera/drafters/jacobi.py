@@ -213,16 +213,15 @@ class Reuse(Redraft):
         q̃(y) = q'(y)·1[q(y) > τ·q'(y)] + (1 - Σ_z q'(z)·1[q(z) > τ·q'(z)])·q(y)
 
     where q' is the label so far. With q̃ as its label the guess is tested exactly; with q, as
-    published, it is not.
+    published, it is not (`examples/published_code/sjd.py`).
 
     Args:
         threshold: τ, 0 or more; infinity is `Redraw`.
-        published: label guesses with q.
     """
 
     continues = True
 
-    def __init__(self, threshold: float, published: bool = False) -> None:
+    def __init__(self, threshold: float) -> None:
         if not threshold >= 0:
             raise TemperaError(
                 f"reuse={threshold} is no ratio of probabilities; give 0 (keep every possible "
@@ -230,7 +229,6 @@ class Reuse(Redraft):
                 option="reuse",
             )
         self.threshold = threshold
-        self.published = published
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """One per position."""
@@ -245,9 +243,7 @@ class Reuse(Redraft):
         return torch.where(kept, token, sample(q, uniforms))
 
     def label(self, q: Tensor, last: Guesses, places: Tensor) -> Tensor:
-        """q̃; q if `published`."""
-        if self.published:
-            return q
+        """q̃."""
         old, keeps = self._held(q, last, places)
         kept = old.masked_fill(~keeps, 0.0)
         return kept + (1 - kept.sum(-1, keepdim=True)).clamp(min=0) * q
@@ -481,12 +477,10 @@ def sjd(
     initialisation: Initialisation = "random",
     refinement: bool = True,
     reuse: float | None = None,
-    reuse_label: Literal["exact", "published"] = "exact",
 ) -> Jacobi:
     """The drafter of speculative Jacobi decoding (Teng et al. 2024, arXiv 2410.01699). For
     `initialisation` see `jacobi_window.WindowInit`. Without `refinement` unaccepted guesses start
-    anew (Appendix H). `reuse` is the threshold of SJD++'s token reuse, and
-    `reuse_label` what its guesses are tested against: see `Reuse`.
+    anew (Appendix H). `reuse` is the threshold of SJD++'s token reuse: see `Reuse`.
 
     Raises:
         TemperaError: the window does not fit into the image, or guesses cannot be reused.
@@ -499,7 +493,7 @@ def sjd(
             "of the two out",
             option="reuse",
         )
-    return Jacobi(target, Window(window), Reuse(reuse, reuse_label == "published"), initialisation)
+    return Jacobi(target, Window(window), Reuse(reuse), initialisation)
 
 
 @drafts(lambda window, **_: window)

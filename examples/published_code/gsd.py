@@ -7,16 +7,19 @@ table of token embeddings lies within a squared distance of 0.5 of x's. The pape
 the image tokenizer's codebook instead, and no bound on the difference of probabilities.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 from typing_extensions import override
 
 from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import at, excess, ratio
+from tempera.drafters.jacobi import Jacobi
 from tempera.errors import TemperaError
+from tempera.evaluation.pipeline import Method
+from tempera.targets.transformer import TransformerTarget
 
 LOWER, UPPER = 7, 6
 """Places below and above x in the order of p."""
@@ -34,41 +37,34 @@ class PublishedGSD(Rule):
     - In greedy decoding only the most probable token is kept.
 
     Args:
+        close: which embeddings are close, bool [V, V]; `on` computes it.
+        far: which tokens have an id from which on no distance is tested, bool [V].
         difference: bound of |Δp|.
         distance: bound of the squared distance of embeddings.
-        ids: from which id on no distance is tested.
-        close: which embeddings are close, bool [V, V]; `for_target` computes it.
-        far: which tokens have an id from `ids` on, bool [V].
+        ids: the id from which on no distance is tested.
     """
 
+    close: Tensor = field(repr=False, compare=False)
+    far: Tensor = field(repr=False, compare=False)
     difference: float = 0.15
     distance: float = 0.5
     ids: int = 10_000
-    close: Tensor | None = field(default=None, repr=False, compare=False)
-    far: Tensor | None = field(default=None, repr=False, compare=False)
 
-    def for_target(self, target: Any) -> Self:
-        """With the distances of a `TransformerTarget`'s embeddings."""
-        tokens = torch.arange(target.vocab_size, device=target.device)
-        spec = target.network.spec
-        ids = tokens if spec is None or spec.token_ids is None else spec.token_ids
-        return self.on(target.head.embed(tokens)[: len(tokens)], ids.to(tokens.device))
-
-    def on(self, embeddings: Tensor, ids: Tensor) -> Self:
-        """With the distances of these embeddings [V, H], of tokens with these ids, int64 [V]."""
+    @classmethod
+    def on(
+        cls, embeddings: Tensor, ids: Tensor, difference: float = 0.15, distance: float = 0.5
+    ) -> "PublishedGSD":
+        """For tokens with these embeddings, [V, H], and ids, int64 [V]."""
         vectors = embeddings.float()
-        far = ids >= self.ids
+        far = ids >= cls.ids
         if far.all():  # no distance is tested
-            return replace(self, close=far.new_zeros(1, 1), far=far)
-        rows = [
-            torch.cdist(part, vectors).square() < self.distance for part in vectors.split(AT_ONCE)
-        ]
-        return replace(self, close=torch.cat(rows), far=far)
+            return cls(far.new_zeros(1, 1), far, difference, distance)
+        rows = [torch.cdist(part, vectors).square() < distance for part in vectors.split(AT_ONCE)]
+        return cls(torch.cat(rows), far, difference, distance)
 
     @override
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of every token."""
-        close, by_id = self._tables()
         order = p.argsort(dim=-1, stable=True)
         of_p, of_q = p.gather(-1, order), q.gather(-1, order)
         places = torch.arange(p.shape[-1], device=p.device)
@@ -76,13 +72,13 @@ class PublishedGSD(Rule):
         for step in range(-LOWER, UPPER + 1):
             inside = (places + step >= 0) & (places + step < len(places))
             windows.append(((places + step).clamp(0, len(places) - 1), inside))
-        far = by_id[order]
+        far = self.far[order]
         untested = torch.stack([far[..., other] & inside for other, inside in windows]).any(0)
-        last = len(close) - 1
+        last = len(self.close) - 1
         rows = order.clamp(max=last)
         mass_p, mass_q = torch.zeros_like(p), torch.zeros_like(q)
         for other, inside in windows:
-            near = close[rows, order[..., other].clamp(max=last)] | untested
+            near = self.close[rows, order[..., other].clamp(max=last)] | untested
             similar = (of_p[..., other] - of_p).abs() < self.difference
             member = inside & near & similar
             mass_p += of_p[..., other] * member
@@ -94,11 +90,10 @@ class PublishedGSD(Rule):
     @override
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """The same for the group of one token."""
-        close, far = self._tables()
         others, inside = _window(p, token)
-        untested = (far[others] & inside).any(-1, keepdim=True)
-        last = len(close) - 1
-        near = close[token.clamp(max=last)[..., None], others.clamp(max=last)] | untested
+        untested = (self.far[others] & inside).any(-1, keepdim=True)
+        last = len(self.close) - 1
+        near = self.close[token.clamp(max=last)[..., None], others.clamp(max=last)] | untested
         similar = (p.gather(-1, others) - at(p, token)[..., None]).abs() < self.difference
         member = inside & near & similar
         alone = inside[..., :LOWER].sum(-1) < LOWER
@@ -108,19 +103,32 @@ class PublishedGSD(Rule):
         ]
         return ratio(*masses)
 
-    def _tables(self) -> tuple[Tensor, Tensor]:
-        """Which embeddings are close, and which tokens' distances are not tested."""
-        if self.close is None or self.far is None:
-            raise TemperaError(
-                "the groups of GSD's public code need the target's embeddings: take "
-                "rule.for_target(target)"
-            )
-        return self.close, self.far
-
     @override
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+."""
         return excess(p, q)
+
+
+def grouped(
+    drafter: Jacobi, difference: PositiveFloat = 0.15, distance: PositiveFloat = 0.5
+) -> Method:
+    """SJD's guesses, verified by groups of the target's embeddings; for the arguments see
+    `PublishedGSD`.
+
+    Raises:
+        TemperaError: the drafter is another one.
+    """
+    target = drafter.target if isinstance(drafter, Jacobi) else None
+    if not isinstance(target, TransformerTarget):
+        raise TemperaError(
+            "GSD's public code verifies guesses of the target itself: choose drafter=sjd",
+            option="drafter",
+        )
+    tokens = torch.arange(target.vocab_size, device=target.device)
+    spec = target.network.spec
+    ids = tokens if spec is None or spec.token_ids is None else spec.token_ids
+    embeddings = target.head.embed(tokens)[: len(tokens)]
+    return Method(drafter, PublishedGSD.on(embeddings, ids.to(tokens.device), difference, distance))
 
 
 def _window(p: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
