@@ -194,26 +194,26 @@ def test_sample_pictures_are_drawn_with_the_draft(
     """Beside one another, at every validation; if they fail, the training goes on."""
     seen, notebook = list[torch.Tensor](), Notebook()
 
-    def codes_as_grey(codes: torch.Tensor) -> torch.Tensor:
-        seen.append(codes)
-        return codes[:, None].float().expand(-1, 3, -1, -1) / 12 - 1
+    def grey(tokens: torch.Tensor, captions: list[str]) -> Any:
+        assert len(tokens) == len(captions) == 2
+        seen.append(tokens)
+        return 10 * tokens.view(-1, 1, 3, 4).expand(-1, 3, -1, -1).to(torch.uint8).numpy()
 
-    def run(directory: Path, decode_codes: Any) -> str:
+    def run(directory: Path, pictures: Any) -> str:
         changes = {"steps": 8, "validate_every": 4, "decodes": 2}
         target, recipe = tiny_target(), recipe_with(**RECIPE | changes)
         made = TrainingRun(target, tiny_draft(target), tiny_codes(), EagleLoss(), recipe, directory,
-                           decode_codes=decode_codes)  # fmt: skip
+                           pictures=pictures)  # fmt: skip
         made.train(lambda: notebook)
         return made.made_by
 
-    made_by = run(tmp_path / "one", codes_as_grey)
+    made_by = run(tmp_path / "one", grey)
     assert [one for one, _ in notebook.images] == ["samples"] * 2
     assert "step 4: " in notebook.images[0][1] and " · " in notebook.images[0][1]
     picture = read_picture(tmp_path / "one" / "samples.png", made_by)
-    rows, columns = seen[0].shape[1:]
-    assert picture.shape == (3, rows, 2 * columns)
-    assert picture[0, 0, 0] == round(float(seen[2][0, 0, 0]) / 24 * 255)
-    run(tmp_path / "two", lambda _: 1 / 0)
+    assert picture.shape == (3, 3, 2 * 4)
+    assert picture[0, 0, [0, 4]].tolist() == (10 * seen[1][:, 0]).tolist()
+    run(tmp_path / "two", lambda *_: 1 / 0)
     assert "the sample pictures failed (division by zero)" in capsys.readouterr().out
 
 

@@ -19,6 +19,7 @@ from tempera.config.tracking import Tracking
 from tempera.data.entries import Source
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
+from tempera.evaluation.pipeline import pictures_of
 from tempera.runtime.distributed import Processes, started_as_main
 from tempera.runtime.files import writable_directory
 from tempera.runtime.hub import Repository
@@ -71,7 +72,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         recipe=recipe,
         directory=directory,
         record=_record(cfg, recipe, images, taken),
-        decode_codes=tokenizer.decode_codes,
+        pictures=partial(pictures_of, tokenizer, target.grid, target.device),
     )
     notes = {"data": run.record.get("data"), "target": target.identity}
     metrics = run.train(partial(tracking.start, directory, notes))

@@ -250,41 +250,9 @@ class Pipeline:
             output = Output(output.tokens[: len(prompts)], output.trace.first(len(prompts)))
         return Decoded(prompts, output, seconds)
 
-    @torch.no_grad()  # a decoder may keep tensors, and be trained later
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:
-        """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W], made of the
-        last grid of tokens: a preview before it (`ModelSpec.preview`) is dropped. The decoder takes
-        one image at a time: a picture does not depend on others, not even by rounding, and the
-        activations of a large one take gigabytes. Where memory runs out it moves to the CPU.
-
-        Args:
-            tokens: of the images.
-            prompts: their texts, for a decoder that reads them.
-        """
-        codes = tokens[:, -math.prod(self.target.grid) :].unflatten(1, self.target.grid)
-        alone = [slice(place, place + 1) for place in range(len(codes))]
-        return np.concatenate([self._decoded(codes[one], prompts[one]) for one in alone])
-
-    def _decoded(self, codes: Tensor, prompts: Sequence[str]) -> NDArray[np.uint8]:
-        """Pictures of codes [B, h, w, …]; see `pictures`."""
-        decoder: Any = self.image_decoder
-        device = self.device
-        if isinstance(decoder, nn.Module):
-            device = next((weight.device for weight in decoder.parameters()), device)
-        try:
-            texts = [prompts] if getattr(decoder, "reads_prompts", False) else []
-            images: Tensor = decoder.decode_codes(codes.to(device), *texts)
-            return to_pictures(images)
-        except RuntimeError as problem:
-            from accelerate.utils.memory import should_reduce_batch_size  # half a second to import
-
-            if not should_reduce_batch_size(problem) or device.type == "cpu":
-                raise
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        print(f"an image takes more memory than {device} has free: the CPU decodes the images.")
-        decoder.to("cpu")
-        return self._decoded(codes, prompts)
+        """Pictures of tokens and their prompts; see `pictures_of`."""
+        return pictures_of(self.image_decoder, self.target.grid, self.device, tokens, prompts)
 
     def now(self) -> float:
         """The time in seconds, after all work on the device has finished."""
@@ -298,6 +266,53 @@ class Pipeline:
         start = self.now()
         with self.target.encoded([prompt.text for prompt in prompts]):
             yield self.now() - start
+
+
+@torch.no_grad()  # a decoder may keep tensors, and be trained later
+def pictures_of(
+    decoder: ImageDecoder,
+    grid: tuple[int, int],
+    device: torch.device,
+    tokens: Tensor,
+    prompts: Sequence[str] = (),
+) -> NDArray[np.uint8]:
+    """Tokens [B, T], or [B, T, D] with D channels -> pictures uint8 [B, 3, H, W], made of the last
+    grid of tokens: a preview before it (`ModelSpec.preview`) is dropped. The decoder takes one
+    image at a time: a picture does not depend on others, not even by rounding, and the activations
+    of a large one take gigabytes. Where memory runs out it moves to the CPU.
+
+    Args:
+        decoder: makes the images.
+        grid: rows and columns of an image's tokens.
+        device: for a decoder without weights; others have their own.
+        tokens: of the images.
+        prompts: their texts, for a decoder that reads them.
+    """
+    codes = tokens[:, -math.prod(grid) :].unflatten(1, grid)
+    alone = [slice(place, place + 1) for place in range(len(codes))]
+    return np.concatenate([_decoded(decoder, device, codes[one], prompts[one]) for one in alone])
+
+
+def _decoded(
+    decoder: Any, device: torch.device, codes: Tensor, prompts: Sequence[str]
+) -> NDArray[np.uint8]:
+    """Pictures of codes [B, h, w, …]; see `pictures_of`."""
+    if isinstance(decoder, nn.Module):
+        device = next((weight.device for weight in decoder.parameters()), device)
+    try:
+        texts = [prompts] if getattr(decoder, "reads_prompts", False) else []
+        images: Tensor = decoder.decode_codes(codes.to(device), *texts)
+        return to_pictures(images)
+    except RuntimeError as problem:
+        from accelerate.utils.memory import should_reduce_batch_size  # half a second to import
+
+        if not should_reduce_batch_size(problem) or device.type == "cpu":
+            raise
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    print(f"an image takes more memory than {device} has free: the CPU decodes the images.")
+    decoder.to("cpu")
+    return _decoded(decoder, device, codes, prompts)
 
 
 class Progress:

@@ -4,7 +4,7 @@ number, so a run that is killed and resumed ends with the same weights.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
@@ -21,7 +22,6 @@ from tqdm import tqdm
 from tempera.drafters.draft_files import check_target, save_draft
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.interface import to_pictures
 from tempera.runtime.distributed import Processes, check_launch
 from tempera.runtime.files import read_json, writable_directory, write_json, write_text
 from tempera.runtime.image_files import write_picture
@@ -66,7 +66,7 @@ class TrainingRun:
             from), `conditions/` (features of the captions) and `training.json` (the configuration).
         record: further configuration that must not change when a run is resumed; `data` describes
             the images.
-        decode_codes: codes [B, h, w] → images [B, 3, H, W] in [−1, 1], by which sample pictures
+        pictures: tokens [B, T] and their captions → pictures uint8 [B, 3, H, W], by which samples
             are shown.
 
     Raises:
@@ -81,7 +81,7 @@ class TrainingRun:
     recipe: Recipe
     directory: Path
     record: Mapping[str, Any] = field(default_factory=dict)
-    decode_codes: Callable[[Tensor], Tensor] | None = None
+    pictures: Callable[[Tensor, Sequence[str]], NDArray[np.uint8]] | None = None
     tracker: Tracker = field(default_factory=Tracker)
 
     def __post_init__(self) -> None:
@@ -308,26 +308,23 @@ class TrainingRun:
         self.tracker.log(logged, progress.step)
         told = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         bar.write(f"step {progress.step}: {told}")
-        if self.captions and self.decode_codes is not None:
+        if self.captions and self.pictures is not None:
             with side_service("the sample pictures failed ({why}): the training goes on."):
-                self._show(self.decode_codes, drawn.tokens)
+                captions = self.captions[:SHOWN]
+                self._show(self.pictures(drawn.tokens[:SHOWN], captions), captions)
         if better:
             # after a kill here there is none, instead of one that describes another draft
             (self.directory / DRAFT / METRICS).unlink(missing_ok=True)
             save_draft(draft, self.directory / DRAFT)
             self.describe(finished=False)
 
-    @torch.inference_mode()
-    def _show(self, decode_codes: Callable[[Tensor], Tensor], tokens: Tensor) -> None:
+    def _show(self, pictures: NDArray[np.uint8], captions: Sequence[str]) -> None:
         """Write and log the pictures of held-out captions, drawn with the draft: always the same
         captions and seeds.
         """
-        codes = tokens[:SHOWN].unflatten(1, self.target.grid)
-        pictures = [to_pictures(decode_codes(image[None])[0]) for image in codes]
         path = self.directory / SAMPLES
-        write_picture(path, np.concatenate(pictures, 2), self.made_by)
-        captions = " · ".join(self.captions[:SHOWN])
-        self.tracker.image("samples", path, f"step {self.progress.step}: {captions}")
+        write_picture(path, np.concatenate(list(pictures), 2), self.made_by)
+        self.tracker.image("samples", path, f"step {self.progress.step}: {' · '.join(captions)}")
 
     def save(self) -> None:
         """Write the checkpoint to resume from."""
