@@ -36,7 +36,7 @@ prepare = partial(preparation.prepare, shard_size=1000, batch_size=32, max_broke
 class Counting:
     """Codes an entry by its caption's length; counts the entries it was given."""
 
-    tokenizer, grid, vocab_size = "tok", GRID, 1000
+    tokenizer, grid, length, vocab_size = "tok", GRID, 6, 1000
 
     def __init__(self, fail_after: int = 10**9) -> None:
         self.seen, self.fail_after = 0, fail_after
@@ -48,7 +48,7 @@ class Counting:
         self.seen += len(entries)
         if self.seen > self.fail_after:
             raise KeyboardInterrupt
-        codes = [[len(entry.caption)] * 6 for entry in entries]
+        codes = [[len(entry.caption)] * self.length for entry in entries]
         return Encoded(entries, np.array(codes, np.int32), [])
 
 
@@ -114,6 +114,15 @@ def test_the_manifest_counts_and_shards_read_back(
     images = read_shards(tmp_path, "tok", 1000, GRID)
     assert images.captions == ["a", "bbb", "cc"]
     assert images.codes[:, 0].tolist() == [1, 3, 2]
+
+
+def test_codes_of_a_preview_stand_before_those_of_the_grid(tmp_path: Path) -> None:
+    encoder = Counting()
+    encoder.length = 8
+    prepare(listed(["a", "bbb"]), encoder, tmp_path)
+    assert read_shards(tmp_path, "tok", 1000, GRID, 8).codes.tolist() == [[1] * 8, [3] * 8]
+    with pytest.raises(TemperaError, match="codes"):
+        read_shards(tmp_path, "tok", 1000, GRID)
 
 
 REFUSED: list[tuple[list[str | None], dict[str, Any], str]] = [

@@ -34,10 +34,11 @@ class Encoded:
 
 
 class CodeEncoder(Protocol):
-    """Turns entries into codes."""
+    """Turns entries into codes: `length` of an image, that in `grid` and those of a preview."""
 
     tokenizer: str
     grid: tuple[int, int]
+    length: int
     vocab_size: int
 
     def describe(self) -> dict[str, Any]:
@@ -59,6 +60,7 @@ class VQEncoder:
         self.vq = tokenizer
         self.tokenizer = identity_of(tokenizer)
         self.grid = grid
+        self.length = grid[0] * grid[1]
         self.device = next(tokenizer.parameters()).device
         self.vocab_size = tokenizer.vocab_size
         self.size = tokenizer.image_size(grid)
@@ -85,7 +87,7 @@ class VQEncoder:
             except (OSError, ValueError) as problem:
                 broken.append(Broken(entry.where, f"unreadable image ({problem})"))
         if not kept:
-            return Encoded([], np.zeros((0, self.grid[0] * self.grid[1]), np.int32), broken)
+            return Encoded([], np.zeros((0, self.length), np.int32), broken)
         codes = self.vq.encode(torch.stack(pixels).to(self.device)).flatten(1)
         return Encoded(kept, codes.cpu().numpy().astype(np.int32), broken)
 
@@ -104,6 +106,7 @@ class TargetEncoder:
         self.tokenizer = identity_of(tokenizer)
         self.seed = seed
         self.grid = target.grid
+        self.length = target.length
         self.vocab_size = target.vocab_size
 
     def describe(self) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def _encoded(
     by_process = processes.gather(mine)
     keys: list[str] = []
     captions: list[str] = []
-    codes = [np.zeros((0, encoder.grid[0] * encoder.grid[1]), np.int32)]
+    codes = [np.zeros((0, encoder.length), np.int32)]
     for number in range(batches):
         turn, process = divmod(number, processes.count)
         part = by_process[process][turn]

@@ -178,10 +178,19 @@ def is_intact(path: Path, shard: Shard) -> bool:
 
 
 def read_shards(
-    directory: Path, tokenizer: str, vocab_size: int, grid: tuple[int, int]
+    directory: Path,
+    tokenizer: str,
+    vocab_size: int,
+    grid: tuple[int, int],
+    length: int | None = None,
 ) -> CodedImages:
     """All images of a finished directory of shards, checked against the shards' hashes and against
-    the target's tokenizer, vocabulary and grid.
+    the target.
+
+    Args:
+        directory: of the shards.
+        tokenizer, vocab_size, grid: the target's.
+        length: tokens of an image, those of a preview included; by default those of the grid.
 
     Raises:
         TemperaError: shards are unfinished, empty, missing or damaged, or their codes are for
@@ -194,7 +203,9 @@ def read_shards(
     if not manifest.complete:
         raise TemperaError(f"the shards in {directory} are unfinished: {advice}.")
     hashes = [shard.sha256 for shard in manifest.shards if shard.count]
-    codes = Numbers(0, min(vocab_size, manifest.vocab_size), whole=True, length=math.prod(grid))
+    codes = Numbers(
+        0, min(vocab_size, manifest.vocab_size), whole=True, length=length or math.prod(grid)
+    )
     rows: list[dict[str, Any]] = []
     for number, shard in enumerate(manifest.shards):
         path = shard_file(directory, number)

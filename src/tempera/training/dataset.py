@@ -96,7 +96,9 @@ def shard_codes(
         TemperaError: see `tempera.data.shards.read_shards`.
     """
     shards = Path(path)
-    images = read_shards(shards, identity_of(tokenizer), target.vocab_size, target.grid)
+    images = read_shards(
+        shards, identity_of(tokenizer), target.vocab_size, target.grid, target.length
+    )
     return ShardCodes(images, seed, Manifest.load(shards).summary)
 
 
