@@ -20,7 +20,8 @@ from omegaconf import DictConfig
 from PIL import Image
 from torch import Tensor
 
-from tempera.config.compose import composed_with_choices, in_one_sentence, written
+from tempera.config.compose import composed, in_one_sentence, written
+from tempera.config.instantiate import fitting
 from tempera.config.parts import Parts
 from tempera.continuous.loop import ContinuousRound
 from tempera.data.prompts import Prompt, one_prompt, warnings_of
@@ -88,7 +89,7 @@ class LoadedModel:
     turns: a batch uses the model's caches alone.
     """
 
-    def __init__(self, cfg: DictConfig, method: str, own: "Own", images: int | None = None) -> None:
+    def __init__(self, cfg: DictConfig, own: "Own", images: int | None = None) -> None:
         objects = "rule, drafter and target can be objects with discrete tokens"
         parts = Parts.of(cfg, discrete="" if own == Own() else objects)
         rule = parts.rule()
@@ -107,9 +108,9 @@ class LoadedModel:
             parts = replace(parts, place=own.place(target, parts.place))
         self.pipeline: Pipeline = own.placed(parts.pipeline(target, rule, own.decoder))
         self.model: str = parts.model
-        self.method: str = method
+        self.method: str = cfg.choices.method
         self.batch_size = parts.batch_size
-        self.diagnostics: bool = cfg.diagnostics
+        self.diagnostics: bool = fitting(cfg.diagnostics, bool, "diagnostics")
 
     @property
     def batch_size(self) -> int:
@@ -489,9 +490,9 @@ def _loaded(
         options["method"] = method
     all_options = {"diagnostics": False, "model": model, **options}
     arguments = [written(name, value) for name, value in all_options.items()]
-    cfg, choices = composed_with_choices("generate", arguments)
+    cfg = composed("generate", arguments)
     with in_one_sentence("generate", arguments):
-        return LoadedModel(cfg, choices["method"], own, images)
+        return LoadedModel(cfg, own, images)
 
 
 def _check_names(options: Mapping[str, Any]) -> None:

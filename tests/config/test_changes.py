@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tempera.config.changes import changes
-from tempera.config.compose import composed_run
+from tempera.config.compose import composed
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,6 @@ from tempera.config.compose import composed_run
     ],
 )
 def test_changes(options: str, found: dict[str, Any]) -> None:
-    cfg = composed_run("eval", options.split(), ".")
+    cfg = composed("eval", options.split())
     choices: Any = OmegaConf.to_container(cfg.choices)
     assert changes(cfg, choices) == found

@@ -289,7 +289,7 @@ def test_a_sweeper_sees_the_metric_that_is_optimised(
         return seen[-1]
 
     monkeypatch.setattr(Job, "__call__", kept)
-    monkeypatch.setattr("tempera.commands.evaluate.run", lambda _: {"kl_per_token": 0.25})
+    monkeypatch.setattr("tempera.commands.evaluate.run", lambda *_: {"kl_per_token": 0.25})
     line = "eval/run.py tracking=none hydra.run.dir=a optimized_metric="
     assert run(f"{line}kl_per_token")[0] == 0 and seen == [0.25]
     status, _, err = run(f"{line}fid")

@@ -18,7 +18,6 @@ from tiny_training import GRID, tiny_draft, tiny_target
 from tempera.commands.train import build_recipe
 from tempera.config.compose import composed as composed_options
 from tempera.config.instantiate import instantiate, part
-from tempera.config.options import check_options
 from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Drafter, drafts
 from tempera.decoding.loop import decode
@@ -75,7 +74,6 @@ def resolves(*overrides: str, config: str = "eval") -> DictConfig:
     HydraConfig.instance().set_config(cfg)
     with open_dict(cfg):
         del cfg["hydra"]
-    check_options(cfg)
     OmegaConf.to_container(cfg, resolve=True)
     return cfg
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tempera.commands.evaluate import main
-from tempera.config.compose import composed, composed_run, in_one_sentence
+from tempera.config.compose import composed, in_one_sentence
 from tempera.config.messages import sentence
 from tempera.errors import TemperaError
 
@@ -46,7 +46,7 @@ def answer(option: str, place: Path) -> None:
     given = [*quiet, option]
     try:
         with in_one_sentence("eval", given):
-            main(composed_run("eval", given, place))
+            main(composed("eval", given, place))
     except TemperaError as problem:
         said = sentence(problem, "eval", given)
         assert said and "\n" not in said and "Traceback" not in said, said

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from paths import ROOT
 
 from tempera.commands.train import main
-from tempera.config.compose import composed, composed_run, written
+from tempera.config.compose import composed, written
 from tempera.errors import TemperaError
 
 PAGE = ROOT / "docs" / "training.md"
@@ -47,7 +47,7 @@ QUICK = ("draft=parallel", "draft=medusa", "loss=acceptance", "draft.features=[2
 
 
 def dry_run(*options: str) -> dict[str, float]:
-    return main(composed_run("train_draft", [*PUBLISHED, *options, "dry_run=true"], "."))
+    return main(composed("train_draft", [*PUBLISHED, *options, "dry_run=true"], "."))
 
 
 def test_the_page_names_options() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tiny_evaluation import tiny_options
 
 from tempera.commands import evaluate
-from tempera.config.compose import composed, composed_run
+from tempera.config.compose import composed
 from tempera.reporting import run_report
 
 
@@ -27,7 +27,7 @@ def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
     given = ["data=file", f"path={tmp_path / 'mine.txt'}", f"scores={tmp_path / 'scores.csv'}"]
     options = ["method=eagle", *tiny_options(tmp_path), *given, "speed.prompts=0", "depth=2"]
     auto = ["batch_size=auto", "family.batch_size=1"]  # the first batch of a GPU has 256
-    cfg = composed_run("eval", [*options, *auto], tmp_path / "run")
+    cfg = composed("eval", [*options, *auto], tmp_path / "run")
     assert evaluate.main(cfg)["pick"] == 3.5
     assert pd.read_parquet(tmp_path / "run" / "results.parquet")["batch"].tolist() == [1, 1]
     told = capsys.readouterr().out.splitlines()
@@ -50,8 +50,8 @@ def test_of_several_processes_the_main_one_tells_what_a_run_takes(
 def test_one_prompt_is_timed_on_demand(tmp_path: Path) -> None:
     timed = ["method=eagle", *tiny_options(tmp_path), "prompt=a red ring", "depth=2"]
     quick = [option for option in timed if option != "speed.prompts=1"]
-    assert "speedup" in evaluate.main(composed_run("eval", timed, tmp_path / "timed"))
-    assert "speedup" not in evaluate.main(composed_run("eval", quick, tmp_path / "quick"))
+    assert "speedup" in evaluate.main(composed("eval", timed, tmp_path / "timed"))
+    assert "speedup" not in evaluate.main(composed("eval", quick, tmp_path / "quick"))
 
 
 def test_a_relaxation_stricter_than_exact_decoding_is_told(
@@ -59,5 +59,5 @@ def test_a_relaxation_stricter_than_exact_decoding_is_told(
 ) -> None:
     shared = [*tiny_options(tmp_path), "method=uniform_rsd", "depth=2", "speed.prompts=0"]
     for options, told in ((["delta=0.5"], 1), (["delta=0.5", "floor=1"], 0), (["delta=1"], 0)):
-        evaluate.main(composed_run("eval", [*shared, *options], tmp_path / ",".join(options)))
+        evaluate.main(composed("eval", [*shared, *options], tmp_path / ",".join(options)))
         assert capsys.readouterr().out.count("warning: the relaxation ω = 0.5, 0.5") == told

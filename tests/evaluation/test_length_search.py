@@ -17,7 +17,7 @@ from tiny_evaluation import tiny_options
 
 from tempera.commands import evaluate
 from tempera.commands.expected_length import Wanted
-from tempera.config.compose import composed_run
+from tempera.config.compose import composed
 from tempera.data.prompts import Prompt
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
@@ -87,7 +87,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def evaluated(options: list[str], directory: Path, *more: str) -> dict[str, Any]:
-    evaluate.main(composed_run("eval", [*options, *more], directory))
+    evaluate.main(composed("eval", [*options, *more], directory))
     content: dict[str, Any] = json.loads((directory / "metrics.json").read_text())
     return content
 
@@ -139,6 +139,6 @@ MISTAKES = [
 @pytest.mark.parametrize(("given", "message"), slow_but(MISTAKES, MISTAKES[1]))
 def test_mistakes(given: list[str], message: str) -> None:
     with pytest.raises(TemperaError, match=message):
-        wanted = Wanted.of(composed_run("eval", ["expected_length=3", *given], "."))
+        wanted = Wanted.of(composed("eval", ["expected_length=3", *given], "."))
         assert wanted is not None
         wanted.check_prompts([Prompt("world-000000", ""), Prompt("world-000001", "")])

@@ -10,7 +10,7 @@ from sent_runs import keep_sent_runs
 from tiny_evaluation import network, tiny_options
 
 from tempera.commands import tune as tune_command
-from tempera.config.compose import composed_run
+from tempera.config.compose import composed
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
@@ -74,7 +74,7 @@ def test_the_command(
     tiny += ["model.parallel=other", "++model.medusa=heads"]
     save_draft(ParallelModel.of(network(), "tiny", length=2), "other")
     save_draft(MedusaModel.of(network(), "tiny", length=2), "heads")
-    cfg = composed_run("tune", [*tiny, *quick, *grid], "place")
+    cfg = composed("tune", [*tiny, *quick, *grid], "place")
     tune_command.main(cfg)
     result = json.loads(Path("place/tune.json").read_text(encoding="utf-8"))
     names = [tune_command.name_of(row["options"]) for row in result["predictions"]]
@@ -127,7 +127,7 @@ def test_the_table_says_how_far_predictions_were_off() -> None:
 
 @pytest.mark.slow
 def test_without_a_budget_every_setting_is_lossless(tmp_path: Path) -> None:
-    cfg = composed_run("tune", ["tracking=none", "depths=[2]", "trees=[]"], tmp_path)
+    cfg = composed("tune", ["tracking=none", "depths=[2]", "trees=[]"], tmp_path)
     settings = tune_command._Settings(cfg, lossless=True)
     settings.drafts = settings.drafts[:1]
     tested = [candidate.tested for candidate in settings.candidates() if candidate.tested]
@@ -149,5 +149,5 @@ def test_without_a_budget_every_setting_is_lossless(tmp_path: Path) -> None:
 )
 def test_refused(options: str, named: str, tmp_path: Path) -> None:
     with pytest.raises(TemperaError) as refused:
-        tune_command.main(composed_run("tune", ["tracking=none", *options.split()], tmp_path))
+        tune_command.main(composed("tune", ["tracking=none", *options.split()], tmp_path))
     assert named in str(refused.value)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tempera.commands import bench, evaluate, train
-from tempera.config.compose import composed_run, in_one_sentence
+from tempera.config.compose import composed, in_one_sentence
 from tempera.errors import TemperaError
 
 HUGE = "100000000000"
@@ -37,6 +37,6 @@ def test_endless_work_is_refused(
 ) -> None:
     given = [*(QUIET if config == "eval" else []), *options]
     with pytest.raises(TemperaError, match=told) as refused, in_one_sentence(config, given):
-        script.main(composed_run(config, given, tmp_path))
+        script.main(composed(config, given, tmp_path))
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.rglob("*.parquet"))

@@ -10,7 +10,7 @@ from sent_runs import SentRun, keep_sent_runs
 from tiny_evaluation import tiny_options
 
 from tempera.commands import bench, prepare
-from tempera.config.compose import composed_run
+from tempera.config.compose import composed
 from tempera.runtime.files import read_json
 
 Runs = dict[str, SentRun]
@@ -31,7 +31,7 @@ def test_a_benchmark_sends_its_times_and_its_table(
     tmp_path: Path, tiny: list[str], sent_runs: Runs
 ) -> None:
     quick = ["repeats=1", "batch_sizes=[2]", "bandwidth=1", "depth=2"]
-    bench.main(composed_run("bench", [*tiny, *quick], tmp_path))
+    bench.main(composed("bench", [*tiny, *quick], tmp_path))
     run = sent_runs["bench"]
     assert run.finished and run.about["group"] == "shapes"
     assert run.about["config"]["batch_sizes"] == [2]
@@ -53,7 +53,7 @@ def test_preparing_sends_what_was_read(tmp_path: Path, tiny: list[str], sent_run
     """And nothing where nothing was left to read."""
     tokenizer = [one for one in tiny if "tokenizer" in one]
     options = [*tokenizer, "source=shapes", "encoder=vq", "source.count=3", "shard_size=2"]
-    cfg = composed_run("prepare", options, tmp_path)
+    cfg = composed("prepare", options, tmp_path)
     prepare.main(cfg)
     run = sent_runs.pop("prepare")
     assert run.finished

@@ -24,7 +24,8 @@ from report_runs import finished
 from tiny_evaluation import tiny_options
 
 from tempera.config import changes, parts
-from tempera.config.compose import composed_run, with_options
+from tempera.config.compose import composed as composed_run
+from tempera.config.compose import with_options
 from tempera.config.instantiate import instantiate, part
 from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Target
@@ -62,7 +63,7 @@ def composed(*overrides: str, hydra: bool = False) -> DictConfig:
 @cache
 def run_options(*job: str) -> DictConfig:
     """What a run of a job is composed of."""
-    return composed_run("eval", job, ".")
+    return composed_run("eval", job)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,7 +72,7 @@ def _each_is_composed_once() -> Iterator[None]:
     same.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(changes, "composed_run", lambda _, options, __: run_options(*options))
+        patch.setattr(changes, "composed", lambda _, options: run_options(*options))
         yield
 
 

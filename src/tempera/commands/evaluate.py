@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from pydantic import NonNegativeInt
 
 from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.commands.expected_length import Wanted
 from tempera.config.changes import changes
 from tempera.config.compose import option_name, typed, with_options
-from tempera.config.instantiate import Part, fitting, instantiate, part
+from tempera.config.instantiate import Part, fitting, from_options, instantiate, part
 from tempera.config.options import identity_options
 from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking, tracked
@@ -43,6 +44,22 @@ LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """What this command reads itself; conf/eval.yaml says what each is."""
+
+    directory: Path
+    prompt: str | None
+    expected_length: float | None
+    replays: NonNegativeInt
+    scores: str | None
+    against: str | None
+    optimized_metric: str | None
+    diagnostics: bool
+    verbose: bool
+    dry_run: bool
+
+
 def main(cfg: DictConfig) -> dict[str, float] | float:
     """Run one evaluation and return its metrics, or the one that is optimised."""
     metrics = run(cfg)
@@ -63,31 +80,33 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     Args:
         quiet: print no results: the caller shows them.
     """
+    options = from_options(cfg, Options)
     choices = _plain(cfg, "choices") or {}
     _check_paper(_plain(cfg, "paper"))
     tracking = Tracking.of(cfg, "eval", choices, typed(cfg))
     wanted = Wanted.of(cfg)
-    protocol = _protocol(cfg)
-    evaluator = build_evaluator(cfg)
+    protocol = _protocol(cfg, options.prompt)
+    evaluator = build_evaluator(cfg, options.against)
     parts = Parts.of(cfg)
-    if not cfg.dry_run:
+    if not options.dry_run:
         parts.check_draft(of_the_hub=False)  # before downloads are listed
     processes = Processes(cpu=parts.place.device.type == "cpu")
     if processes.is_main and parts.place.dtype == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", parts.place.device)
-    read = part(cfg.data).make if cfg.prompt is None else partial(one_prompt, cfg.prompt)
-    if cfg.dry_run:
+    given = options.prompt
+    read = part(cfg.data).make if given is None else partial(one_prompt, given)
+    if options.dry_run:
         texts = [prompt.text for prompt in read()]
         return dry_evaluation(parts, texts, evaluator) if processes.is_main else {}
     prompts = read() if cfg.family.toy else read_with_files(parts, _networks, read)
     parts.check_draft()
     rule = None if wanted else parts.rule()
-    directory = shared_directory(processes, Path(str(cfg.directory)))
+    directory = shared_directory(processes, options.directory)
     evaluator.check(parts.model)
-    unread = _check_prompts(cfg, parts, prompts, evaluator, wanted)
+    unread = _check_prompts(given, parts, prompts, evaluator, wanted)
     for warning in [*unread, *_too_strict(rule)] if processes.is_main else ():
         print(f"warning: {warning}.")
-    scores = read_scores(cfg.scores, [prompt.id for prompt in prompts])
+    scores = read_scores(options.scores, [prompt.id for prompt in prompts])
     with recording_taken() as taken:
         target = parts.fast_target(len(prompts))
         notes = {} if wanted is None else wanted.found(parts, target, directory, processes)
@@ -97,30 +116,30 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
             rule = parts.rule()
         pipeline = parts.pipeline(target, rule)
     notes = {expected_length.MATCHED: notes} if notes else {}
-    notes |= _notes(cfg, parts, prompts, unread) | {"taken": taken}
-    plan = _plan(cfg, parts, pipeline, choices, directory, notes)
+    notes |= _notes(cfg, given, parts, prompts, unread) | {"taken": taken}
+    plan = _plan(cfg, options, parts, pipeline, choices, directory, notes)
     claim(directory, plan.settings, plan.about, write=processes.is_main)
     tracking = replace(tracking, config=tracked(cfg))
     facts = {**plan.settings, **plan.about}
     tracker = in_background(partial(tracking.start, directory, facts, plan.name))
     evaluation = Evaluation(plan, pipeline, prompts, evaluator, protocol, processes, scores)
-    return _work(evaluation, tracker, None if quiet else cfg.verbose)
+    return _work(evaluation, tracker, None if quiet else options.verbose)
 
 
-def _protocol(cfg: DictConfig) -> SpeedProtocol:
+def _protocol(cfg: DictConfig, prompt: str | None) -> SpeedProtocol:
     """How speed is measured: that of one `prompt=` only on demand, since it takes longer than the
     picture.
     """
     protocol: SpeedProtocol = instantiate(cfg.speed)
     asked = any(option_name(option) == "speed.prompts" for option in typed(cfg))
-    return protocol if cfg.prompt is None or asked else replace(protocol, prompts=0)
+    return protocol if prompt is None or asked else replace(protocol, prompts=0)
 
 
-def build_evaluator(cfg: DictConfig) -> Evaluator:
+def build_evaluator(cfg: DictConfig, against: str | None) -> Evaluator:
     """Build `metrics`, with the metrics of `torchmetrics` beside its own."""
     evaluator: Evaluator = instantiate(cfg.metrics)
     named = cfg.get("torchmetrics") or {}
-    if not named and cfg.against is None:
+    if not named and against is None:
         return evaluator
     metrics = {}
     for name in map(str, named):
@@ -128,7 +147,7 @@ def build_evaluator(cfg: DictConfig) -> Evaluator:
         kind = fitting(OmegaConf.select(cfg, f"{place}.kind"), Kind, f"{place}.kind")
         metric: Part[object] = part(OmegaConf.select(cfg, f"{place}.metric"))
         metrics[name] = TorchMetric(kind, metric.partial())  # its network is read in its turn
-    return TorchMetrics(evaluator, metrics, cfg.against)
+    return TorchMetrics(evaluator, metrics, against)
 
 
 def _check_paper(paper: Any) -> None:
@@ -145,7 +164,7 @@ def _networks(parts: Parts) -> None:
 
 
 def _check_prompts(
-    cfg: DictConfig,
+    prompt: str | None,
     parts: Parts,
     prompts: Sequence[Prompt],
     evaluator: Evaluator,
@@ -157,7 +176,7 @@ def _check_prompts(
     captions = parts.captions()
     if wanted is not None:
         wanted.check_prompts(prompts)
-    numbers = cfg.prompt is None and all(prompt.text.isdigit() for prompt in prompts)
+    numbers = prompt is None and all(given.text.isdigit() for given in prompts)
     if numbers and not isinstance(captions, ClassLabels):
         raise TemperaError(
             f"these prompts are numbers of classes, and model={parts.model} draws texts: choose "
@@ -183,13 +202,17 @@ def _too_strict(rule: object) -> list[str]:
 
 
 def _notes(
-    cfg: DictConfig, parts: Parts, prompts: Sequence[Prompt], unread: Sequence[str]
+    cfg: DictConfig,
+    prompt: str | None,
+    parts: Parts,
+    prompts: Sequence[Prompt],
+    unread: Sequence[str],
 ) -> dict[str, Any]:
     """What run.json says about the run beside its identity; `unread` as of `_check_prompts`."""
     choices = _plain(cfg, "choices") or {}
     source = {"prompts": _plain(cfg, "data"), "preset": choices.get("data")}
-    if cfg.prompt is not None:
-        source = {"prompts": cfg.prompt, "preset": "prompt"}
+    if prompt is not None:
+        source = {"prompts": prompt, "preset": "prompt"}
     return about(parts.place.device, typed(cfg)) | {
         "paper": _plain(cfg, "paper"),
         "data": source | described(prompts) | {"warnings": unread},
@@ -199,6 +222,7 @@ def _notes(
 
 def _plan(
     cfg: DictConfig,
+    options: Options,
     parts: Parts,
     pipeline: Pipeline,
     choices: Mapping[str, str | None],
@@ -212,7 +236,7 @@ def _plan(
         notes["changes"],
         identity.get("delta"),
         notes.get(expected_length.MATCHED, {}).get("option"),
-        cfg.expected_length,
+        options.expected_length,
     )
     is_on_gpu = parts.place.device.type == "cuda"
     return RunPlan(
@@ -221,8 +245,8 @@ def _plan(
         settings=identity,
         about=notes,
         batch_size=LARGEST if parts.shrinks and is_on_gpu else parts.batch_size,
-        diagnostics=cfg.diagnostics,
-        replays=cfg.replays,
+        diagnostics=options.diagnostics,
+        replays=options.replays,
         shrinks=parts.shrinks,
     )
 

@@ -1,9 +1,11 @@
 """`tempera-prepare`: captions and images to shards of codes."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
+from pydantic import PositiveInt
 
 from tempera.commands.costs import downloads, read_with_files, to_download
 from tempera.config.compose import pasted
@@ -18,18 +20,28 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.installation import command
 
 
+@dataclass(frozen=True)
+class Options:
+    """What this command reads itself; conf/prepare.yaml says what each is."""
+
+    directory: Path
+    limit: PositiveInt | None
+    dry_run: bool
+
+
 def main(cfg: DictConfig) -> None:
     """Encode the source, or what is left of it; with dry_run, tell what that would be."""
+    options = from_options(cfg, Options)
     tracking = Tracking.of(cfg, "prepare")
     parts = Parts.of(cfg, discrete=f"`{command('prepare')}` encodes images as discrete tokens")
     source_part: Part[Source] = part(cfg.source)
     encoder: Part[CodeEncoder] = part(cfg.encoder)
-    directory = Path(str(cfg.directory))
+    directory = options.directory
     processes = Processes(cpu=parts.place.device.type == "cpu")
-    if cfg.dry_run:
+    if options.dry_run:
         source_part.make()
         if processes.is_main:
-            _tell(cfg.limit, directory, parts, encoder)
+            _tell(options.limit, directory, parts, encoder)
         return
 
     def networks(sized: Parts) -> None:

@@ -1,13 +1,14 @@
 """`tempera-train`: train the draft of a model."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from pydantic import PositiveFloat, PositiveInt
 
 from tempera.commands.costs import dry_training, read_with_files
 from tempera.config.compose import option_name, pasted, typed
@@ -34,8 +35,27 @@ from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, TrainingRun
 
 
+@dataclass(frozen=True)
+class Options:
+    """What this command reads itself; conf/train_draft.yaml says what each is."""
+
+    directory: Path
+    start: str | None
+    push_to_hub: str | None
+    steps: PositiveInt | None
+    epochs: PositiveFloat | None
+    limit: PositiveInt | None
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        """Raise TemperaError for a training without an end."""
+        if self.steps is None and self.epochs is None:
+            raise TemperaError("steps=null needs epochs=N: give one of them", option="epochs")
+
+
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
+    options = from_options(cfg, Options)
     tracking = Tracking.of(cfg, "train_draft")
     parts = Parts.of(cfg, discrete=f"`{command('train')}` trains drafts of discrete tokens")
     recipe = build_recipe(cfg)
@@ -43,15 +63,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     codes: Part[Codes] = part(cfg.train_data)
     draft: Part[DraftNetwork] = part(cfg.draft)
     _check_effect(cfg, loss, draft)
-    _check_drafts(cfg)
+    _check_drafts(options)
     processes = Processes(cpu=parts.place.device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
         tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", parts.place.device)
-    if cfg.dry_run:
+    if options.dry_run:
         drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
-        work = _work(cfg, recipe)
+        work = _work(options, recipe)
         return dry_training(parts, draft, recipe, drawn, work) if processes.is_main else {}
-    directory = writable_directory(Path(str(cfg.directory)))
+    directory = writable_directory(options.directory)
     offered: dict[str, object] = {"processes": processes}
     if "source" in cfg:
         make = part(cfg.source).make
@@ -62,7 +82,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         target = parts.discrete_target()
         tokenizer = parts.tokenizer()
     images = codes.make_with(offered, target=target, tokenizer=tokenizer, directory=directory)
-    recipe = replace(recipe, steps=_steps(cfg, images, recipe.batch_size))
+    recipe = replace(recipe, steps=_steps(options, images, recipe.batch_size))
     torch.manual_seed(recipe.seed)
     run = TrainingRun(
         target=target,
@@ -77,17 +97,18 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     notes = {"data": run.record.get("data"), "target": target.identity}
     metrics = run.train(partial(tracking.start, directory, notes))
     if processes.is_main:
-        _publish(run, cfg.push_to_hub)
+        _publish(run, options.push_to_hub)
     return metrics
 
 
-def _work(cfg: DictConfig, recipe: Recipe) -> str:
+def _work(options: Options, recipe: Recipe) -> str:
     """What a training does: `20 epochs of 30,000 images, {tokens} tokens each, 16 at a time`."""
-    if cfg.steps:
-        return f"{cfg.steps:,} steps of {recipe.batch_size} images, {{tokens}} tokens each"
-    images = "all images" if cfg.limit is None else f"{cfg.limit:,} images"
+    if options.steps:
+        return f"{options.steps:,} steps of {recipe.batch_size} images, {{tokens}} tokens each"
+    images = "all images" if options.limit is None else f"{options.limit:,} images"
     return (
-        f"{cfg.epochs:g} epochs of {images}, {{tokens}} tokens each, {recipe.batch_size} at a time"
+        f"{options.epochs:g} epochs of {images}, {{tokens}} tokens each, {recipe.batch_size} at a "
+        "time"
     )
 
 
@@ -96,7 +117,7 @@ def _publish(run: TrainingRun, repository: str | None) -> None:
     place = pasted("drafter.path", run.directory / DRAFT)
     if repository is not None:
         with side_service("{why}."):
-            Repository(str(repository)).upload(run.directory / DRAFT)
+            Repository(repository).upload(run.directory / DRAFT)
             place = f"drafter.path={repository}"
     print(
         f"the draft is in {run.directory / DRAFT}: {command('eval')} "
@@ -149,19 +170,19 @@ def _check_effect(cfg: DictConfig, loss: Loss, draft: Part[DraftNetwork]) -> Non
             raise TemperaError(f"{option} has no effect, because {why[name]}: leave it out")
 
 
-def _check_drafts(cfg: DictConfig) -> None:
+def _check_drafts(options: Options) -> None:
     """Raise TemperaError for a place of a draft that cannot be read, or written on the hub."""
-    if cfg.push_to_hub is not None:
-        repository = Repository.named(str(cfg.push_to_hub))
+    if options.push_to_hub is not None:
+        repository = Repository.named(options.push_to_hub)
         if repository is None or repository.revision:
             raise TemperaError(
-                f"push_to_hub={cfg.push_to_hub} is not a repository: give owner/name."
+                f"push_to_hub={options.push_to_hub} is not a repository: give owner/name."
             )
-        if started_as_main() and not cfg.dry_run:
+        if started_as_main() and not options.dry_run:
             repository.check_upload()
-    if cfg.start is not None:
+    if options.start is not None:
         advice = "give a trained draft's directory with start=DIR, or leave it out"
-        draft_directory(str(cfg.start), advice)
+        draft_directory(options.start, advice)
 
 
 def _networks(parts: Parts) -> None:
@@ -169,10 +190,11 @@ def _networks(parts: Parts) -> None:
     parts.tokenizer()
 
 
-def _steps(cfg: DictConfig, codes: Codes, batch_size: int) -> int:
+def _steps(options: Options, codes: Codes, batch_size: int) -> int:
     """The option `steps`, or the number of steps in `epochs` passes over the images."""
-    if cfg.steps is not None:
-        return int(cfg.steps)
+    if options.steps is not None:
+        return options.steps
+    assert options.epochs is not None
     if not isinstance(codes, ShardCodes):
         raise TemperaError("this stream of training images is endless: give steps= for epochs=.")
-    return max(1, math.ceil(float(cfg.epochs) * len(codes.kept) / batch_size))
+    return max(1, math.ceil(options.epochs * len(codes.kept) / batch_size))

@@ -9,7 +9,7 @@ from typing import Any, cast
 from omegaconf import DictConfig
 
 from tempera.commands import evaluate
-from tempera.config.compose import composed, composed_run, option_name, written
+from tempera.config.compose import composed, option_name, written
 from tempera.config.instantiate import from_options, instantiate
 from tempera.config.options import Role, role_of
 from tempera.config.parts import Parts
@@ -287,7 +287,7 @@ class _RealRuns:
         place = Path(str(self.cfg.directory)) / "runs" / ",".join(options_of(setting))
         arguments = [*self.settings.arguments(setting), *self.options]
         print(f"running {name_of(setting)}")
-        evaluate.run(composed_run("eval", arguments, place), quiet=True)
+        evaluate.run(composed("eval", arguments, place), quiet=True)
         (run,), _ = collect([place])
         self.found[name_of(setting)] = prediction, run
         return replace(

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.config.compose import composed_run
+from tempera.config.compose import composed
 from tempera.config.nodes import plain
 from tempera.config.options import Role, role_of
 
@@ -26,14 +26,14 @@ def changes(cfg: DictConfig, choices: Mapping[str, str | None]) -> dict[str, Any
     if not choices.get("method"):
         return {}
     options = [f"{group}={choices[group]}" for group in ("model", "method") if choices.get(group)]
-    usual = composed_run("eval", options, ".")
+    usual = composed("eval", options)
     found: dict[str, Any] = {}
     for group in GROUPS:
         chosen = choices.get(group)
         if chosen and chosen != usual.choices.get(group):
             found[group] = chosen
             options.append(f"{group}={chosen}" if group in usual.choices else f"+{group}={chosen}")
-            usual = composed_run("eval", options, ".")
+            usual = composed("eval", options)
     before = dict(_leaves(usual))
     for name, value in _leaves(cfg):
         if name not in before or before[name] != value:

@@ -22,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from tempera.config.compose import check_added, pasted, quoted
 from tempera.config.messages import causes, sentence, text_of
-from tempera.config.options import check_options
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
@@ -112,7 +111,6 @@ class Job:
         self.directories.use()
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
-            check_options(cfg)
             check_added(self.config_name, list(HydraConfig.get().overrides.task))
             _check_sweep(HydraConfig.get())
             if cfg.get("device") == "auto" and started_as_main():

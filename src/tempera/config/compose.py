@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
 from tempera.config.nodes import plain
-from tempera.config.options import check_options
 from tempera.config.search import DIRECTORIES
 from tempera.errors import TemperaError, shown
 
@@ -22,39 +21,24 @@ WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
 """Words that Hydra does not read as text unless they are quoted."""
 
 
-def composed(config_name: str, arguments: Sequence[str]) -> DictConfig:
-    """Compose `conf/<config_name>.yaml` with options `name=value`.
+def composed(config_name: str, arguments: Sequence[str], directory: Path | str = ".") -> DictConfig:
+    """Compose `conf/<config_name>.yaml` with options `name=value`, and with what Hydra would add to
+    a run in a directory: the directory, the choice in each group and the arguments.
 
     Raises:
         TemperaError: an option is wrong; the message is that of the command line.
     """
-    return composed_with_choices(config_name, arguments)[0]
-
-
-def composed_run(config_name: str, arguments: Sequence[str], directory: Path | str) -> DictConfig:
-    """`composed` with what Hydra would add to a run in a directory: the directory, the choice in
-    each group and the arguments.
-    """
-    cfg, choices = composed_with_choices(config_name, arguments)
-    facts = {"directory": str(directory), "choices": choices, "overrides": list(arguments)}
-    for name, value in facts.items():
-        if name in cfg:
-            OmegaConf.update(cfg, name, value, merge=False)
-    return cfg
-
-
-def composed_with_choices(
-    config_name: str, arguments: Sequence[str]
-) -> tuple[DictConfig, dict[str, Any]]:
-    """`composed`, and the choice in each group."""
     with in_one_sentence(config_name, arguments):
         cfg = DIRECTORIES.get().load(config_name, arguments)
         choices = plain(cfg.hydra.runtime.choices)
+        facts = {"directory": str(directory), "choices": choices, "overrides": list(arguments)}
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
-        check_options(cfg)
+        for name, value in facts.items():
+            if name in cfg:
+                OmegaConf.update(cfg, name, value, merge=False)
         check_added(config_name, arguments)
-    return cfg, choices
+    return cfg
 
 
 def check_added(config_name: str, arguments: Sequence[str]) -> None:

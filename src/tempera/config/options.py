@@ -3,16 +3,9 @@ signature that takes it, and its default by conf/.
 """
 
 from enum import Flag, auto
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from pydantic import Field
-
-from tempera.config.instantiate import fitting
-from tempera.errors import TemperaError
-
-Positive = Annotated[int, Field(ge=1, lt=2**53)]
-Count = Annotated[int, Field(ge=0, lt=2**53)]
+from omegaconf import DictConfig, ListConfig
 
 
 class Role(Flag):
@@ -65,23 +58,6 @@ OWN_ROLES: dict[str, dict[str, Role]] = {
     },
 }
 """By script, what is for something else there."""
-TYPES: dict[str, object] = {
-    "seed": Annotated[int, Field(ge=-(2**63), lt=2**63)],
-    "device": str,
-    "dtype": Literal["auto", "float32", "bfloat16", "float16"],
-    "compile": bool | Literal["auto"],
-    "batch_size": Positive | Literal["auto"],
-    **dict.fromkeys(("truncate", "diagnostics", "verbose", "dry_run"), bool),
-    **dict.fromkeys(
-        ("prompt", "scores", "against", "start", "push_to_hub", "optimized_metric"), str | None
-    ),
-    "limit": Annotated[int, Field(ge=1, le=10**7)] | None,  # they are held in memory
-    **dict.fromkeys(("offset", "replays"), Count),
-    "expected_length": float | None,
-    "weights": str,
-    "epochs": Annotated[float, Field(gt=0)] | None,
-}
-"""Of the options that scripts read themselves."""
 
 
 def role_of(name: str, config_name: str = "eval") -> Role:
@@ -100,19 +76,3 @@ def identity_options(cfg: DictConfig) -> dict[str, Any]:
 def names_with(role: Role) -> list[str]:
     """The options with a role."""
     return [name for name, given in ROLES.items() if role in given]
-
-
-def check_options(cfg: DictConfig) -> None:
-    """Check the options that scripts read themselves, and convert them in place: `"7"` becomes 7.
-
-    Raises:
-        TemperaError: one does not fit its type.
-    """
-    for name, kind in TYPES.items():
-        if name not in cfg:
-            continue
-        if OmegaConf.is_missing(cfg, name):
-            raise TemperaError(f"`{name}` needs a value: give {name}=VALUE", option=name)
-        fit = fitting(value := cfg[name], kind, name)
-        if type(fit) is not type(value):
-            OmegaConf.update(cfg, name, fit)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
+from pydantic import PositiveInt
 from torch import nn
 
 from tempera.config.instantiate import Part, fitting, from_options, part, product
-from tempera.config.options import check_options
 from tempera.continuous.rules import DensityRule
 from tempera.decoding.compiled import why_not
 from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule
@@ -150,16 +150,18 @@ class Parts:
         _check_tokens(cfg, kind)
         _check_image_size(cfg)
         sampling = hydra.utils.get_class(model.sampling) if "sampling" in model else Sampling
+        compiled = cfg.get("compile", "auto")
         batch_size = cfg.get("batch_size", cfg.family.batch_size)
+        batch_size = fitting(batch_size, PositiveInt | Literal["auto"], "batch_size")
         made = cls(
             model=model.name,
             tokens=kind,
-            place=Place.named(cfg.device, cfg.dtype, dry=elsewhere or bool(cfg.get("dry_run"))),
+            place=from_options(cfg, Place.named, **({"dry_run": True} if elsewhere else {})),
             sampling=from_options(cfg, sampling),
             batch_size=int(cfg.family.batch_size if batch_size == "auto" else batch_size),
             shrinks=batch_size == "auto",
-            compiled=cfg.get("compile", "auto"),
-            truncate=cfg.get("truncate"),
+            compiled=fitting(compiled, bool | Literal["auto"], "compile"),
+            truncate=fitting(cfg.truncate, bool, "truncate") if "truncate" in cfg else None,
             floor=fitting(cfg.floor, float, "floor") if "floor" in cfg else None,
             rule_part=_part(cfg, "rule"),
             schedule_part=_part(cfg, "schedule"),
@@ -442,7 +444,6 @@ def check_job(cfg: DictConfig) -> None:
     """Raise TemperaError for an option of a job of a sweep that is not possible. Nothing is read,
     and the job may run on another machine.
     """
-    check_options(cfg)
     for name, node in cfg.items_ex(resolve=False):
         if name != "hydra" and OmegaConf.is_dict(node) and "_target_" in node:
             part(node)

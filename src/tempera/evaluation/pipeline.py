@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -172,7 +173,7 @@ class Pipeline:
     target: ImageModel
     method: DecodingMethod
     image_decoder: ImageDecoder
-    seed: int
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     device: torch.device
 
     def streams(

@@ -6,7 +6,7 @@ import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from tempera.runtime.distributed import started_with_others
 from tempera.runtime.pretrained import are_sizes_enough
 
 N = TypeVar("N", bound=nn.Module)
+DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """Where the driver of an NVIDIA GPU shows that there is one."""
@@ -111,9 +112,9 @@ class Place:
     dtype: torch.dtype
 
     @classmethod
-    def named(cls, device: str, dtype: str, dry: bool = False) -> "Place":
+    def named(cls, device: str, dtype: DtypeName, dry_run: bool = False) -> "Place":
         """That of the options `device` and `dtype`; see `parse_device` and `parse_dtype`."""
-        parsed = parse_device(device, dry)
+        parsed = parse_device(device, dry_run)
         return cls(parsed, parse_dtype(dtype, parsed))
 
     @property
