@@ -381,6 +381,8 @@ def test_publishing_makes_a_wandb_report(made: Path, monkeypatch: pytest.MonkeyP
     assert files == {"report.md", "report.html", "results.csv"}
     spec = json.loads(saved["spec"])
     (grid,) = [block for block in spec["blocks"] if block["type"] == "panel-grid"]
+    headings = [block["type"] for block in spec["blocks"]][: spec["blocks"].index(grid)]
+    assert headings.count("heading") == 1  # the verdict stands above the plots
     panels = grid["metadata"]["panelBankSectionConfig"]["panels"]
     axes = {(one["config"]["xAxis"], one["config"]["yAxis"])
             for one in panels if one["viewType"] == "Scatter Plot"}  # fmt: skip

@@ -123,7 +123,8 @@ def _shared(runs: Sequence[Run]) -> list[str]:
         values = {getattr(run, name) for run in runs} - {None, ""}
         if len(values) == 1:
             named.append(f"{name} {values.pop()}")
-    return [f"In all runs: {', '.join(named)}."] if named else []
+    where = "In all runs" if len(runs) > 1 else "This run"
+    return [f"{where}: {', '.join(named)}."] if named else []
 
 
 def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:

@@ -88,9 +88,10 @@ def build_report(
         panels=[*_plots(runs), v2.MediaBrowser(title="pictures", media_keys=list(PICTURES))],
     )
     blocks: list[Any] = [v2.MarkdownBlock(f"> {escaped(caution)}") for caution in cautions(runs)]
-    blocks.append(grid)
-    for section in sections_of(runs, baseline):
+    for number, section in enumerate(sections_of(runs, baseline)):
         blocks += [v2.H2(section.title), v2.MarkdownBlock(markdown_of(section))]
+        if number == 0:  # below the verdict
+            blocks.append(grid)
     methods = ", ".join(dict.fromkeys(run.method for run in runs))
     title = f"{name}: {methods}"[:128]
     return v2.Report(**place, title=title, blocks=blocks, width="fluid")
