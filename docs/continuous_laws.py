@@ -1,5 +1,5 @@
 """How far the law of each method for continuous tokens is from the law that it claims
-(docs/methods.md): `PYTHONPATH=examples python docs/continuous_laws.py [ROWS]`.
+(docs/results/continuous.md): `PYTHONPATH=examples python docs/continuous_laws.py [ROWS]`.
 """
 
 import sys

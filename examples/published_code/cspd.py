@@ -47,7 +47,7 @@ class CSpDReferenceCode(Decoding):
     the guidance of the round's last step. Nothing is rolled back: the tokens drafted after a
     rejected one stay. The prefill has ⌊share · steps⌋ + 1 steps, and rounds end at multiples of γ.
 
-    Its law is far from the target's (docs/methods.md).
+    Its law is far from the target's (docs/results/continuous.md).
 
     Args:
         drafter: the smaller model.

@@ -83,7 +83,7 @@ def test_the_coupling_is_exact(name: str) -> None:
 
 @pytest.mark.slow
 def test_one_path_of_the_target_per_token_on_average() -> None:
-    """A rejection has probability TV, and then takes 1/TV paths on average (docs/methods.md)."""
+    """A rejection has probability TV, and then takes 1/TV paths on average."""
     report = check(PathCoupling(), LINEAR, gamma=1, rows=50_000)
     tested = 3 / report.accepted_length  # drafted tokens an image of three
     assert report.agrees and 0.95 < report.trials / tested < 1.1, report
@@ -147,7 +147,7 @@ def test_acceptance_and_residual_are_those_of_the_densities(alignment: bool, pub
 @pytest.mark.slow
 def test_the_biases_in_the_docs() -> None:
     table = runpy.run_path(str(ROOT / "docs" / "continuous_laws.py"))["table"]
-    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "continuous.md").read_text(encoding="utf-8")
     for line in table(rows=20_000).splitlines()[2:-2]:
         name, *cells = line.strip("| ").split(" | ")
         (row,) = (row for row in page.splitlines() if row.startswith(f"| {name} |"))

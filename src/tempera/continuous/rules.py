@@ -2,7 +2,7 @@
 
 B rows, M drafted tokens per round, S stages, D channels. A drafted token is a path x_S … x₀ of the
 draft's head. q is the draft's density, p the target's (Wang et al., "Continuous speculative
-decoding for autoregressive image generation", CSpD). docs/methods.md has the equations.
+decoding for autoregressive image generation", CSpD). docs/results/continuous.md has the equations.
 """
 
 from abc import ABC, abstractmethod
@@ -103,7 +103,7 @@ class CSpD(DensityRule):
 
     Given the noise, the aligned target's token has the distribution p(· | x₁ᵖ), and with Σ = 1
     acceptance and residual give exactly that. Σ scales p alone, which no later step corrects:
-    docs/methods.md has the measured distance from the target's law.
+    docs/results/continuous.md has the measured distance from the target's law.
 
     Args:
         alignment: denoising trajectory alignment.
