@@ -44,7 +44,7 @@ def test_files_behind_links_exist(name: str) -> None:
 
 @each_page
 def test_the_files_it_names_exist(page: Path) -> None:
-    roots = "src|tests|conf|eval|train_draft|notebooks|docs"
+    roots = "src|tests|conf|eval|train_draft|examples|notebooks|docs"
     named = re.findall(rf"`((?:{roots})/[\w/.]*)`", text_of(page))
     missing = {name for name in named if not (ROOT / name).exists()}
     assert missing <= set(re.findall(r"(?m)^\| `([^`]+)` \| new", text_of(page)))
