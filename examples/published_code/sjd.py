@@ -10,7 +10,7 @@ from tempera.drafters.jacobi_window import Initialisation, Window
 
 class PublishedReuse(Reuse):
     """Guesses that are kept for their value are labelled q, although they are no draws from it: the
-    law is not the target's (docs/methods.md).
+    law is not the target's (docs/jacobi.md).
     """
 
     @override
