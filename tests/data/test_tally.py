@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tempera.data.entries import KINDS, Broken, Entry, Item, LeftOut, Source, Tally, shown, tallied
+from tempera.data.entries import Broken, Entry, Item, Source, Tally, shown, tallied
 from tempera.data.folder import image_folder
 from tempera.data.sources import LARGEST, parquet, tar_shards
 from tempera.errors import TemperaError
@@ -229,11 +229,3 @@ def test_a_reader_that_loses_a_part_is_found_out() -> None:
     source: Any = type("Losing", (), {})()
     with pytest.raises(RuntimeError, match="met 2 parts and told of 1"):
         list(tallied(source, losing))
-
-
-def test_a_tally_names_so_many_kinds() -> None:
-    tally = Tally()
-    for number in range(KINDS + 5):
-        tally.add(LeftOut(f".{number} files"))
-    assert len(tally.left_out) == KINDS + 1 and tally.left_out["other parts"] == 5
-    assert shown({}) == "" and shown({"links": 1000}) == "1,000 links"

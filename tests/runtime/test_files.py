@@ -17,7 +17,6 @@ from tempera.runtime.files import (
     replacing,
     unwritable,
     writable_directory,
-    write_json,
     write_text,
 )
 
@@ -117,10 +116,3 @@ def test_what_killed_writers_left_is_removed_once_nobody_can_be_writing_it(tmp_p
         os.utime(path, (1, 1))
     writable_directory(tmp_path)
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == names - {*left}
-
-
-def test_a_file_name_that_is_no_text_can_be_recorded(tmp_path: Path) -> None:
-    """As of a disk from before UTF-8."""
-    content = {"path": os.fsdecode(b"caf\xe9.txt"), "text": "ü"}
-    write_json(tmp_path / "run.json", content)
-    assert read_json(tmp_path / "run.json") == content

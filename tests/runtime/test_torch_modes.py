@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but
 from torch import Tensor
 
 import tempera
@@ -68,7 +69,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
-@pytest.fixture(params=list(MODES))
+@pytest.fixture(params=slow_but(MODES, "inference mode", "default dtype", "autocast"))
 def mode(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[object]]:
     return MODES[request.param]
 

@@ -22,8 +22,6 @@ from tempera.runtime.distributed import Processes
 
 EncodedPicture = bytes | Path | PIL.Image.Image
 """Encoded bytes, a file, or a decoded image."""
-KINDS = 20
-"""Kinds of left-out parts that a tally names; more of them are counted as others."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,7 @@ class Tally:
         elif isinstance(item, Broken):
             self.refused += item.parts
         else:
-            named = item.kind in self.left_out or len(self.left_out) < KINDS
-            self.left_out[item.kind if named else "other parts"] += item.parts
+            self.left_out[item.kind] += item.parts
 
     def check(self) -> None:
         """Raise RuntimeError if the reader lost a part, or made one up: it has a bug."""
