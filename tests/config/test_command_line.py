@@ -74,6 +74,7 @@ SENTENCES = {
     "eval/run.py -m experiment=frontier_continuous method=eagle2": "no case of this preset",
     "eval/run.py -cd shadow": "has the name of a configuration in",
     "eval/run.py -cp absent": "absent",
+    "eval/run.py weights=random tracking=none": "model=shapes comes with its weights",
     "eval/run.py model=lumina method=coolsd tracking=none": "train_draft/main.py model=lumina",
 }
 """Command lines, and what their sentence says."""

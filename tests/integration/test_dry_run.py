@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,18 @@ import torch
 from cases import slow_but
 from hub import Hub
 from live_bytes import LiveBytes
+from omegaconf import DictConfig
 from paths import ROOT
 from tiny_evaluation import tiny_pipeline
 from tiny_targets import DISTINCT, FAMILIES, composed, write_lumina
 
 from tempera.commands import costs
+from tempera.commands.bench import main as bench
 from tempera.commands.evaluate import main as evaluate
+from tempera.commands.prepare import main as prepare
 from tempera.commands.train import main as train
+from tempera.commands.tune import main as tune
+from tempera.config import compose
 from tempera.config.messages import sentence
 from tempera.config.parts import Parts
 from tempera.data.prompts import Prompt
@@ -30,7 +36,7 @@ from tempera.runtime.pretrained import PretrainedFiles, sizes_only
 from tempera.shapes.scenes import world_prompts
 from tempera.targets import packed_linear
 
-DRY = ("device=cpu", "dry_run=true")
+DRY = ("device=cpu", "dry_run=true", "directory=.")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +107,7 @@ def test_what_fits_one_card_is_what_dry_runs_tell(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_dry_run_for_a_gpu_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["method=eagle", "prompt=a red ring", "limit=1", "metrics=none", "dry_run=true"]
+    given += ["directory=."]
     cfg, memory = (
         composed(*given, "device=cuda"),
         evaluate(composed(*given, "device=cpu"))["memory"],
@@ -109,7 +116,7 @@ def test_a_dry_run_for_a_gpu_elsewhere(tmp_path: Path, capsys: pytest.CaptureFix
     assert (
         evaluate(composed(*given, "device=cuda", "dtype=float32"))["memory"] > memory
     )  # the cache
-    dry = ["mixed_precision=auto", "dry_run=true", "device=cuda"]
+    dry = ["mixed_precision=auto", "dry_run=true", "device=cuda", "directory=."]
     averaged, plain = (
         train(composed(*dry, f"ema={ema}", config="train_draft"))["memory"] for ema in (0.9, 0)
     )
@@ -146,6 +153,36 @@ def test_sizes_come_from_config_json_and_downloads_are_counted(
         assert costs.to_download([other]) is None
 
 
+@pytest.mark.parametrize(
+    ("config", "main"),
+    slow_but(
+        [
+            ("eval", evaluate),
+            ("bench", bench),
+            ("tune", tune),
+            ("prepare", prepare),
+            ("train_draft", train),
+        ],
+        ("eval", evaluate),
+    ),
+)
+def test_a_dry_run_answers_without_the_hub_and_names_the_commands(
+    config: str,
+    main: Callable[[DictConfig], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Hub(tmp_path / "cache") as hub:
+        hub.here(monkeypatch, offline=True)
+        main(compose.composed(config, ["model=llamagen_xl_stage1", *DRY], tmp_path / "run"))
+    told = capsys.readouterr().out
+    assert "to do: " in told and "HF_HUB_OFFLINE is set" in told
+    assert "hf download peizesun/llamagen_t2i --include" in told
+    assert config != "eval" or "hf download phiyodr/coco2017 " in told  # its prompts
+    assert config == "prepare" or "memory: about " in told
+
+
 @pytest.mark.slow
 def test_files_that_cannot_be_had_are_told_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,7 +190,8 @@ def test_files_that_cannot_be_had_are_told_together(
     monkeypatch.chdir(tmp_path)
     wanted = ["peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamagen_drafter"]
     names = "t2i_XL_stage1_256.pt", "vq_ds16_t2i.pt", "tokenizer.json", "model.safetensors"
-    cfg = composed("model=llamagen_xl_stage1", "method=eagle", "device=cpu", "prompt=a cat")
+    given = ["method=eagle", "device=cpu", "prompt=a cat", "directory=."]
+    cfg = composed("model=llamagen_xl_stage1", *given)
     with Hub(tmp_path / "cache") as hub:
         assert isinstance(hub, Hub)
         hub.here(monkeypatch, offline=True)
@@ -202,7 +240,7 @@ def test_the_image_decoder_takes_the_memory_that_the_logits_leave() -> None:
     place: Any = SimpleNamespace(dtype_name="float32", device="cpu")
     for logits, decoder in ((5, 7), (7, 5)):
         memory = {"weights": 10, "KV cache": 1, "logits": logits, "image decoder": decoder}
-        assert costs._shown("", place, memory, None) == {"memory": 18}
+        assert costs._shown("", place, memory, [])["memory"] == 18
 
 
 def test_networks_in_objects_of_a_users_package_are_counted() -> None:

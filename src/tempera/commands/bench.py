@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig
 
+from tempera.commands.costs import CAPTION, dry_decoding
 from tempera.config.instantiate import from_options
 from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking
@@ -55,6 +56,11 @@ def main(cfg: DictConfig) -> None:
             "method=cspd or cspd_exact."
         )
     plan = from_options(cfg, BenchmarkPlan)
+    if cfg.dry_run:
+        sizes = ", ".join(map(str, plan.batch_sizes))
+        work = f"rounds timed in images of {{tokens}} tokens, {sizes} at a time"
+        dry_decoding(parts, [CAPTION] * max(plan.batch_sizes), work, pictures=False)
+        return
     target = parts.fast_target()
     console = Output()
     with console.status("timing") as status:

@@ -1,23 +1,27 @@
-"""`dry_run=true`: what a run would do, download and hold in memory. Nothing is read or allocated:
-the networks have sizes and no data.
+"""`dry_run=true`: what a run would do, download and hold in memory, also without a network. Nothing
+is read or allocated: the networks have sizes and no data.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
+from huggingface_hub import constants
 from rich.filesize import decimal
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 from tempera.config.instantiate import Part
-from tempera.config.parts import META, AnyTarget, Parts
+from tempera.config.parts import META, AnyTarget, AnyTokenizer, Parts
 from tempera.continuous.target import MARTarget
+from tempera.data.prompts import Prompt
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Evaluator
+from tempera.runtime.files import free_at
 from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.processor import Place
@@ -41,25 +45,79 @@ allocator's rounding, the CUDA context and the activations of training come on t
 """
 
 
-def dry_evaluation(parts: Parts, prompts: Sequence[str], evaluator: Evaluator) -> dict[str, float]:
-    """Print what an evaluation takes; returns the bytes of `memory`, and those to `download` if the
-    hub can be reached.
+def dry_evaluation(
+    parts: Parts, read: Callable[[], list[Prompt]], limit: int | None, evaluator: Evaluator
+) -> dict[str, float]:
+    """Print what an evaluation takes; see `dry_decoding`.
+
+    Args:
+        parts: model and method.
+        read: reads the prompts; without a network, captions stand for them.
+        limit: how many there are then; None: as many as the set has.
+        evaluator: may have files to download.
     """
     if not parts.reads_files:  # that are not read here
         parts.rule()
-    batch = list(prompts[: parts.batch_size])
+    unread: list[CannotReach] = []
+    try:
+        prompts = [prompt.text for prompt in read()]
+        limit = len(prompts)
+    except CannotReach as problem:
+        unread.append(problem)
+        prompts = [CAPTION] * parts.batch_size
+    batch = prompts[: min(parts.batch_size, limit or parts.batch_size)]
+    images = "all images" if limit is None else "1 image" if limit == 1 else f"{limit:,} images"
+    work = f"{images} of {{tokens}} tokens, {len(batch)} at a time"
+    return dry_decoding(parts, batch, work, evaluator=evaluator, unread=unread)
+
+
+def dry_decoding(
+    parts: Parts,
+    batch: list[str],
+    work: str,
+    *,
+    evaluator: Evaluator | None = None,
+    unread: Sequence[CannotReach] = (),
+    pictures: bool = True,
+) -> dict[str, float]:
+    """Print what decoding a batch takes; returns the bytes of `memory`, and those to `download` if
+    the hub can be reached.
+
+    Args:
+        parts: model and method.
+        batch: the prompts.
+        work: what is to be done, with `{tokens}` in place of the tokens of an image.
+        evaluator: may have files to download.
+        unread: what else cannot be downloaded.
+        pictures: whether pictures are made.
+    """
     with parts.sized() as (sized, files):
         target = sized.fast_target()
-        memory = decoding_memory(target, sized, batch)
-    images = "1 image" if len(prompts) == 1 else f"{len(prompts):,} images"
-    work = f"{images} of {target.length:,} tokens, {len(batch)} at a time"
-    return _shown(work, parts.place, memory, to_download(files, evaluator))
+        memory = decoding_memory(target, sized, batch, pictures=pictures)
+    work = work.format(tokens=f"{target.length:,}")
+    return _shown(work, parts.place, memory, files, evaluator, unread)
 
 
-def decoding_memory(target: AnyTarget, sized: Parts, prompts: list[str]) -> Memory:
+def decoding_memory(
+    target: AnyTarget, sized: Parts, prompts: list[str], *, pictures: bool = True
+) -> Memory:
     """What decoding a batch takes, by a target of `sized`, the parts without data."""
     drafter = sized.drafter(target)
-    decoder = sized.image_decoder()
+    decoders = [sized.image_decoder()] if pictures else []
+    cache = logits = 0
+    if isinstance(target, TransformerTarget):
+        with torch.inference_mode():
+            cache, logits = _batch(target, prompts, drafter.nodes)
+    return {
+        "weights": size_of(*networks(target), *networks(drafter), *decoders),
+        "KV cache": cache,
+        "logits": logits,
+        "image decoder": max((_widest(decoder, target) for decoder in decoders), default=0),
+    }
+
+
+def _widest(decoder: AnyTokenizer, target: AnyTarget) -> int:
+    """Bytes that the widest layer of an image decoder reads and writes, for one image."""
     shape = (1, *target.grid, *([target.channels] if isinstance(target, MARTarget) else []))
     kind = torch.float32 if isinstance(target, MARTarget) else torch.int64
     layers: list[int] = [0]
@@ -68,17 +126,13 @@ def decoding_memory(target: AnyTarget, sized: Parts, prompts: list[str]) -> Memo
         tensors = tree_leaves((inputs, output))
         layers.append(sum(part.nbytes for part in tensors if isinstance(part, torch.Tensor)))
 
-    with torch.inference_mode():
-        cache = logits = 0
-        if isinstance(target, TransformerTarget):
-            cache, logits = _batch(target, prompts, drafter.nodes)
-        watched = register_module_forward_hook(note)
-        try:
+    watched = register_module_forward_hook(note)
+    try:
+        with torch.inference_mode():
             decoder.decode_codes(torch.zeros(shape, dtype=kind, device=META))
-        finally:
-            watched.remove()
-    weights = size_of(*networks(target), *networks(drafter), decoder)
-    return {"weights": weights, "KV cache": cache, "logits": logits, "image decoder": max(layers)}
+    finally:
+        watched.remove()
+    return max(layers)
 
 
 def _batch(target: TransformerTarget, prompts: list[str], nodes: int) -> tuple[int, int]:
@@ -117,11 +171,19 @@ def dry_training(
     logits = max(logits, 4 * recipe.logit_chunk * target.vocab_size)
     memory = {"weights": size_of(*nets), "KV cache": cache, "logits": logits}
     memory["gradients and optimiser"] = copies * size_of(network)
-    return _shown(work, parts.place, memory, to_download(files))
+    return _shown(work, parts.place, memory, files)
 
 
-def _shown(work: str, place: Place, memory: Memory, download: int | None) -> dict[str, float]:
-    print(f"to do: {work}\nto download: {downloads(download)}")
+def _shown(
+    work: str,
+    place: Place,
+    memory: Memory,
+    files: Sequence[PretrainedFiles],
+    evaluator: Evaluator | None = None,
+    unread: Sequence[CannotReach] = (),
+) -> dict[str, float]:
+    print(f"to do: {work}")
+    download = to_download(files, evaluator, unread)
     # the image decoder works when the logits are gone
     total = sum(memory.values()) - min(memory["logits"], memory.get("image decoder", 0))
     parts = ", ".join(f"{name} {decimal(size)}" for name, size in memory.items() if size)
@@ -132,19 +194,42 @@ def _shown(work: str, place: Place, memory: Memory, download: int | None) -> dic
     return found
 
 
-def to_download(files: Sequence[PretrainedFiles], evaluator: Evaluator | None = None) -> int | None:
-    """Bytes of these files and of a run's metrics that this machine lacks; None if the hub cannot
-    be reached.
+def to_download(
+    files: Sequence[PretrainedFiles],
+    evaluator: Evaluator | None = None,
+    unread: Sequence[CannotReach] = (),
+) -> int | None:
+    """Print what this machine lacks of these files and of a run's metrics: its bytes beside the
+    free disk, or, if the hub cannot be reached, the commands that download it.
+
+    Args:
+        files: of the networks.
+        evaluator: may have files, too.
+        unread: what else cannot be downloaded.
+
+    Returns:
+        The bytes; None if the hub cannot be reached.
 
     Raises:
         TemperaError: the hub refuses one.
     """
     different = {(network.weights, *network.files): network for network in files}
-    try:
-        missing = sum(network.to_download() for network in different.values())
-        return missing + (evaluator.to_download() if evaluator else 0)
-    except CannotReach:
+    lacks = [network.to_download for network in different.values()]
+    lacks += [evaluator.to_download] if evaluator else []
+    missing = 0
+    problems: list[TemperaError] = list(unread)
+    for lack in lacks:
+        try:
+            missing += lack()
+        except CannotReach as problem:
+            problems.append(problem)
+    if problems:
+        print(f"to download: unknown, because {together(problems)}")
         return None
+    cache = Path(constants.HF_HUB_CACHE)
+    free = f", of {decimal(free_at(cache))} free at {cache}" if missing else ""
+    print(f"to download: {decimal(missing) if missing else 'nothing'}{free}")
+    return missing
 
 
 def read_with_files(parts: Parts, make: Callable[[Parts], object], read: Callable[[], T]) -> T:
@@ -174,13 +259,6 @@ def read_with_files(parts: Parts, make: Callable[[Parts], object], read: Callabl
     if problems:
         raise together(problems)
     return found
-
-
-def downloads(missing: int | None) -> str:
-    """What `to_download` found, for people."""
-    if missing is None:
-        return "unknown, as the hub cannot be reached"
-    return decimal(missing) if missing else "nothing"
 
 
 def networks(thing: object, seen: set[int] | None = None) -> Iterator[nn.Module]:

@@ -2,13 +2,12 @@
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tempera.runtime.files import cache_directory, reason
+from tempera.runtime.files import cache_directory, free_at, reason
 from tempera.runtime.installation import commit, conf_directory, installed_version
 
 PACKAGES = (
@@ -87,6 +86,5 @@ def _hub_cache() -> str:
 
 def _place(directory: Path) -> str:
     """A directory with the free space around it."""
-    existing = next(place for place in (directory, *directory.parents) if place.exists())
-    free = shutil.disk_usage(existing).free / 1e9
-    return f"{directory}{'' if existing == directory else ' (not there yet)'}, {free:.0f} GB free"
+    absent = "" if directory.exists() else " (not there yet)"
+    return f"{directory}{absent}, {free_at(directory) / 1e9:.0f} GB free"

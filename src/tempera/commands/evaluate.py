@@ -96,8 +96,7 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     given = options.prompt
     read = part(cfg.data).make if given is None else partial(one_prompt, given)
     if options.dry_run:
-        texts = [prompt.text for prompt in read()]
-        return dry_evaluation(parts, texts, evaluator) if processes.is_main else {}
+        return dry_evaluation(parts, read, cfg.limit, evaluator) if processes.is_main else {}
     prompts = read() if cfg.family.toy else read_with_files(parts, _networks, read)
     parts.check_draft()
     rule = None if wanted else parts.rule()

@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from pydantic import PositiveInt
 
-from tempera.commands.costs import downloads, read_with_files, to_download
+from tempera.commands.costs import read_with_files, to_download
 from tempera.config.compose import pasted
 from tempera.config.instantiate import Part, from_options, part
 from tempera.config.parts import Parts
@@ -17,6 +17,7 @@ from tempera.data.entries import Source, shown
 from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, Manifest
 from tempera.runtime.distributed import Processes
+from tempera.runtime.hub import CannotReach
 from tempera.runtime.installation import command
 
 
@@ -39,9 +40,8 @@ def main(cfg: DictConfig) -> None:
     directory = options.directory
     processes = Processes(cpu=parts.place.device.type == "cpu")
     if options.dry_run:
-        source_part.make()
         if processes.is_main:
-            _tell(options.limit, directory, parts, encoder)
+            _tell(options.limit, source_part, directory, parts, encoder)
         return
 
     def networks(sized: Parts) -> None:
@@ -100,11 +100,22 @@ def _track(
     tracking.record(directory, values, files=[directory / MANIFEST])
 
 
-def _tell(limit: int | None, directory: Path, parts: Parts, encoder: Part[CodeEncoder]) -> None:
+def _tell(
+    limit: int | None,
+    source: Part[Source],
+    directory: Path,
+    parts: Parts,
+    encoder: Part[CodeEncoder],
+) -> None:
     """Print what would be encoded, and downloaded for it."""
+    unread: list[CannotReach] = []
+    try:
+        source.make()
+    except CannotReach as problem:
+        unread.append(problem)
     with parts.sized() as (sized, files):
         sized.code_encoder(encoder)
-    missing = to_download(files)
     entries = "all" if limit is None else f"at most {limit:,}"
     print(f"to do: {entries} entries of the source to shards in {directory}")
-    print(f"to download: {downloads(missing)}, and what the source lacks on this machine")
+    to_download(files, unread=unread)
+    print("beside it: what the source lacks on this machine")

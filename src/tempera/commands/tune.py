@@ -9,6 +9,7 @@ from typing import Any, cast
 from omegaconf import DictConfig
 
 from tempera.commands import evaluate
+from tempera.commands.costs import CAPTION, dry_decoding
 from tempera.config.compose import composed, option_name, written
 from tempera.config.instantiate import from_options, instantiate
 from tempera.config.options import Role, role_of
@@ -29,6 +30,7 @@ from tempera.evaluation.tuning import (
     predict,
     try_out,
 )
+from tempera.metrics.evaluators import Evaluator
 from tempera.reporting.collect import collect
 from tempera.reporting.finished_run import Run
 from tempera.reporting.tables import Cell, Output, Section, known, show, table, texts
@@ -51,6 +53,8 @@ exactly, with the option that is their directory (`++`: also for models that nam
 """
 DYNAMIC = {"eagle": ("eagle2",)}
 """By draft, the methods that draft other trees with it."""
+TRIED = "tried"
+"""What is said of a draft that is not left out."""
 SHOWN = {"speed-up": ".2f", "predicted": ".2f", "off": "+.0%", "length": ".2f", "KL": ".3f"}
 """Columns of the printed table, with the formats of their values."""
 
@@ -61,15 +65,19 @@ def main(cfg: DictConfig) -> None:
     """
     tracking = Tracking.of(cfg, "tune")
     what = f"`{command('tune')}` chooses among methods for discrete tokens"
-    captions = Parts.of(cfg, discrete=what).captions()
+    parts = Parts.of(cfg, discrete=what)
     for name in cfg.trees:
         Tree.named(name)  # raises TemperaError
-    instantiate(cfg.metrics).check(cfg.model.name)
+    evaluator: Evaluator = instantiate(cfg.metrics)
     budget = Budget.parse(cfg.budget)
     plan = from_options(cfg, TuningPlan)
     settings = _Settings(cfg, lossless=budget.measure == "none")
+    if cfg.dry_run:
+        _tell(cfg, settings, evaluator)
+        return
+    evaluator.check(parts.model)
     prompts = list(instantiate(cfg.data))
-    if captions is not None:
+    if (captions := parts.captions()) is not None:
         check_prompts(prompts, captions)
     console = Output()
     predictions = _predict(settings, prompts, plan, console)
@@ -119,6 +127,20 @@ def _predict(
     return predictions
 
 
+def _tell(cfg: DictConfig, settings: "_Settings", evaluator: Evaluator) -> None:
+    """Print what tuning takes."""
+    number = len(list(settings.candidates()))
+    work = (
+        f"{number} settings predicted by drafts of {cfg.limit} prompts, {cfg.runs} of them run on "
+        f"{cfg.images} images of {{tokens}} tokens"
+    )
+    batch = [CAPTION] * max(cfg.limit, cfg.batch_size)
+    dry_decoding(settings.parts({"method": settings.drafts[0]}), batch, work, evaluator=evaluator)
+    for name, outcome in settings.tried.items():
+        if outcome != TRIED:
+            print(f"{name}: {outcome}")
+
+
 def options_of(setting: Setting) -> list[str]:
     """A setting as on the command line."""
     return [written(name, value) for name, value in setting.items()]
@@ -156,8 +178,9 @@ class _Settings:
         self.tried: dict[str, str] = {}
         for draft, path in DRAFTS.items():
             try:
-                self.parts({"method": draft}).check_draft(path)
-                self.tried |= dict.fromkeys((draft, *DYNAMIC.get(draft, ())), "tried")
+                parts = self.parts({"method": draft})
+                parts.check_draft(path, of_the_hub=not cfg.dry_run)
+                self.tried |= dict.fromkeys((draft, *DYNAMIC.get(draft, ())), TRIED)
             except TemperaError as problem:
                 self._leave_out(draft, problem)
 

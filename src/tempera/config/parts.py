@@ -149,6 +149,11 @@ class Parts:
             )
         _check_tokens(cfg, kind)
         _check_image_size(cfg)
+        if cfg.family.toy and cfg.get("weights") == RANDOM:
+            raise TemperaError(
+                f"model={model.name} comes with its weights: leave weights=random out, which "
+                "is for models whose weights take gigabytes"
+            )
         sampling = hydra.utils.get_class(model.sampling) if "sampling" in model else Sampling
         compiled = cfg.get("compile", "auto")
         batch_size = cfg.get("batch_size", cfg.family.batch_size)

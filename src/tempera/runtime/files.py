@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -261,6 +262,12 @@ def sha256_file(path: Path) -> str:
     """Hexadecimal sha256 of a file's bytes."""
     with waiting(f"{path} to be read"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def free_at(place: Path) -> int:
+    """Bytes that are free on the disk of a directory, which may have yet to be made."""
+    existing = next(parent for parent in (place, *place.parents) if parent.exists())
+    return shutil.disk_usage(existing).free
 
 
 def cache_directory() -> Path:
