@@ -16,8 +16,9 @@ from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.commands.expected_length import Wanted
 from tempera.config.changes import changes
-from tempera.config.compose import option_name, typed, with_options
+from tempera.config.compose import option_name, with_options
 from tempera.config.instantiate import Part, fitting, from_options, instantiate, part
+from tempera.config.nodes import plain
 from tempera.config.options import identity_options
 from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking, tracked
@@ -58,6 +59,9 @@ class Options:
     diagnostics: bool
     verbose: bool
     dry_run: bool
+    paper: Any
+    choices: dict[str, str | None]
+    overrides: list[str]
 
 
 def main(cfg: DictConfig) -> dict[str, float] | float:
@@ -81,11 +85,10 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
         quiet: print no results: the caller shows them.
     """
     options = from_options(cfg, Options)
-    choices = _plain(cfg, "choices") or {}
-    _check_paper(_plain(cfg, "paper"))
-    tracking = Tracking.of(cfg, "eval", choices, typed(cfg))
+    _check_paper(options.paper)
+    tracking = Tracking.of(cfg, "eval", options.choices, options.overrides)
     wanted = Wanted.of(cfg)
-    protocol = _protocol(cfg, options.prompt)
+    protocol = _protocol(cfg, options)
     evaluator = build_evaluator(cfg, options.against)
     parts = Parts.of(cfg)
     if not options.dry_run:
@@ -93,8 +96,8 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     processes = Processes(cpu=parts.place.device.type == "cpu")
     if processes.is_main and parts.place.dtype == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", parts.place.device)
-    given = options.prompt
-    read = part(cfg.data).make if given is None else partial(one_prompt, given)
+    data: Part[list[Prompt]] = part(cfg.data)
+    read = data.make if options.prompt is None else partial(one_prompt, options.prompt)
     if options.dry_run:
         return dry_evaluation(parts, read, cfg.limit, evaluator) if processes.is_main else {}
     prompts = read() if cfg.family.toy else read_with_files(parts, _networks, read)
@@ -102,7 +105,7 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     rule = None if wanted else parts.rule()
     directory = shared_directory(processes, options.directory)
     evaluator.check(parts.model)
-    unread = _check_prompts(given, parts, prompts, evaluator, wanted)
+    unread = _check_prompts(options.prompt, parts, prompts, evaluator, wanted)
     for warning in [*unread, *_too_strict(rule)] if processes.is_main else ():
         print(f"warning: {warning}.")
     scores = read_scores(options.scores, [prompt.id for prompt in prompts])
@@ -115,8 +118,8 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
             rule = parts.rule()
         pipeline = parts.pipeline(target, rule)
     notes = {expected_length.MATCHED: notes} if notes else {}
-    notes |= _notes(cfg, given, parts, prompts, unread) | {"taken": taken}
-    plan = _plan(cfg, options, parts, pipeline, choices, directory, notes)
+    notes |= _notes(cfg, options, parts, prompts, unread) | {"taken": taken}
+    plan = _plan(cfg, options, parts, pipeline, directory, notes)
     claim(directory, plan.settings, plan.about, write=processes.is_main)
     tracking = replace(tracking, config=tracked(cfg))
     facts = {**plan.settings, **plan.about}
@@ -125,13 +128,13 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     return _work(evaluation, tracker, None if quiet else options.verbose)
 
 
-def _protocol(cfg: DictConfig, prompt: str | None) -> SpeedProtocol:
+def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:
     """How speed is measured: that of one `prompt=` only on demand, since it takes longer than the
     picture.
     """
     protocol: SpeedProtocol = instantiate(cfg.speed)
-    asked = any(option_name(option) == "speed.prompts" for option in typed(cfg))
-    return protocol if prompt is None or asked else replace(protocol, prompts=0)
+    asked = any(option_name(option) == "speed.prompts" for option in options.overrides)
+    return protocol if options.prompt is None or asked else replace(protocol, prompts=0)
 
 
 def build_evaluator(cfg: DictConfig, against: str | None) -> Evaluator:
@@ -202,20 +205,19 @@ def _too_strict(rule: object) -> list[str]:
 
 def _notes(
     cfg: DictConfig,
-    prompt: str | None,
+    options: Options,
     parts: Parts,
     prompts: Sequence[Prompt],
     unread: Sequence[str],
 ) -> dict[str, Any]:
     """What run.json says about the run beside its identity; `unread` as of `_check_prompts`."""
-    choices = _plain(cfg, "choices") or {}
-    source = {"prompts": _plain(cfg, "data"), "preset": choices.get("data")}
-    if prompt is not None:
-        source = {"prompts": prompt, "preset": "prompt"}
-    return about(parts.place.device, typed(cfg)) | {
-        "paper": _plain(cfg, "paper"),
+    source: dict[str, Any] = {"prompts": options.prompt, "preset": "prompt"}
+    if options.prompt is None:
+        source = {"prompts": plain(cfg.data, resolve=True), "preset": options.choices["data"]}
+    return about(parts.place.device, options.overrides) | {
+        "paper": options.paper,
         "data": source | described(prompts) | {"warnings": unread},
-        "changes": changes(cfg, choices),
+        "changes": changes(cfg, options.choices),
     }
 
 
@@ -224,12 +226,11 @@ def _plan(
     options: Options,
     parts: Parts,
     pipeline: Pipeline,
-    choices: Mapping[str, str | None],
     directory: Path,
     notes: Mapping[str, Any],
 ) -> RunPlan:
     """Where the run is written, under which name and identity, and how its images are decoded."""
-    identity = run_identity(identity_options(cfg), choices, pipeline, parts.place.dtype)
+    identity = run_identity(identity_options(cfg), options.choices, pipeline, parts.place.dtype)
     name = run_name(
         identity["method"],
         notes["changes"],
@@ -262,11 +263,3 @@ def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool | None) -> di
         run_report.write(directory, result, tracker.result(), verbose)
     values = {key: interval["value"] for key, interval in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _plain(cfg: DictConfig, name: str) -> Any:
-    """An option in plain values; None where there is none, or Hydra knows none."""
-    node = OmegaConf.select(cfg, name, throw_on_resolution_failure=False)
-    if not OmegaConf.is_config(node):
-        return node
-    return OmegaConf.to_container(node, resolve=True)
