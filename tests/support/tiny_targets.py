@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from paths import CONF
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
+from tempera.config.compose import composed as composed_options
 from tempera.continuous.mar import MAR
 from tempera.image_tokenizers.kl import KLModel
 from tempera.image_tokenizers.line_ends import LinedTokenizer
@@ -38,8 +37,7 @@ VQ = {"channels": 8, "res_blocks": 1, "z_channels": 4, "norm_groups": 4}
 
 
 def composed(*overrides: str, config: str = "eval") -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(config, list(overrides))
+    return composed_options(config, overrides)
 
 
 def maker(seed: int = 0) -> Callable[..., Tensor]:
