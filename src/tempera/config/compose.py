@@ -23,7 +23,8 @@ WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
 
 def composed(config_name: str, arguments: Sequence[str], directory: Path | str = ".") -> DictConfig:
     """Compose `conf/<config_name>.yaml` with options `name=value`, and with what Hydra would add to
-    a run in a directory: the directory, the choice in each group and the arguments.
+    a run in a directory: the directory, unless it is an option, the choice in each group and the
+    arguments.
 
     Raises:
         TemperaError: an option is wrong; the message is that of the command line.
@@ -34,8 +35,9 @@ def composed(config_name: str, arguments: Sequence[str], directory: Path | str =
         facts = {"directory": str(directory), "choices": choices, "overrides": list(arguments)}
         with read_write(cfg), open_dict(cfg):
             del cfg["hydra"]
+        given = {option_name(argument) for argument in arguments}
         for name, value in facts.items():
-            if name in cfg:
+            if name in cfg and name not in given:
                 OmegaConf.update(cfg, name, value, merge=False)
         check_added(config_name, arguments)
     return cfg
