@@ -183,6 +183,26 @@ def test_a_dry_run_answers_without_the_hub_and_names_the_commands(
     assert config == "prepare" or "memory: about " in told
 
 
+def test_the_time_is_that_of_the_last_fitting_benchmark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"outputs={tmp_path}", "limit=3600", "batch_size=8", "metrics=none", *DRY]
+    evaluate(composed("method=ar", *given))
+    told = capsys.readouterr().out
+    assert "time: unknown; `python eval/bench.py model=shapes method=scd batch_sizes=[8]`" in told
+    device = f"cpu, {torch.get_num_threads()} threads"
+    for name, model, images in (("first", "shapes", 1.0), ("other", "lumina", 2.0)):
+        columns = [{"batch_size": 1, "images": 9.0}, {"batch_size": 8, "images": images}]
+        found = {"model": model, "dtype": "float32", "device": device, "columns": columns}
+        file = tmp_path / "bench" / name / "bench.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(found))
+    evaluate(composed("method=ar", *given))
+    assert f"time: about 1:00:00 h for the images by plain autoregression on {device}" in (
+        capsys.readouterr().out
+    )
+
+
 @pytest.mark.slow
 def test_files_that_cannot_be_had_are_told_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

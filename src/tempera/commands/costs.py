@@ -2,10 +2,12 @@
 is read or allocated: the networks have sizes and no data.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import constants
@@ -20,9 +22,11 @@ from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
+from tempera.evaluation.latency import name_of
 from tempera.metrics.evaluators import Evaluator
-from tempera.runtime.files import free_at
+from tempera.runtime.files import free_at, read_json
 from tempera.runtime.hub import CannotReach, together
+from tempera.runtime.installation import command
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.processor import Place
 from tempera.targets.prompt_state import PromptState
@@ -46,7 +50,11 @@ allocator's rounding, the CUDA context and the activations of training come on t
 
 
 def dry_evaluation(
-    parts: Parts, read: Callable[[], list[Prompt]], limit: int | None, evaluator: Evaluator
+    parts: Parts,
+    read: Callable[[], list[Prompt]],
+    limit: int | None,
+    evaluator: Evaluator,
+    benches: Path,
 ) -> dict[str, float]:
     """Print what an evaluation takes; see `dry_decoding`.
 
@@ -55,6 +63,7 @@ def dry_evaluation(
         read: reads the prompts; without a network, captions stand for them.
         limit: how many there are then; None: as many as the set has.
         evaluator: may have files to download.
+        benches: where `tempera-bench` has left its timings.
     """
     if not parts.reads_files:  # that are not read here
         parts.rule()
@@ -68,7 +77,33 @@ def dry_evaluation(
     batch = prompts[: min(parts.batch_size, limit or parts.batch_size)]
     images = "all images" if limit is None else "1 image" if limit == 1 else f"{limit:,} images"
     work = f"{images} of {{tokens}} tokens, {len(batch)} at a time"
-    return dry_decoding(parts, batch, work, evaluator=evaluator, unread=unread)
+    found = dry_decoding(parts, batch, work, evaluator=evaluator, unread=unread)
+    print(f"time: {_time(parts, limit, len(batch), benches)}")
+    return found
+
+
+def _time(parts: Parts, images: int | None, batch_size: int, benches: Path) -> str:
+    """How long plain autoregression takes by the last fitting timing, or how it is timed."""
+    place = parts.place
+    here = place.device.type != "cuda" or torch.cuda.is_available()
+    device = name_of(place.device) if here else None  # of a GPU elsewhere, any that was timed
+    files = sorted(benches.rglob("bench.json"), key=lambda file: file.stat().st_mtime)
+    for file in reversed(files):
+        bench: Any = read_json(file)
+        fits = bench["model"] == parts.model and bench["dtype"] == place.dtype_name
+        if not fits or bench["device"].startswith("cpu") != (place.device.type == "cpu"):
+            continue
+        for column in bench["columns"]:
+            if column["batch_size"] == batch_size and device in (None, bench["device"]):
+                seconds = (images or 1) / column["images"]
+                return (
+                    f"about {timedelta(seconds=math.ceil(seconds))} h for "
+                    f"{'each image' if images is None else 'the images'} by plain autoregression "
+                    f"on {bench['device']} ({file}); divide it by the speed-up of your method"
+                )
+    method = "scd" if parts.is_discrete else "cspd"
+    timed = f"{command('bench')} model={parts.model} method={method} batch_sizes=[{batch_size}]"
+    return f"unknown; `{timed}` times rounds for the next dry_run"
 
 
 def dry_decoding(

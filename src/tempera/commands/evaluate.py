@@ -99,7 +99,10 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     data: Part[list[Prompt]] = part(cfg.data)
     read = data.make if options.prompt is None else partial(one_prompt, options.prompt)
     if options.dry_run:
-        return dry_evaluation(parts, read, cfg.limit, evaluator) if processes.is_main else {}
+        if not processes.is_main:
+            return {}
+        benches = Path(str(cfg.outputs)) / "bench"
+        return dry_evaluation(parts, read, cfg.limit, evaluator, benches)
     prompts = read() if cfg.family.toy else read_with_files(parts, _networks, read)
     parts.check_draft()
     rule = None if wanted else parts.rule()
