@@ -148,12 +148,8 @@ class Parts:
                 "model; a MAR's draft is a smaller MAR, as in drafter=mar_base."
             )
         _check_tokens(cfg, kind)
+        _check_weights(cfg)
         _check_image_size(cfg)
-        if cfg.family.toy and cfg.get("weights") == RANDOM:
-            raise TemperaError(
-                f"model={model.name} comes with its weights: leave weights=random out, which "
-                "is for models whose weights take gigabytes"
-            )
         sampling = hydra.utils.get_class(model.sampling) if "sampling" in model else Sampling
         compiled = cfg.get("compile", "auto")
         batch_size = cfg.get("batch_size", cfg.family.batch_size)
@@ -529,6 +525,15 @@ def _check_tokens(cfg: DictConfig, kind: Tokens) -> None:
             f"model={cfg.model.name} has {kind} tokens, but the method is for {wanted} ones; "
             f"choose another model, or a method for {kind} tokens, such as {METHODS_FOR[kind]}.",
             option="method",
+        )
+
+
+def _check_weights(cfg: DictConfig) -> None:
+    """Raise TemperaError for random weights of a model that is shipped with its own."""
+    if cfg.family.toy and cfg.get("weights") == RANDOM:
+        raise TemperaError(
+            f"model={cfg.model.name} comes with its weights: leave weights=random out, which is for "
+            "models whose weights take gigabytes"
         )
 
 
