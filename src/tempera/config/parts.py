@@ -532,8 +532,8 @@ def _check_weights(cfg: DictConfig) -> None:
     """Raise TemperaError for random weights of a model that is shipped with its own."""
     if cfg.family.toy and cfg.get("weights") == RANDOM:
         raise TemperaError(
-            f"model={cfg.model.name} comes with its weights: leave weights=random out, which is for "
-            "models whose weights take gigabytes"
+            f"model={cfg.model.name} comes with its weights: leave weights=random out, which is "
+            "for models whose weights take gigabytes"
         )
 
 
