@@ -156,6 +156,8 @@ def test_prompts_that_stay_as_they_are() -> None:
     assert literal("prompt=null") == "prompt=null"
     assert literal("prompt='a, b'") == "prompt='a, b'"
     assert literal("delta=1,2") == "delta=1,2"
+    assert composed("eval", [literal("outputs=bücher/ä")]).outputs == "bücher/ä"
+    assert literal("method=é,a") == "method=é,a"  # a sweep
 
 
 def test_a_directory_that_cannot_be_made_is_told_with_the_option() -> None:

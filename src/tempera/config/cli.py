@@ -214,11 +214,13 @@ def _read(arguments: Sequence[str], main: Path) -> list[str]:
 
 def literal(argument: str) -> str:
     """Quote the value of `prompt=` and `baseline=` for Hydra's grammar, unless it is quoted or
-    null. Return other arguments unchanged.
+    null, and a plain value whose letters the grammar lacks, such as the path `bücher`. Return other
+    arguments unchanged.
     """
     name, _, value = argument.partition("=")
+    is_foreign = not value.isascii() and not re.search(r"[][,(){}$'\"\\]", value)
     whole = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|null"
-    if name not in LITERAL or re.fullmatch(whole, value, re.DOTALL):
+    if not (name in LITERAL or is_foreign) or re.fullmatch(whole, value, re.DOTALL):
         return argument
     return f"{name}={quoted(value)}"
 
