@@ -24,15 +24,18 @@ import itertools
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
+from omegaconf import DictConfig, flag_override
 from tqdm import tqdm
 
 if TYPE_CHECKING:
@@ -133,6 +136,7 @@ class CaseSweeper(BasicSweeper):
         """
         if self.hydra_context is None or self.config is None:
             return jobs
+        from tempera.commands.scripts import check
         from tempera.config.instantiate import part
         from tempera.config.parts import check_draft, check_job
         from tempera.errors import TemperaError
@@ -148,6 +152,8 @@ class CaseSweeper(BasicSweeper):
             problems = wrong
             try:
                 check_job(cfg)
+                with _configured(cfg):
+                    check(cfg.hydra.job.config_name, cfg)
                 problems = lacking
                 if "_target_" in (cfg.get("drafter") or {}) and not cfg.get("dry_run"):
                     check_draft(part(cfg.drafter), cfg.model.name)
@@ -174,6 +180,20 @@ class CaseSweeper(BasicSweeper):
         if names is None:
             return cases(self.table, str(given[0].value()))
         return [f"{case} model={name}" for name in names for case in cases(self.table, name)]
+
+
+@contextmanager
+def _configured(cfg: DictConfig) -> Iterator[None]:
+    """In the `with` block Hydra's own options are those of a job, which has no directory yet."""
+    hydra = HydraConfig.instance()
+    before = hydra.cfg
+    with flag_override(cfg, ["struct", "readonly"], False):
+        cfg.hydra.runtime.output_dir = cfg.hydra.sweep.dir
+    hydra.set_config(cfg)
+    try:
+        yield
+    finally:
+        hydra.cfg = before
 
 
 def _refused(problems: "Mapping[str, TemperaError]", number: int) -> "TemperaError":

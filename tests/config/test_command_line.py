@@ -208,6 +208,28 @@ def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
     assert run(f"{line}1.1,2")[0] == 0 and begun == [1.1, 2]  # the GPU may be elsewhere
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("eval/run.py -m method=ar limit=8 replays=2,-1", "`replays=-1` is not possible"),
+        ("eval/run.py -m method=coolsd expected_length=2,99", "expected_length=99 is not possible"),
+        ("train_draft/main.py -m lr=1e-3,abc device=cuda", "`lr=abc` is not possible"),
+        ("train_draft/main.py -m limit=1,-1", "`limit=-1` is not possible"),
+        ("train_draft/main.py -m mixed_precision=auto,x device=cuda", "`mixed_precision=x` is"),
+        ("train_draft/prepare.py -m limit=1,-1", "`limit=-1` is not possible"),
+    ],
+)
+def test_the_options_of_a_command_are_checked_before_its_first_job(
+    line: str, reason: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    for command in ("evaluate", "train", "prepare"):
+        monkeypatch.setattr(f"tempera.commands.{command}.main", begun.append)
+    status, _, err = run(f"{line} tracking=none hydra.sweep.dir=a")
+    assert (status, begun, Path("a").exists()) == (1, [], False)
+    assert "1 of 2 jobs cannot run, and none has begun" in err and reason in err
+
+
 def test_the_main_process_alone_writes_the_runs_log(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,10 +84,8 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     Args:
         quiet: print no results: the caller shows them.
     """
-    options = from_options(cfg, Options)
-    _check_paper(options.paper)
+    options, wanted = read_options(cfg)
     tracking = Tracking.of(cfg, "eval", options.choices, options.overrides)
-    wanted = Wanted.of(cfg)
     protocol = _protocol(cfg, options)
     evaluator = build_evaluator(cfg, options.against)
     parts = Parts.of(cfg)
@@ -129,6 +127,13 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     tracker = in_background(partial(tracking.start, directory, facts, plan.name))
     evaluation = Evaluation(plan, pipeline, prompts, evaluator, protocol, processes, scores)
     return _work(evaluation, tracker, None if quiet else options.verbose)
+
+
+def read_options(cfg: DictConfig) -> tuple[Options, Wanted | None]:
+    """What this command reads itself; a sweep reads it of all jobs before the first begins."""
+    options = from_options(cfg, Options)
+    _check_paper(options.paper)
+    return options, Wanted.of(cfg)
 
 
 def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:

@@ -32,7 +32,7 @@ class Options:
 
 def main(cfg: DictConfig) -> None:
     """Encode the source, or what is left of it; with dry_run, tell what that would be."""
-    options = from_options(cfg, Options)
+    options = read_options(cfg)
     tracking = Tracking.of(cfg, "prepare")
     parts = Parts.of(cfg, discrete=f"`{command('prepare')}` encodes images as discrete tokens")
     source_part: Part[Source] = part(cfg.source)
@@ -67,6 +67,11 @@ def main(cfg: DictConfig) -> None:
         _show(manifest, directory, parts.model)
         seconds = time.monotonic() - began
         _track(manifest, directory, tracking, manifest.next - before, seconds)
+
+
+def read_options(cfg: DictConfig) -> Options:
+    """What this command reads itself; a sweep reads it of all jobs before the first begins."""
+    return from_options(cfg, Options)
 
 
 def _show(manifest: Manifest, directory: Path, model: str) -> None:

@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+CHECKED = {"eval": "evaluate", "train_draft": "train", "prepare": "prepare"}
+"""Modules whose `read_options(cfg)` raises TemperaError for a wrong option of their command, by the
+command's configuration.
+"""
+
 
 def evaluate(cfg: "DictConfig | None" = None) -> object:
     """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
@@ -47,6 +52,12 @@ def train(cfg: "DictConfig | None" = None) -> object:
 def prepare(cfg: "DictConfig | None" = None) -> object:
     """`tempera-prepare`: encode captions and images to shards of codes."""
     return _script("prepare", "prepare", cfg)
+
+
+def check(config_name: str | None, cfg: "DictConfig") -> None:
+    """Raise TemperaError for an option that a command reads itself and that is not possible."""
+    if module := CHECKED.get(config_name or ""):
+        import_module(f"tempera.commands.{module}").read_options(cfg)
 
 
 def _script(config_name: str, module: str, cfg: "DictConfig | None") -> object:

@@ -55,10 +55,9 @@ class Options:
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
-    options = from_options(cfg, Options)
+    options, recipe = read_options(cfg)
     tracking = Tracking.of(cfg, "train_draft")
     parts = Parts.of(cfg, discrete=f"`{command('train')}` trains drafts of discrete tokens")
-    recipe = build_recipe(cfg)
     loss: Loss = instantiate(cfg.loss)
     codes: Part[Codes] = part(cfg.train_data)
     draft: Part[DraftNetwork] = part(cfg.draft)
@@ -99,6 +98,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if processes.is_main:
         _publish(run, options.push_to_hub)
     return metrics
+
+
+def read_options(cfg: DictConfig) -> tuple[Options, Recipe]:
+    """What this command reads itself; a sweep reads it of all jobs before the first begins."""
+    return from_options(cfg, Options), build_recipe(cfg)
 
 
 def _work(options: Options, recipe: Recipe) -> str:
@@ -142,13 +146,13 @@ def _record(cfg: DictConfig, recipe: Recipe, codes: Codes, taken: Taken) -> dict
 
 def build_recipe(cfg: DictConfig) -> Recipe:
     """The recipe of the top-level options. Its `steps` are 1 if epochs will set them;
-    mixed_precision=auto means bfloat16 where dtype=auto does.
+    mixed_precision=auto means bfloat16 where dtype=auto does, also on a device that is elsewhere.
     """
     decided: dict[str, Any] = {}
     if cfg.steps is None:
         decided["steps"] = 1
     if cfg.mixed_precision == "auto":
-        dtype = parse_dtype("auto", parse_device(cfg.device, dry=cfg.dry_run))
+        dtype = parse_dtype("auto", parse_device(cfg.device, dry=True))
         decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
     return from_options(cfg, Recipe, **decided)
 
