@@ -35,6 +35,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
 from omegaconf import DictConfig, flag_override
 from tqdm import tqdm
 
@@ -137,6 +138,7 @@ class CaseSweeper(BasicSweeper):
         if self.hydra_context is None or self.config is None:
             return jobs
         from tempera.commands.scripts import check
+        from tempera.config.compose import in_one_sentence
         from tempera.config.instantiate import part
         from tempera.config.parts import check_draft, check_job
         from tempera.errors import TemperaError
@@ -146,14 +148,16 @@ class CaseSweeper(BasicSweeper):
         wrong: dict[str, TemperaError] = {}
         lacking: dict[str, TemperaError] = {}
         kept = []
+        script = str(self.config.hydra.job.config_name)
         shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
         for job in tqdm(jobs, desc="checking", leave=False, disable=len(jobs) < 20):
-            cfg = self.hydra_context.config_loader.load_sweep_config(self.config, job)
             problems = wrong
             try:
+                with in_one_sentence(script, job):
+                    cfg = self.hydra_context.config_loader.load_sweep_config(self.config, job)
                 check_job(cfg)
                 with _configured(cfg):
-                    check(cfg.hydra.job.config_name, cfg)
+                    check(script, cfg)
                 problems = lacking
                 if "_target_" in (cfg.get("drafter") or {}) and not cfg.get("dry_run"):
                     check_draft(part(cfg.drafter), cfg.model.name)
@@ -208,8 +212,14 @@ def _refused(problems: "Mapping[str, TemperaError]", number: int) -> "TemperaErr
         f"{first}{f' and {len(others)} more' if others else ''}: {reason}"
         for reason, (first, *others) in jobs.items()
     ]
-    if len(problems) == number and len(jobs) == 1:
+    lacking = [isinstance(problem.__cause__, HydraException) for problem in problems.values()]
+    if len(problems) == number and (len(jobs) == 1 or all(lacking)):
         return next(iter(problems.values()))
+    if any(lacking):
+        reasons.append(
+            "options that some jobs lack are given by case, as in "
+            "'hydra.sweeper.cases=[\"method=ar\",\"method=coolsd delta=2\"]'"
+        )
     return TemperaError(
         f"{len(problems)} of {number} jobs cannot run, and none has begun:", details=reasons
     )
@@ -226,7 +236,7 @@ def _with_methods(
     cases: list[list[Override]], overrides: list[Override]
 ) -> tuple[list[list[Override]], list[Override]]:
     """The cases of the methods that the command line gives, and its other options. Of a case with
-    several methods these are left.
+    several methods these are left; cases without a method take it as any other option.
     """
     from tempera.errors import TemperaError
 
@@ -245,6 +255,8 @@ def _with_methods(
             if left := [method for method in methods if method in wanted]:
                 narrowed = OverridesParser.create().parse_override(f"method={','.join(left)}")
                 kept.append([*case[:place], narrowed, *case[place + 1 :]])
+    if not found:
+        return cases, overrides
     if not kept:
         raise TemperaError(
             f"no case of this preset has method={','.join(wanted)}: give one of "

@@ -19,7 +19,7 @@ from tempera.config.cli import Job, goes_on
 from tempera.config.search import SHIPPED
 from tempera.errors import TemperaError
 
-Run = Callable[[str], tuple[int, str, str]]
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """Run a command line in an empty directory: (exit status, output, errors)."""
     monkeypatch.chdir(tmp_path)
 
-    def call(line: str) -> tuple[int, str, str]:
-        script, *arguments = line.split()
+    def call(line: str, *more: str) -> tuple[int, str, str]:
+        script, *arguments = [*line.split(), *more]
         monkeypatch.setattr(sys, "argv", [script, *arguments])
         capsys.readouterr()
         status = 0
@@ -228,6 +228,24 @@ def test_the_options_of_a_command_are_checked_before_its_first_job(
     status, _, err = run(f"{line} tracking=none hydra.sweep.dir=a")
     assert (status, begun, Path("a").exists()) == (1, [], False)
     assert "1 of 2 jobs cannot run, and none has begun" in err and reason in err
+
+
+def test_a_job_that_lacks_an_option_of_the_others_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(
+        "tempera.commands.evaluate.main", lambda cfg: begun.append([cfg.delta, cfg.get("nu")])
+    )
+    line = "eval/run.py -m tracking=none hydra.sweep.dir=a method=coolsd"
+    status, _, err = run(f"{line} schedule=exponential,uniform nu=0.5")
+    assert (status, begun) == (1, [])
+    first, uniform, advice = err.splitlines()
+    assert first == "error: 1 of 2 jobs cannot run, and none has begun:"
+    assert uniform.startswith("  schedule=uniform: there is no option `nu`")
+    assert "hydra.sweeper.cases=" in advice
+    cases = 'hydra.sweeper.cases=["schedule=exponential nu=0.5","schedule=uniform"]'
+    assert run(line, cases)[0] == 0 and begun == [[2, 0.5], [2, None]]
 
 
 def test_the_main_process_alone_writes_the_runs_log(

@@ -54,9 +54,9 @@ def prepare(cfg: "DictConfig | None" = None) -> object:
     return _script("prepare", "prepare", cfg)
 
 
-def check(config_name: str | None, cfg: "DictConfig") -> None:
+def check(config_name: str, cfg: "DictConfig") -> None:
     """Raise TemperaError for an option that a command reads itself and that is not possible."""
-    if module := CHECKED.get(config_name or ""):
+    if module := CHECKED.get(config_name):
         import_module(f"tempera.commands.{module}").read_options(cfg)
 
 
