@@ -218,7 +218,7 @@ def _refused(problems: "Mapping[str, TemperaError]", number: int) -> "TemperaErr
     if any(lacking):
         reasons.append(
             "options that some jobs lack are given by case, as in "
-            "'hydra.sweeper.cases=[\"method=ar\",\"method=coolsd delta=2\"]'"
+            """'hydra.sweeper.cases=["method=ar","method=coolsd delta=2"]'"""
         )
     return TemperaError(
         f"{len(problems)} of {number} jobs cannot run, and none has begun:", details=reasons
