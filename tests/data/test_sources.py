@@ -206,7 +206,7 @@ def test_what_datasets_streams(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_the_builders_of_datasets_lose(tmp_path: Path) -> None:
-    """What docs/training_data.md says of them, and why folders and tars are not read by them."""
+    """What docs/training.md says of them, and why folders and tars are not read by them."""
 
     def rows(builder: str, file: str, image: str) -> int:
         return len(list(Stream(builder, image=image, data_files=str(tmp_path / file)).read(0)))
