@@ -73,7 +73,7 @@ def test_a_loss_of_ones_own_is_taken(tmp_path: Path) -> None:
         ("draft=medusa ttt_steps=7", "ttt_steps=7"),
         ("draft=parallel cfg_dropout=0.9", "cfg_dropout=0.9"),
         ("loss=acceptance cfg_dropout=0.9", "cfg_dropout=0.9"),
-        ("model=shapes draft=parallel cross_entropy=5", "cross_entropy=5"),
+        ("draft=parallel cross_entropy=5", "cross_entropy"),
         ("loss=acceptance cross_entropy=5", "cross_entropy"),
     ],
 )
