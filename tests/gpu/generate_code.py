@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "support"), str(TESTS / "decoding")]
+sys.path[:0] = [*map(str, (TESTS / "support", TESTS / "decoding", TESTS.parent / "examples"))]
 
 import torch  # noqa: E402
 import triton  # noqa: E402

@@ -97,7 +97,6 @@ def evaluated(
     small.append("metrics.allow_missing=true")  # their files are on no hub here
     cfg = composed(*options, *method, *small, *more)
     cfg.directory = f"outputs/eval/{name}"
-    cfg.choices, cfg.overrides = {}, []
     evaluate(cfg)
     return dict(json.loads(Path(cfg.directory, "metrics.json").read_text()))
 
@@ -128,7 +127,7 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
     assert result["about"]["data"]["count"] == 2 and result["images"] == 2
     config = recorded["eval"]
     assert (config["limit"], config["data"]["count"]) == (2, 2)
-    assert config["model"]["name"] == "llamagen_xl_stage1"
+    assert config["model"] == "llamagen_xl_stage1"
     hub.here(monkeypatch, offline=True)
     before = len(hub.requests)
     assert trained(options, *small)["steps"] == metrics["steps"]

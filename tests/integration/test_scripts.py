@@ -104,10 +104,10 @@ MISTAKES = {
     "eval/run.py data=file path=broken.tsv": "broken.tsv:3 ",
     "eval/run.py prompt=": "the prompt must be one printable text",
     "eval/run.py drafter.path=nowhere": "nowhere",
-    "eval/run.py -m model=lumina method=ar,coolsd": "train_draft/main.py model=lumina",
     "eval/run.py metrics=real metrics.names=[fid]": "metrics.reference=DIR",
     "eval/run.py metrics=real metrics.names=[hps] metrics.hps.weights=no.pt": "no.pt",
     "eval/run.py tracking=wandb tracking.mode=on": "`tracking.mode=on`",
+    "eval/run.py expected_length=abc method=coolsd": "`expected_length=abc`",
     "eval/run.py rule._target_=os.system": "os.system",
     "eval/run.py hydra.run.dir=/dev/null/run": "/dev/null/run",
     "train_draft/main.py push_to_hub=mine": "not a repository",
@@ -124,9 +124,17 @@ def test_mistakes_are_reported_in_one_sentence(line: str, run: Run, tmp_path: Pa
     (tmp_path / "broken.tsv").write_text("Prompt\tCategory\na\tb\na\tb\tc\n")
     script, *arguments = line.split()
     short = ["metrics=none", "limit=1"] if script.startswith("eval") else []
-    refused(run(script, *arguments, "tracking=none", *short), MISTAKES[line])
+    refused(run(script, "tracking=none", *short, *arguments), MISTAKES[line])
     left = [path.name for path in tmp_path.rglob("*") if path.suffix in (".json", ".png")]
     assert left == []
+
+
+@pytest.mark.slow
+def test_a_sweep_that_lacks_a_draft_names_the_job_and_the_command(run: Run, tmp_path: Path) -> None:
+    status, _, err = run("eval/run.py", "-m", "model=lumina", "method=ar,coolsd", "metrics=none")
+    assert status == 1 and err.startswith("error: 1 of 2 jobs cannot run, and none has begun:\n")
+    assert "method=coolsd: " in err and "train_draft/main.py model=lumina" in err
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(

@@ -185,7 +185,7 @@ def test_the_slurm_preset_submits_a_sweep(
     for name, value in (hub.environment | {"PYTHONPATH": os.pathsep.join(sys.path)}).items():
         monkeypatch.setenv(name, value)
     alone(
-        hub, tmp_path / "sweep", monkeypatch, str(ROOT / "eval/run.py"), *options, "-m",
+        hub, tmp_path / "sweep", monkeypatch, str(ROOT / "eval/run.py"), "-m", *options,
         "method=ar", "seed=0,1", "limit=2", "metrics=none", "speed.prompts=0", "launcher=slurm",
         "hydra.launcher.gpus_per_node=0", "hydra.sweep.dir=outputs/sweep",
     )  # fmt: skip

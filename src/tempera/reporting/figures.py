@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cycler import cycler
-from matplotlib import rc_context
+from matplotlib import cycler, rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
