@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.conf import HydraConf, SweepDir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.utils import get_class
@@ -88,7 +89,8 @@ def split(
     sweeper: Any = get_class("hydra_plugins.tempera_cases.CaseSweeper")(cases, table)
     sweeper.hydra_context = context
     if context is not None:
-        sweeper.config = OmegaConf.create({"model": {"name": "shapes"}})
+        job = {"config_name": "none"}  # of no script, which would check its own options
+        sweeper.config = OmegaConf.create({"model": {"name": "shapes"}, "hydra": {"job": job}})
     found = sweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), size)
     return list(found)
 
@@ -225,7 +227,10 @@ def test_a_table_that_is_useful_in_part_leaves_out_the_rows_without_a_draft(
     def load(config: Any, job: list[str]) -> DictConfig:
         drafter = {"_target_": "tempera.drafters.none.NoDraft"}
         model = {"name": job[0][7:]}  # in place of the model's name, that of the method
-        return OmegaConf.create({"drafter": drafter, "dry_run": False, "model": model})
+        hydra = HydraConf(sweep=SweepDir(dir="sweep"))
+        return OmegaConf.create(
+            {"drafter": drafter, "dry_run": False, "model": model, "hydra": hydra}
+        )
 
     context = SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=load))
     for table, partial in (("lantern_figure2a", True), ("lantern_table2", False)):
