@@ -198,7 +198,7 @@ def test_the_time_is_that_of_the_last_fitting_benchmark(
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(found))
     evaluate(composed("method=ar", *given))
-    assert f"time: about 1:00:00 h for the images by plain autoregression on {device}" in (
+    assert f"time: about 1:00:00 (h:mm:ss) for the images by plain autoregression on {device}" in (
         capsys.readouterr().out
     )
 

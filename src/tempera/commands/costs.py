@@ -97,7 +97,7 @@ def _time(parts: Parts, images: int | None, batch_size: int, benches: Path) -> s
             if column["batch_size"] == batch_size and device in (None, bench["device"]):
                 seconds = (images or 1) / column["images"]
                 return (
-                    f"about {timedelta(seconds=math.ceil(seconds))} h for "
+                    f"about {timedelta(seconds=math.ceil(seconds))} (h:mm:ss) for "
                     f"{'each image' if images is None else 'the images'} by plain autoregression "
                     f"on {bench['device']} ({file}); divide it by the speed-up of your method"
                 )
