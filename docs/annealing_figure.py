@@ -74,7 +74,7 @@ def main(path: Path | None) -> None:
             print(f"| {name} | {smaller} of {COUNT} | {margin:.2f} | {mass:.2f} |")
             if noise == DRAWN:
                 draw(panel, name, curves)
-    panels[0].set_ylabel("change of the TV bound")
+    panels[0].set_ylabel("change of the summed TV bound")
     if path is not None:
         figure.savefig(path, dpi=110)
 

@@ -175,7 +175,7 @@ def draw(curves: Mapping[str, Tensor], path: Path) -> None:
     """Both bounds per token, relative to the uniform schedule's, against the length."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2)
-    for column, title in ((1, "TV bound"), (2, "KL bound")):
+    for column, title in ((1, "summed TV bound"), (2, "KL bound")):
         panel = panels[column - 1]
         of_uniform = curves["uniform"][:, column]
         for name, points in curves.items():
