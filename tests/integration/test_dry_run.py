@@ -17,7 +17,7 @@ from paths import ROOT
 from tiny_evaluation import tiny_pipeline
 from tiny_targets import DISTINCT, FAMILIES, composed, write_lumina
 
-from tempera.commands import costs
+from tempera.commands import costs, times
 from tempera.commands.bench import main as bench
 from tempera.commands.evaluate import main as evaluate
 from tempera.commands.prepare import main as prepare
@@ -25,6 +25,7 @@ from tempera.commands.train import main as train
 from tempera.commands.tune import main as tune
 from tempera.config import compose
 from tempera.config.messages import sentence
+from tempera.config.nodes import plain
 from tempera.config.parts import Parts
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
@@ -201,6 +202,36 @@ def test_the_time_is_that_of_the_last_fitting_benchmark(
     assert f"time: about 1:00:00 (h:mm:ss) for the images by plain autoregression on {device}" in (
         capsys.readouterr().out
     )
+
+
+def test_the_time_is_that_of_the_last_fitting_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"outputs={tmp_path}", "steps=null", "epochs=2", "limit=4000", *DRY]
+    cfg = composed(*given, config="train_draft")
+    train(cfg)
+    told = capsys.readouterr().out
+    assert "time: unknown; `python train_draft/main.py outputs=" in told
+    assert " limit=4000 device=cpu directory=. steps=50 holdout=1 decodes=0 " in told
+    record = {name: plain(cfg[name]) for name in ("model", "draft")} | {"guidance": cfg.guidance}
+    record |= {"loss": {"class": "EagleLoss", "cross_entropy": 1.0}}
+    device = f"cpu, {torch.get_num_threads()} threads"
+    for name, seconds, other in (
+        ("first", 3.0, {}),
+        ("guided", 5.0, {"guidance": 7.0}),
+        ("old", 5.0, {"recipe": {}}),
+    ):
+        draft = tmp_path / "train_draft" / name / "draft"
+        draft.mkdir(parents=True)
+        recipe = {"recipe": {step: cfg.get(step) for step in times.STEP}}
+        (draft.parent / "training.json").write_text(json.dumps(record | recipe | other))
+        done = {"steps": 50, "seconds": seconds, "device": device, "dtype": "float32"}
+        (draft / "metrics.json").write_text(json.dumps(done | {"processes": 1}))
+    train(cfg)
+    told = f"time: about 0:01:00 (h:mm:ss) for 1,000 steps on {device}, by 50 steps ("
+    assert f"{told}{tmp_path / 'train_draft' / 'first'}" in capsys.readouterr().out
+    train(composed(*given, "batch_size=4", config="train_draft"))
+    assert "time: unknown" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -2,12 +2,10 @@
 is read or allocated: the networks have sizes and no data.
 """
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from huggingface_hub import constants
@@ -16,17 +14,16 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
+from tempera.commands.times import decoding_time
 from tempera.config.instantiate import Part
 from tempera.config.parts import META, AnyTarget, AnyTokenizer, Parts
 from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
-from tempera.evaluation.latency import name_of
 from tempera.metrics.evaluators import Evaluator
-from tempera.runtime.files import free_at, read_json
+from tempera.runtime.files import free_at
 from tempera.runtime.hub import CannotReach, together
-from tempera.runtime.installation import command
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.processor import Place
 from tempera.targets.prompt_state import PromptState
@@ -78,32 +75,8 @@ def dry_evaluation(
     images = "all images" if limit is None else "1 image" if limit == 1 else f"{limit:,} images"
     work = f"{images} of {{tokens}} tokens, {len(batch)} at a time"
     found = dry_decoding(parts, batch, work, evaluator=evaluator, unread=unread)
-    print(f"time: {_time(parts, limit, len(batch), benches)}")
+    print(f"time: {decoding_time(parts, limit, len(batch), benches)}")
     return found
-
-
-def _time(parts: Parts, images: int | None, batch_size: int, benches: Path) -> str:
-    """How long plain autoregression takes by the last fitting timing, or how it is timed."""
-    place = parts.place
-    here = place.device.type != "cuda" or torch.cuda.is_available()
-    device = name_of(place.device) if here else None  # of a GPU elsewhere, any that was timed
-    files = sorted(benches.rglob("bench.json"), key=lambda file: file.stat().st_mtime)
-    for file in reversed(files):
-        bench: Any = read_json(file)
-        fits = bench["model"] == parts.model and bench["dtype"] == place.dtype_name
-        if not fits or bench["device"].startswith("cpu") != (place.device.type == "cpu"):
-            continue
-        for column in bench["columns"]:
-            if column["batch_size"] == batch_size and device in (None, bench["device"]):
-                seconds = (images or 1) / column["images"]
-                return (
-                    f"about {timedelta(seconds=math.ceil(seconds))} (h:mm:ss) for "
-                    f"{'each image' if images is None else 'the images'} by plain autoregression "
-                    f"on {bench['device']} ({file}); divide it by the speed-up of your method"
-                )
-    method = "scd" if parts.is_discrete else "cspd"
-    timed = f"{command('bench')} model={parts.model} method={method} batch_sizes=[{batch_size}]"
-    return f"unknown; `{timed}` times rounds for the next dry_run"
 
 
 def dry_decoding(

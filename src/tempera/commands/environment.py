@@ -60,8 +60,7 @@ def _cores() -> str:
 def _device() -> str:
     import torch
 
-    from tempera.evaluation.latency import name_of
-    from tempera.runtime.processor import parse_device, tell_device
+    from tempera.runtime.processor import name_of, parse_device, tell_device
 
     tell_device()
     device = parse_device("auto")

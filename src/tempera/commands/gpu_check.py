@@ -18,10 +18,9 @@ from tempera.config.compose import composed
 from tempera.config.parts import Parts
 from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
-from tempera.evaluation.latency import name_of
 from tempera.evaluation.pipeline import Method
 from tempera.runtime.files import write_json
-from tempera.runtime.processor import parse_device
+from tempera.runtime.processor import name_of, parse_device
 from tempera.targets.transformer import TransformerTarget
 
 SHIPPED = "shapes"

@@ -1,6 +1,7 @@
 """`tempera-train`: train the draft of a model."""
 
 import math
+import shlex
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import PositiveFloat, PositiveInt
 
 from tempera.commands.costs import dry_training, read_with_files
+from tempera.commands.times import training_time
 from tempera.config.compose import option_name, pasted, typed
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
@@ -30,7 +32,7 @@ from tempera.runtime.pretrained import Taken, recording_taken
 from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.training.dataset import Codes, ShardCodes
-from tempera.training.losses import Loss
+from tempera.training.losses import Loss, described
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, TrainingRun
 
@@ -67,9 +69,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if processes.is_main and recipe.mixed_precision == "bf16":
         tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", parts.place.device)
     if options.dry_run:
-        drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
-        work = _work(options, recipe)
-        return dry_training(parts, draft, recipe, drawn, work) if processes.is_main else {}
+        return _tell(cfg, options, recipe, parts, draft, loss) if processes.is_main else {}
     directory = writable_directory(options.directory)
     offered: dict[str, object] = {"processes": processes}
     if "source" in cfg:
@@ -114,6 +114,51 @@ def _work(options: Options, recipe: Recipe) -> str:
         f"{options.epochs:g} epochs of {images}, {{tokens}} tokens each, {recipe.batch_size} at a "
         "time"
     )
+
+
+def _tell(
+    cfg: DictConfig,
+    options: Options,
+    recipe: Recipe,
+    parts: Parts,
+    draft: Part[DraftNetwork],
+    loss: Loss,
+) -> dict[str, float]:
+    """Print what the training takes, and how long; see `dry_training`."""
+    drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
+    found = dry_training(parts, draft, recipe, drawn, _work(options, recipe))
+    facts = plain(OmegaConf.masked_copy(cfg, ["model", "draft", "guidance"]))
+    facts["loss"] = described(loss)
+    steps = options.steps
+    if steps is None and options.epochs is not None and options.limit is not None:
+        steps = math.ceil(options.epochs * options.limit / recipe.batch_size)
+    trainings = Path(str(cfg.outputs)) / "train_draft"
+    told = training_time(parts.place, facts, recipe, steps, trainings)
+    if told is None:
+        has_files = found.get("download") == 0 and "source" not in cfg
+        timing = _timing(cfg, has_files)
+        told = f"unknown; `{timing}` times steps for the next dry_run"
+    print(f"time: {told}")
+    return found
+
+
+def _timing(cfg: DictConfig, has_files: bool) -> str:
+    """The command that times steps of this training, which need no files of weights or images."""
+    given = ["steps=50", "holdout=1", "decodes=0"]
+    given.append("hydra.run.dir=${outputs}/train_draft/${started:}_timed")
+    if not has_files:
+        given += ["weights=random", "limit=400"]
+        if cfg.family.train_data != "generated_classes":  # texts: any images are as good
+            given += ["train_data=laion_coco", "source=shapes", "train_data.path=null"]
+    replaced = {"dry_run", "epochs", *(option.partition("=")[0] for option in given)}
+    if not has_files:
+        replaced |= {"revision", "source", "train_data"}
+    own = [
+        option
+        for option in typed(cfg)
+        if not {name := option_name(option), name.partition(".")[0]} & replaced
+    ]
+    return f"{command('train')} {shlex.join([*own, *given])}"
 
 
 def _publish(run: TrainingRun, repository: str | None) -> None:

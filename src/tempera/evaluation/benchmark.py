@@ -20,9 +20,8 @@ from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, now
 from tempera.errors import TemperaError
-from tempera.evaluation.latency import name_of
 from tempera.evaluation.pipeline import DecodingMethod, Method
-from tempera.runtime.processor import peak_memory
+from tempera.runtime.processor import name_of, peak_memory
 from tempera.targets.transformer import TransformerTarget
 
 READ = {"cpu": 2**28, "cuda": 2**32}

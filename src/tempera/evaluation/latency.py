@@ -26,6 +26,7 @@ from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
 from tempera.rules.neighbourhood import Lantern, LanternPP
+from tempera.runtime.processor import name_of
 from tempera.runtime.row_store import Numbers, Row, Store
 
 PARTS = ("draft", "target", "verify", "commit")
@@ -233,13 +234,6 @@ def batch_speedups(timings: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[s
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> bootstrap.Array:
     return np.array([row[name] for row in rows], np.float64)
-
-
-def name_of(device: torch.device) -> str:
-    """A GPU's name; otherwise the kind of device and the number of threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
 
 
 def machine(device: torch.device) -> str:

@@ -146,6 +146,13 @@ def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
         print(f"{option} is slower than {instead} on this {place}, which emulates bfloat16")
 
 
+def name_of(device: torch.device) -> str:
+    """A GPU's name; otherwise the kind of device and the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
 def peak_memory(device: torch.device) -> int:
     """Peak bytes: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":

@@ -27,6 +27,7 @@ from tempera.runtime.files import read_json, writable_directory, write_json, wri
 from tempera.runtime.image_files import write_picture
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, WEIGHTS, weights_hash
+from tempera.runtime.processor import name_of
 from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
 from tempera.targets.transformer import TransformerTarget
@@ -343,6 +344,8 @@ class TrainingRun:
             "steps": progress.step,
             "seconds": round(progress.seconds, 1),
             "processes": self.accelerator.num_processes,
+            "device": name_of(self.target.device),
+            "dtype": str(self.target.dtype).removeprefix("torch."),
             "best": progress.best,
             "latest": progress.latest,
             "sampling": asdict(self.target.sampling),
