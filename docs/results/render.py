@@ -59,13 +59,13 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "broken ↓": "{broken:.1%}",
     },
     "continuous": {
-        "tokens per round": "{accepted_length:.2f±}",
-        "speed-up": "{here:.2f±}",
-        "FID ↓": "{fid:.1f±}",
-        "KID ↓": "{kid:.2f±}",
-        "CLIP score ↑": "{clip_score:.3f±}",
-        "shapes ↑": "{shape_accuracy:.3f±}",
-        "colours ↑": "{colour_accuracy:.3f±}",
+        "tokens per round": "{accepted_length:.2f}",
+        "speed-up": "{here:.2f}",
+        "FID ↓": "{fid:.1f}",
+        "KID ↓": "{kid:.2f}",
+        "CLIP score ↑": "{clip_score:.3f}",
+        "shapes ↑": "{shape_accuracy:.3f}",
+        "colours ↑": "{colour_accuracy:.3f}",
     },
 }
 DECISIONS = {  # what a row is for
@@ -99,9 +99,7 @@ Rows = Mapping[str, SimpleNamespace]
 
 
 class Interval(NamedTuple):
-    """A value, its interval, and whether it differs significantly from 0; `:.2f` shows the value,
-    `:.2f±` also the interval beneath it.
-    """
+    """A value, which a format shows, its interval, and whether it differs significantly from 0."""
 
     value: float
     low: float
@@ -122,16 +120,9 @@ class Interval(NamedTuple):
         return Interval(-self.value, -self.high, -self.low, self.significant)
 
     def __format__(self, spec: str) -> str:
-        digits, both, _ = spec.partition("±")
         if self.value == float("inf"):
             return "infinite"
-        if not any(self[:3]) and not both:
-            return "0"
-        value, low, high = (format(number, digits) for number in self[:3])
-        if both and low != high:
-            star = r"\*" if self.significant else ""
-            return f"{value}{star}<br><small>{low} … {high}</small>"
-        return value
+        return format(self.value, spec) if any(self[:3]) else "0"
 
 
 NONE = Interval(0.0, 0.0, 0.0)
