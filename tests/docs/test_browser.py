@@ -1,12 +1,15 @@
 """report.html in a real browser: nothing fails, nothing is fetched, and all of it can be used."""
 
 import os
+import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import ROOT
+from PIL import Image
 from report_runs import RUNS, made_up_runs
 
 from tempera.reporting.collect import collect, find_runs
@@ -190,6 +193,16 @@ def test_the_replay_plays_in_measured_time(page: Any, report: Path) -> None:
     assert page.locator("#stage .clock").last.inner_text() == clocks[1]
     page.locator("#back").click()
     assert page.locator("#stage canvas").last.get_attribute("data-stage") != "finished"
+
+
+def test_the_picture_of_the_page_about_reports(browser: Any, report: Path, tmp_path: Path) -> None:
+    take = runpy.run_path(str(ROOT / "docs" / "report_picture.py"))["take"]
+    pictures = [tmp_path / f"{number}.png" for number in (3, 4)]
+    for number, picture in zip((3, 4), pictures, strict=True):
+        take(browser, report, picture, "coolsd δ=2", number)
+    early, late = (Image.open(picture).convert("RGB") for picture in pictures)
+    assert early.width == late.width == 980
+    assert early.tobytes() != late.tobytes()
 
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "color_scheme": "dark"}
