@@ -221,6 +221,45 @@ def test_it_fits_a_phone_in_the_dark(page: Any) -> None:
     assert page.evaluate(fits)
 
 
+@pytest.mark.parametrize("page", [PHONE], indirect=True, ids=["phone"])
+def test_a_phone_shows_both_pictures_above_the_slider(page: Any) -> None:
+    page.locator("#run").select_option(label="coolsd δ=2")
+    page.locator(".shot").first.click()
+    page.wait_for_selector("canvas[data-stage='finished']")
+    left, right = (one.bounding_box() for one in page.locator("#stage canvas").all())
+    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
+    assert page.evaluate("document.querySelector('#round').getBoundingClientRect().bottom") <= 740
+
+
+CONTRASTS = """() => {
+  const light = (colour) => {
+    const [r, g, b] = colour.match(/[0-9.]+/g).map((value) => value / 255)
+      .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const page = light(getComputedStyle(document.querySelector("#viewer")).backgroundColor);
+  const texts = [...document.querySelectorAll("#viewer :is(p, span, b, figcaption, label)")];
+  return texts.map((one) => {
+    const ink = light(getComputedStyle(one).color);
+    return [one.textContent, Math.max(ink, page) / Math.min(ink, page)];
+  });
+}"""
+
+
+@pytest.mark.parametrize(
+    "page", [{"color_scheme": "light"}, {"color_scheme": "dark"}], indirect=True, ids=str
+)
+def test_texts_of_the_replay_stand_out(page: Any) -> None:
+    """By 4.5 to 1, as WCAG 2 wants of texts."""
+    page.locator("#run").select_option(label="coolsd δ=2")
+    page.locator(".shot").first.click()
+    page.wait_for_selector("canvas[data-stage='finished']")
+    page.locator("#unit").select_option("rounds")
+    page.locator("#round").fill("3")
+    assert page.locator(".kept").count() and page.locator(".rejected").count()
+    assert [text for text, ratio in page.evaluate(CONTRASTS) if ratio < 4.5] == []
+
+
 LAPTOP = {"viewport": {"width": 1366, "height": 900}}
 SMALL_LAPTOP = {"viewport": {"width": 1366, "height": 768}}
 
