@@ -76,6 +76,14 @@ def test_the_page_of_two_runs_stands_alone(vega: None, tmp_path: Path) -> None:
     assert all(number > 0 for number in drafted["logprob"])
 
 
+def test_lengths_are_rounded_once(tmp_path: Path) -> None:
+    """By what shows them: 144 tokens in 65 rounds are 2.22 tokens a round in all tables."""
+    ((run,), _) = collect(find_runs([made_up_runs(tmp_path, RUNS[3:4])])[0])
+    run.values["accepted_length"] = 144 / 65
+    data, _ = page.page_data([run])
+    assert f"{data['runs'][0]['prompts'][0]['length']:.2f}" == "2.22"
+
+
 def test_one_run_has_no_chart_and_no_vega(tmp_path: Path) -> None:
     text, data = page_of(made_up_runs(tmp_path, RUNS[3:4]))
     assert data["chart"] is None and len(scripts(text)) == 2

@@ -133,13 +133,13 @@ def _prompts(
             problems.append(f"Not shown: {problem}")
         values = run.values.loc[name]
         length = float(values["accepted_length"])
-        seconds = pace and round(pace * math.prod(run.grid) / length, 3)
+        seconds = pace and pace * math.prod(run.grid) / length
         prompt = {
             "id": name,
             "text": text,
             "picture": number,
             "replay": replay,
-            "length": round(length, 3),
+            "length": length,
             "seconds": seconds,
             "broken": bool(values.get("broken") == 1),
         }
