@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 from paths import CONF, ROOT
 from report_runs import RUNS, finished, made_up_runs
 from rich.console import Console
@@ -32,6 +33,7 @@ from tempera.reporting.report import (
     verdict_section,
     write_report,
 )
+from tempera.reporting.sweep_callback import SweepTable
 from tempera.reporting.verdict import verdict
 from tempera.runtime.files import sha256_file
 from tempera.runtime.tracking import WandbTracker
@@ -85,6 +87,18 @@ def test_a_report_of_many_runs(made: Path) -> None:
     assert "](../3_coolsd/report.html)" in text
     two_seeds = verdict_section([finished("ar"), finished("eagle", seed=1, images=2)])
     assert two_seeds.notes[0] == "In all runs: model shapes, machine cpu."
+
+
+def test_a_sweep_ends_with_the_verdict_of_its_report(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What quality it costs, too."""
+    callback = SweepTable()
+    sweep = OmegaConf.create({"hydra": {"sweep": {"dir": str(made)}}})
+    callback.on_multirun_start(sweep)
+    callback.on_multirun_end(sweep)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " as fast" in line]
+    assert line == verdict(read(made)) and "CLIP score" in line
 
 
 def test_a_difference_in_probability_is_per_token(made: Path) -> None:
@@ -177,6 +191,7 @@ def test_the_verdict_says_how_fast_each_run_is_and_what_that_costs() -> None:
         "coolsd δ=0.82: slower, 0.8 times as fast, no loss seen in 9 pictures."
     )
     assert verdict([plain]) == ""
+    assert verdict([run_at(1.1, 3.4e-8)]) == "coolsd δ=1.1: 1.1 times as fast."  # a rounding error
 
 
 def test_the_verdict_on_many_runs_names_those_that_no_other_beats() -> None:
@@ -269,6 +284,13 @@ def test_a_narrow_console_breaks_no_value(capsys: pytest.CaptureFixture[str]) ->
     told = capsys.readouterr().out
     assert [told.count(f"{value}  ") for value in values] == [2] * 7
     assert max(map(len, told.splitlines())) <= 40
+
+
+def test_headings_are_broken_only_where_room_is_scarce(capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.DataFrame({"metric": ["length"], "value (95% interval)": ["2.22"], "n": ["1"]})
+    for width, whole in ((60, True), (30, False)):
+        tables.show(frame, console=Console(width=width))
+        assert ("value (95% interval)" in capsys.readouterr().out) == whole
 
 
 def test_an_output_that_nobody_reads_is_an_error_and_no_exit() -> None:

@@ -22,6 +22,7 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Read all finished runs in the directory, including those of earlier sweeps."""
+        from tempera.reporting.baseline import compare
         from tempera.reporting.collect import collect, find_runs
         from tempera.reporting.finished_run import labels
         from tempera.reporting.paper_tables import paper_sections
@@ -32,6 +33,7 @@ class SweepTable(Callback):
             runs, _ = collect(find_runs([config.hydra.sweep.dir])[0])
         except TemperaError:  # no run finished: the sweep has said why
             return
+        compare(runs)
         section = verdict_section(runs)
         show(texts(section, interval=False))
         print(section.text)

@@ -194,9 +194,14 @@ def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -
     if title:
         console.print(title, style="bold", soft_wrap=True)
     names = frame.columns[0]
-    widths = {heading: _width(frame, heading) for heading in frame.columns[1:]}
     longest_word = max(map(len, " ".join([names, *frame[names]]).split()))
-    for headings in _fitting(widths, console.width - 3 - longest_word):
+    room = console.width - 3 - longest_word
+    for whole in (True, False):  # headings on one line, if then everything fits
+        widths = {heading: _width(frame, heading, whole) for heading in frame.columns[1:]}
+        groups = list(_fitting(widths, room))
+        if len(groups) == 1:
+            break
+    for headings in groups:
         printed = Table(box=box.SIMPLE_HEAD)
         printed.add_column(names, overflow="fold")
         for heading in headings:
@@ -206,10 +211,12 @@ def show(frame: pd.DataFrame, title: str = "", console: Console | None = None) -
         console.print(printed)
 
 
-def _width(frame: pd.DataFrame, heading: str) -> int:
-    """Characters of a column: of its longest value, and of its heading, broken between words."""
+def _width(frame: pd.DataFrame, heading: str, whole: bool) -> int:
+    """Characters of a column: of its longest value, and of its heading, which is whole or broken
+    between words.
+    """
     widest = max(map(len, [*heading.split(), *frame[heading]]))
-    return max(widest, min(len(heading), 12))
+    return max(widest, len(heading) if whole else min(len(heading), 12))
 
 
 def _fitting(widths: Mapping[str, int], room: int) -> Iterable[list[str]]:

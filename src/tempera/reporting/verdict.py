@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tempera.metrics import table
 from tempera.reporting.finished_run import Run, labels
 from tempera.reporting.pareto import axes
 from tempera.reporting.tables import number
@@ -44,8 +45,16 @@ def _beats(left: Run, right: Run) -> bool:
     if left.model != right.model:
         return False
     faster = _speed(left) - _speed(right)
-    nearer = right.value("kl_per_token") - left.value("kl_per_token")
+    nearer = _bound(right) - _bound(left)
     return faster >= 0 and nearer >= 0 and (faster > 0 or nearer > 0)
+
+
+def _bound(run: Run) -> float:
+    """Its KL bound, in as many digits as tables show: an exact method's differs from 0 by rounding
+    errors.
+    """
+    metric = table.find("kl_per_token")
+    return float(format(run.value(metric.key), metric.format))
 
 
 def _pace(run: Run) -> str:
@@ -59,7 +68,7 @@ def _pace(run: Run) -> str:
 
 def _costs(run: Run) -> list[str]:
     """Its divergence, and by how much pictures are worse where the interval excludes chance."""
-    bound = run.value("kl_per_token")
+    bound = _bound(run)
     costs = [f"KL {number(bound, '.2g')}"] if bound > 0 else []
     compared = [metric for metric in axes("quality") if metric.section == "quality"]
     losses = []
