@@ -579,10 +579,14 @@ def masked(made: Any) -> Tensor:
     return ids.where(made["attention_mask"] == 1, 0)
 
 
-def test_a_wrong_processor_is_refused_at_once() -> None:
-    for family, other in (("glm_image", "emu3"), ("glm_image", "janus")):
-        with pytest.raises(TemperaError, match="no (token|chat template)"):
-            FAMILIES[family]().accelerated(processor=FAMILIES[other]().processor())
+def test_a_wrong_processor_is_refused_at_once(held: Held) -> None:
+    """Another model's may have all ids that the format needs, and encode other words by them."""
+    own = held.processor()
+    others = [FAMILIES[name]().processor() for name in FAMILIES]
+    wrong = [one for one in others if type(one) is not type(own)]
+    for processor in (*wrong, own.tokenizer, "deepseek-community/Janus-Pro-7B"):
+        with pytest.raises(TemperaError, match=f"give its {type(own).__name__}"):
+            held.accelerated(processor=processor)
 
 
 def test_pictures_and_the_trace() -> None:
@@ -814,8 +818,14 @@ def test_the_code_of_the_pages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("method", ["eagle", "parallel_block", "medusa", "eagle2"])
 def test_methods_with_a_draft(held: Held, method: str) -> None:
     depth = {} if method == "eagle2" else {"depth": 3}
-    fast = held.accelerated(method, **{"drafter.path": "random"}, **depth)
+    fast = held.accelerated(method, draft="random", **depth)
     assert torch.equal(drawn(held, fast), held.greedy())
+
+
+def test_a_draft_is_given_with_a_method_that_has_one() -> None:
+    held = janus()
+    with pytest.raises(TemperaError, match='scd, the usual method, has no draft.*method="eagle"'):
+        tempera.accelerate(held.model, layout=held.layout, draft="random")
 
 
 def test_a_draft_for_the_preset_drafts_the_same_for_a_held_model(tmp_path: Path) -> None:
@@ -841,10 +851,10 @@ def test_a_draft_for_the_preset_drafts_the_same_for_a_held_model(tmp_path: Path)
     draft = EagleModel.of(own.network, "glm_image", own.vocab_size, own.identity, ())
     randomise(draft, own.device, torch.float32)
     save_draft(draft, tmp_path / "draft")
-    options = {"drafter.path": str(tmp_path / "draft"), "depth": 2}
+    options: dict[str, Any] = {"drafter.path": str(tmp_path / "draft"), "depth": 2}
     loaded = tempera.load("glm_image", "eagle", target=own, decoder=NoPictures(""), **options)
     expected = loaded.generate(["a", "b"], images=False)
-    fast = held.accelerated("eagle", temperature=2.0, top_k=0, **options)
+    fast = held.accelerated("eagle", temperature=2.0, top_k=0, draft=tmp_path / "draft", depth=2)
     with fast.pipeline.target.reading(condition):
         found = fast.generate(["a", "b"], images=False)
     assert torch.equal(found.tokens, expected.tokens)

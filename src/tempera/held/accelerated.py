@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -44,6 +45,7 @@ def accelerate(
     processor: Any = None,
     method: str | None = None,
     *,
+    draft: str | Path | None = None,
     decoder: ImageDecoder | None = None,
     layout: str | ModelSpec | None = None,
     height: int | None = None,
@@ -61,23 +63,32 @@ def accelerate(
         model: the model, in evaluation mode, on one device.
         processor: its processor; needed for prompts as text.
         method: a name of `conf/method/`, by default `scd`, which is exact and needs no draft.
+        draft: of a method with one: a directory, or `owner/name` of the hub. It was trained for the
+            same weights, which nothing checks.
         decoder: makes pictures of codes, in place of the model's own. Chameleon and GLM-Image have
             none in transformers.
         layout: the format of the images, by default the published one: a `ModelSpec`, or for a
             Chameleon `anole`, `lumina` or `lumina2`, since its weights do not tell.
         height, width: of the images in pixels, for Emu3, GLM-Image and Lumina-mGPT.
         truncate: truncate prompts that are too long for the model, instead of stopping.
-        options: as of `tempera.load`, such as `drafter.path`; those of the sampling are by default
-            what the model's `generate` reads in its generation_config.
+        options: as of `tempera.load`; those of the sampling are by default what the model's
+            `generate` reads in its generation_config.
 
     Raises:
         TemperaError: the class, a part of the model, the method or an option is not supported.
     """
+    if draft is not None:
+        if method is None:
+            raise TemperaError(
+                "scd, the usual method, has no draft: give draft= with a method that has one, as "
+                'method="eagle".'
+            )
+        options["drafter.path"] = str(draft)
     family = family_of(model)
     sizes = {"height": height, "width": width}
     spec = layout_of(model, family, layout, {k: v for k, v in sizes.items() if v is not None})
     config: Any = model.generation_config
-    conditioner = encoder(spec, processor, config, chat=family.chat, truncate=truncate)
+    conditioner = encoder(spec, processor, config, family, truncate=truncate)
     codes = range(spec.first_code, spec.first_code + spec.codes)
     usual = asdict(sampling_of(config, family.guidance, codes))
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from tempera.errors import TemperaError
+from tempera.targets.family import HeldFamily
 from tempera.targets.prompt_state import Conditioner
 from tempera.targets.shared_vocabulary import TURN, PromptEncoder, in_turn
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 
 def encoder(
-    spec: ModelSpec, processor: Any, config: Any, *, chat: bool, truncate: bool
+    spec: ModelSpec, processor: Any, config: Any, family: HeldFamily, *, truncate: bool
 ) -> Conditioner:
     """What encodes prompts.
 
@@ -22,7 +23,7 @@ def encoder(
         spec: the format.
         processor: the model's; without one texts are refused.
         config: the model's generation_config.
-        chat: whether the prompt is a turn of the processor's chat template.
+        family: the model's.
         truncate: see `PromptEncoder`.
 
     Raises:
@@ -30,6 +31,11 @@ def encoder(
     """
     if processor is None:
         return _refused
+    kinds = [kind.__name__ for kind in type(processor).__mro__]
+    if family.processor not in kinds:
+        raise TemperaError(
+            f"{kinds[0]} is not the processor of a {family.held}: give its {family.processor}."
+        )
     tokenizer = processor.tokenizer
 
     def tokenize(text: str) -> list[int]:
@@ -49,9 +55,9 @@ def encoder(
         filling = tokenizer.convert_ids_to_tokens(int(config.pad_token_id))
         names.add(filling)
         spec = replace(spec, null_filling=filling)
-    if chat and processor.chat_template is None:
+    if family.chat and processor.chat_template is None:
         raise TemperaError("the processor has no chat template: give the model's own processor.")
-    if chat:
+    if family.chat:
         turn = processor.apply_chat_template(TURN, tokenize=False)
         spec = in_turn(spec, str(turn), "the processor's chat template")
     _check_tokenizer(spec, tokenizer, [name for name in names if len(tokenize(name)) != 1])

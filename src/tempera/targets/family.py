@@ -131,6 +131,11 @@ class HeldFamily(Family):
     guidance: float = 1.0
 
     @property
+    def processor(self) -> str:
+        """The class of the models' processors, as transformers names it."""
+        return self.held.replace("ForConditionalGeneration", "Processor")
+
+    @property
     def called(self) -> list[str]:
         """The modules that are called, besides the layers."""
         parts = [f"{self.decoder}.{name}" for name in ("embed_tokens", "norm", "rotary_emb")]
