@@ -2,7 +2,10 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
+from datetime import timedelta
+from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,7 +193,8 @@ def test_the_time_is_that_of_the_last_fitting_benchmark(
     given = [f"outputs={tmp_path}", "limit=3600", "batch_size=8", "metrics=none", *DRY]
     evaluate(composed("method=ar", *given))
     told = capsys.readouterr().out
-    assert "time: unknown; `python eval/bench.py model=shapes method=scd batch_sizes=[8]`" in told
+    timing = f"model=shapes method=scd outputs={tmp_path} device=cpu 'batch_sizes=[8]'"
+    assert f"time: unknown; `python eval/bench.py {timing}` times rounds" in told
     device = f"cpu, {torch.get_num_threads()} threads"
     for name, model, images in (("first", "shapes", 1.0), ("other", "lumina", 2.0)):
         columns = [{"batch_size": 1, "images": 9.0}, {"batch_size": 8, "images": images}]
@@ -202,6 +206,40 @@ def test_the_time_is_that_of_the_last_fitting_benchmark(
     assert f"time: about 1:00:00 (h:mm:ss) for the images by plain autoregression on {device}" in (
         capsys.readouterr().out
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["coolsd delta=2 tree=chain depth=2", "cspd gamma=3"])
+def test_the_time_is_that_of_the_method_if_it_was_timed(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *own = method.split()
+    model = "model=shapes_mar" if name == "cspd" else "model=shapes"
+    given = [model, f"method={name}", *own, f"outputs={tmp_path}", "device=cpu", "directory=."]
+    dry = ["limit=1000", "batch_size=1", "metrics=none", "dry_run=true"]
+    evaluate(composed(*given, *dry))
+    (command,) = re.findall("(?m)^time: unknown; `(.*)` times rounds", capsys.readouterr().out)
+    words = shlex.split(command)[2:]
+    assert set(given) - {"directory=."} <= set(words)
+    quick = ["tracking=none", "repeats=1", f"directory={tmp_path / 'bench' / 'one'}"]
+    bench(compose.composed("bench", [*words, *quick]))
+    column = json.loads((tmp_path / "bench/one/bench.json").read_text())["columns"][0]
+    capsys.readouterr()
+    evaluate(composed(*given, *dry, "seed=3"))
+    told = capsys.readouterr().out
+    clock = r"(\d+:\d\d:\d\d)"
+    plain = f"{clock} by plain autoregression \\(h:mm:ss\\) for the images on cpu"
+    if name == "cspd":
+        whole = timedelta(seconds=ceil(column["method"]["whole"]["median"]))
+        assert re.search(f"time: about {whole} by cspd, {plain}", told)
+    else:
+        seconds = 144 * column["method"]["round"]["median"]  # of 1,000 images
+        least, most = (timedelta(seconds=ceil(each)) for each in (seconds / 3, seconds))
+        shown = f"{least} \\(all drafts accepted\\) to {most} \\(none\\)"
+        assert re.search(f"time: about {shown} by coolsd, {plain}", told)
+    evaluate(composed(*given[:2], *given[-3:], *dry))
+    told = capsys.readouterr().out
+    assert "by plain autoregression on cpu" in told and f"times rounds of {name}" in told
 
 
 def test_the_time_is_that_of_the_last_fitting_training(

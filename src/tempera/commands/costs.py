@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
-from tempera.commands.times import decoding_time
+from tempera.commands.times import Timing, decoding_time
 from tempera.config.instantiate import Part
 from tempera.config.parts import META, AnyTarget, AnyTokenizer, Parts
 from tempera.continuous.target import MARTarget
@@ -51,7 +51,7 @@ def dry_evaluation(
     read: Callable[[], list[Prompt]],
     limit: int | None,
     evaluator: Evaluator,
-    benches: Path,
+    timing: Timing,
 ) -> dict[str, float]:
     """Print what an evaluation takes; see `dry_decoding`.
 
@@ -60,7 +60,7 @@ def dry_evaluation(
         read: reads the prompts; without a network, captions stand for them.
         limit: how many there are then; None: as many as the set has.
         evaluator: may have files to download.
-        benches: where `tempera-bench` has left its timings.
+        timing: where decoding is timed.
     """
     if not parts.reads_files:  # that are not read here
         parts.rule()
@@ -75,7 +75,9 @@ def dry_evaluation(
     images = "all images" if limit is None else "1 image" if limit == 1 else f"{limit:,} images"
     work = f"{images} of {{tokens}} tokens, {len(batch)} at a time"
     found = dry_decoding(parts, batch, work, evaluator=evaluator, unread=unread)
-    print(f"time: {decoding_time(parts, limit, len(batch), benches)}")
+    if found.get("download") != 0:
+        timing = timing.without_weights
+    print(f"time: {decoding_time(parts, timing, limit, len(batch))}")
     return found
 
 

@@ -15,11 +15,12 @@ from pydantic import NonNegativeInt
 from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.commands.expected_length import Wanted
+from tempera.commands.times import PLACE, Timing
 from tempera.config.changes import changes
 from tempera.config.compose import option_name, with_options
 from tempera.config.instantiate import Part, fitting, from_options, instantiate, part
 from tempera.config.nodes import plain
-from tempera.config.options import identity_options
+from tempera.config.options import Role, identity_options, role_of
 from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking, tracked
 from tempera.data.prompts import Prompt, check_prompts, described, one_prompt, warnings_of
@@ -43,6 +44,9 @@ from tempera.targets.conditioners import ClassLabels
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
+
+OTHER_GROUPS = {"model", "method", "experiment", "launcher", "local"}
+"""Groups that are not the method's own options."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,8 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     if options.dry_run:
         if not processes.is_main:
             return {}
-        benches = Path(str(cfg.outputs)) / "bench"
-        return dry_evaluation(parts, read, cfg.limit, evaluator, benches)
+        timing = _timing(options, parts, Path(str(cfg.outputs)))
+        return dry_evaluation(parts, read, cfg.limit, evaluator, timing)
     prompts = read() if cfg.family.toy else read_with_files(parts, _networks, read)
     parts.check_draft()
     rule = None if wanted else parts.rule()
@@ -166,6 +170,20 @@ def _check_paper(paper: Any) -> None:
         from tempera.reporting.paper_results import find
 
         find(paper.get("table") if isinstance(paper, Mapping) else paper)
+
+
+def _timing(options: Options, parts: Parts, outputs: Path) -> Timing:
+    """Where rounds of the method are timed; for a method without any, those of another."""
+    has_rounds = parts.is_discrete or "gamma" in parts.decoding_part.options
+    method = options.choices["method"] if has_rounds and not parts.is_plain else None
+    timed = method or ("scd" if parts.is_discrete else "cspd")
+    given = [f"model={options.choices['model']}", f"method={timed}"]
+    for option in options.overrides:
+        name = option_name(option).partition(".")[0]
+        is_of_method = Role.NAME in role_of(name) and name not in OTHER_GROUPS
+        if name in PLACE or (method is not None and is_of_method):
+            given.append(option)
+    return Timing(method, given, outputs / "bench")
 
 
 def _networks(parts: Parts) -> None:

@@ -1,7 +1,9 @@
 """`dry_run=true`: how long a run takes, by what was timed on this device before."""
 
 import math
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,66 @@ from tempera.training.checkpoint import RECORD
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, METRICS
 
+PLACE = {"device", "dtype", "compile", "weights", "outputs"}
+"""Options that a benchmark of plain autoregression takes, too."""
 STEP = ("batch_size", "gradient_accumulation", "mixed_precision", "ttt_steps", "logit_chunk")
 """Options of the recipe that the time of a step depends on."""
 
 
-def decoding_time(parts: Parts, images: int | None, batch_size: int, benches: Path) -> str:
-    """How long plain autoregression takes by the last fitting timing, or how it is timed."""
+@dataclass(frozen=True)
+class Timing:
+    """Where decoding is timed.
+
+    Attributes:
+        method: its name; None for one whose rounds no benchmark times.
+        options: those of a `tempera-bench` that times it, or else plain autoregression.
+        benches: where benchmarks have left what they found.
+    """
+
+    method: str | None
+    options: list[str]
+    benches: Path
+
+    @property
+    def without_weights(self) -> "Timing":
+        """The same with random weights, which take as long."""
+        kept = [
+            option
+            for option in self.options
+            if not option.startswith(("weights=", "drafter.path="))
+        ]
+        return replace(self, options=[*kept, "weights=random"])
+
+
+def decoding_time(parts: Parts, timing: Timing, images: int | None, batch_size: int) -> str:
+    """How long decoding takes by the last fitting benchmark: by the method where it was timed, else
+    by plain autoregression; or how it is timed.
+
+    Args:
+        parts: model and method.
+        timing: where it is timed.
+        images: how many; None: an unknown number.
+        batch_size: images decoded together.
+    """
+    bench = shlex.join([*timing.options, f"batch_sizes=[{batch_size}]"])
+    times_it = f"`{command('bench')} {bench}` times"
+    fitting = list(_fitting(parts, timing.benches, batch_size))
+    if not fitting:
+        return f"unknown; {times_it} rounds for the next dry_run"
+    own = timing.method and [one for one in fitting if one[1].get("round") == parts.round]
+    file, found, column = (own or fitting)[0]
+    plain = _clock((images or 1) / column["images"])
+    what = "each image" if images is None else "the images"
+    place = f"on {found['device']} ({file})"
+    if own:
+        by_method = f"{_by_method(found, column, images or 1)} by {timing.method}"
+        return f"about {by_method}, {plain} by plain autoregression (h:mm:ss) for {what} {place}"
+    advice = "" if timing.method is None else f"; {times_it} rounds of {timing.method}"
+    return f"about {plain} (h:mm:ss) for {what} by plain autoregression {place}{advice}"
+
+
+def _fitting(parts: Parts, benches: Path, batch_size: int) -> Iterator[tuple[Path, Any, Any]]:
+    """Benchmarks of the model in its place, each with its column of a batch size; latest first."""
     for file in _newest(benches, "bench.json"):
         bench: Any = read_json(file)
         fits = bench["model"] == parts.model and bench["dtype"] == parts.place.dtype_name
@@ -30,15 +86,18 @@ def decoding_time(parts: Parts, images: int | None, batch_size: int, benches: Pa
             continue
         for column in bench["columns"]:
             if column["batch_size"] == batch_size:
-                told = _clock((images or 1) / column["images"])
-                return (
-                    f"{told} for {'each image' if images is None else 'the images'} by plain "
-                    f"autoregression on {bench['device']} ({file}); divide it by the speed-up of "
-                    "your method"
-                )
-    method = "scd" if parts.is_discrete else "cspd"
-    timed = f"{command('bench')} model={parts.model} method={method} batch_sizes=[{batch_size}]"
-    return f"unknown; `{timed}` times rounds for the next dry_run"
+                yield file, bench, column
+
+
+def _by_method(bench: Any, column: Any, images: int) -> str:
+    """How long the benchmark's method takes: for discrete tokens from … to, since that depends on
+    how many drafts are accepted.
+    """
+    if bench["bandwidth"] is None:  # continuous tokens: whole images were decoded
+        return _clock(images * column["method"]["whole"]["median"] / 1000 / column["batch_size"])
+    most = images / (column["images"] * column["ratio"])
+    least = most / (1 + bench["steps"])
+    return f"{_clock(least)} (all drafts accepted) to {_clock(most)} (none)"
 
 
 def training_time(
@@ -68,7 +127,7 @@ def training_time(
         together = "" if done["processes"] == 1 else f" in {done['processes']} processes"
         told = f"{each:.3g} seconds for each step"
         if steps is not None:
-            told = f"{_clock(steps * each)} for {steps:,} steps"
+            told = f"about {_clock(steps * each)} (h:mm:ss) for {steps:,} steps"
         return f"{told} on {done['device']}{together}, by {done['steps']:,} steps ({file})"
     return None
 
@@ -86,4 +145,4 @@ def _is_of(place: Place, device: str) -> bool:
 
 
 def _clock(seconds: float) -> str:
-    return f"about {timedelta(seconds=math.ceil(seconds))} (h:mm:ss)"
+    return str(timedelta(seconds=math.ceil(seconds)))

@@ -39,6 +39,12 @@ class Part(Generic[T]):
     options: Mapping[str, Any]
     node: DictConfig
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """Its `_target_` and its options, without those that are parts."""
+        own = {name: value for name, value in self.options.items() if not isinstance(value, Part)}
+        return {"_target_": _name_of(self.call), **own}
+
     def takes(self, name: str) -> bool:
         """Whether it has an argument of this name that no option sets."""
         return name in inspect.signature(self.call).parameters and name not in self.options

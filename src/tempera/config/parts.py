@@ -216,6 +216,24 @@ class Parts:
         return solved or self.neighbours_part is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the method is plain autoregression."""
+        one_by_one = self.decoding_part.options.get("steps") is None
+        return self.drafter_part.call is NoDraft and one_by_one
+
+    @property
+    def round(self) -> dict[str, Any]:
+        """What the time of a method's rounds depends on, beside model, place and weights."""
+        drafter = self.drafter_part.described
+        drafter.pop("path", None)
+        return {
+            "drafter": drafter,
+            "tree": self.tree_part and self.tree_part.described,
+            "rule": self.rule_part and self.rule_part.described["_target_"],
+            "decoding": self.decoding_part.described,
+        }
+
+    @property
     def draft(self) -> str | None:
         """Where the draft is read from, `random`, or None without a network of its own."""
         path = self.drafter_part.options.get("path")
