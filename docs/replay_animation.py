@@ -35,7 +35,7 @@ BLANK = "#e3e3e6"
 """Of tokens that are not there yet."""
 GAP = 14
 """Pixels between the parts of a frame."""
-SIDE = 264
+SIDE = 216
 """Pixels of a picture's side."""
 FRAMES = 120
 """Most frames before the last one."""
@@ -47,12 +47,13 @@ COLOURS = {ACCEPTED: "#009e73", RESAMPLED: "#d55e00", BONUS: "#0072b2"}
 """Of Okabe and Ito, as in report.html."""
 NAMES = {ACCEPTED: "accepted draft", RESAMPLED: "resampled", BONUS: "drawn by the target"}
 FONTS = Path(matplotlib.get_data_path()) / "fonts/ttf"
-NOTE = ImageFont.truetype(FONTS / "DejaVuSans.ttf", 13)
-TITLE = ImageFont.truetype(FONTS / "DejaVuSans-Bold.ttf", 15)
-CLOCK = ImageFont.truetype(FONTS / "DejaVuSans-Bold.ttf", 22)
-NOTE_LINE = 19
-TITLE_LINE = 22
-CLOCK_LINE = 30
+NOTE = ImageFont.truetype(FONTS / "DejaVuSans.ttf", 18)
+TITLE = ImageFont.truetype(FONTS / "DejaVuSans-Bold.ttf", 20)
+CLOCK = ImageFont.truetype(FONTS / "DejaVuSans-Bold.ttf", 32)
+"""Large, because a page on a phone halves a frame."""
+NOTE_LINE = 24
+TITLE_LINE = 28
+CLOCK_LINE = 42
 """Heights in pixels of a line of text."""
 
 
@@ -166,14 +167,14 @@ def _decode(run: Run, name: str, pace: float | None) -> Decode:
 
 def _frame(text: str, decodes: Sequence[Decode], now: float, rounds: bool) -> Image.Image:
     """All decodes at this time, or after so many rounds; one that has ended stays as it is."""
-    width = GAP + len(decodes) * (SIDE + GAP)
-    title = textwrap.wrap(text, width // 10, max_lines=2, placeholder="…")
-    names = [textwrap.wrap(decode.name, SIDE // 9) for decode in decodes]
+    width = max(GAP + len(decodes) * (SIDE + GAP), _legend(None, 0))
+    title = textwrap.wrap(text, width // 13, max_lines=2, placeholder="…")
+    names = [textwrap.wrap(decode.name, SIDE // 12) for decode in decodes]
     name_lines = max(map(len, names))
     top = GAP + TITLE_LINE * len(title) + GAP // 2
     upper = top + NOTE_LINE * name_lines + 4
     lower = upper + SIDE + 4
-    legend = lower + CLOCK_LINE + NOTE_LINE + GAP // 2
+    legend = lower + CLOCK_LINE + 2 * NOTE_LINE + GAP // 2
     page = Image.new("RGB", (width, legend + NOTE_LINE + GAP), PAPER)
     draw = ImageDraw.Draw(page)
     for number, line in enumerate(title):
@@ -188,20 +189,23 @@ def _frame(text: str, decodes: Sequence[Decode], now: float, rounds: bool) -> Im
         done = decode.ends[turn - 1] if turn else 0
         passed = min(now, decode.end)
         clock = f"{turn} rounds" if rounds else f"{passed:.2f} s"
-        note = f"{done} of {len(decode.cells)} tokens in {turn} rounds"
         draw.text((left, lower), clock, INK if now < decode.end else COLOURS[BONUS], CLOCK)
-        draw.text((left, lower + CLOCK_LINE), note, SOFT, NOTE)
+        notes = (f"{done} of {len(decode.cells)} tokens", f"in {turn} rounds")
+        for number, note in enumerate(notes):
+            draw.text((left, lower + CLOCK_LINE + NOTE_LINE * number), note, SOFT, NOTE)
     _legend(draw, legend)
     return page
 
 
-def _legend(draw: ImageDraw.ImageDraw, y: int) -> None:
-    """What the frames' colours mean, on a line at this height."""
+def _legend(draw: ImageDraw.ImageDraw | None, y: int) -> int:
+    """Write what the frames' colours mean on a line at this height, and return where it ends."""
     x = GAP
     for origin, meaning in NAMES.items():
-        draw.rectangle((x, y + 2, x + 12, y + 14), outline=COLOURS[origin], width=3)
-        draw.text((x + 18, y), meaning, SOFT, NOTE)
-        x += 18 + int(NOTE.getlength(meaning)) + 18
+        if draw:
+            draw.rectangle((x, y + 3, x + 16, y + 19), outline=COLOURS[origin], width=4)
+            draw.text((x + 22, y), meaning, SOFT, NOTE)
+        x += 22 + int(NOTE.getlength(meaning)) + 20
+    return x
 
 
 def _partial(decode: Decode, turn: int) -> Image.Image:
