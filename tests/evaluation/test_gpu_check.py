@@ -52,6 +52,16 @@ def test_every_method_of_discrete_tokens_is_checked(tmp_path: Path) -> None:
     assert named == {path.stem for path in (CONF / "method").glob("*.yaml")} - CONTINUOUS
 
 
+def test_a_dry_run_tells_the_checks_and_refuses_unknown_ones(tmp_path: Path, capsys: Any) -> None:
+    few = ("models=[shapes,lumina]", "methods=[ar,sjd]", "dry_run=true")
+    gpu_check.main(options(tmp_path, *few, "of_layouts=[ar]"))
+    told = capsys.readouterr().out
+    assert "to do: 2 checks of model=shapes: ar, sjd\nto do: 1 check of model=lumina: ar\n" in told
+    assert not (tmp_path / "gpu.json").exists()
+    with pytest.raises(TemperaError, match="did you mean eagle"):
+        gpu_check.main(options(tmp_path, *few, "of_layouts=[eagl]"))
+
+
 def test_nothing_to_check_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(TemperaError, match="nothing to check"):
         gpu_check.main(options(tmp_path, "methods=[]", "models=[shapes]"))

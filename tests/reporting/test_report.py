@@ -19,7 +19,7 @@ from scipy.stats import ttest_rel
 from wandb_workspaces.reports.v2 import interface as workspaces
 
 from tempera.commands import report as report_command
-from tempera.config.compose import composed
+from tempera.config.compose import composed, written
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.reporting import pareto, report, run_report, tables, wandb_report
@@ -60,6 +60,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("vl_convert.javascript_bundle", lambda: "")
         write_report(read(directory), directory / "out", unfinished)
     return directory
+
+
+def test_a_dry_run_of_a_report_names_its_runs_and_writes_nothing(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(made)
+    cfg = composed("report", [written("runs", place), f"output={tmp_path / 'out'}", "dry_run=true"])
+    assert report_command.main(cfg) == [] and not (tmp_path / "out").exists()
+    told = capsys.readouterr().out
+    names = ", ".join(run.name for run in read(made))
+    assert f"to do: a report in {tmp_path / 'out'} of 4 finished runs: {names}\n" in told
+    assert f"left out: {made / 'unfinished'} is unfinished" in told
 
 
 def length(value: float, prompts: int = 4, weight: float = 1.0) -> dict[str, Any]:

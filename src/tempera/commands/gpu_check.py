@@ -3,7 +3,7 @@ downloaded.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from io import StringIO
@@ -110,6 +110,9 @@ def main(cfg: DictConfig) -> None:
     count = sum(map(len, methods.values()))
     if not count:
         raise TemperaError("there is nothing to check: give models= and methods=")
+    if cfg.dry_run:
+        _tell(cfg.device, methods)
+        return
     found = Found(name_of(parse_device(cfg.device)), Path(str(cfg.directory)) / "gpu.json")
     found.write()
     print(f"{count} checks on {found.device}; each compiles the rounds of a method")
@@ -120,9 +123,7 @@ def main(cfg: DictConfig) -> None:
 
 def compare(found: Found, device: str, model: str, methods: Sequence[str]) -> None:
     """By method, the share of tokens that eager and compiled rounds of a model both emit."""
-    options = [f"device={device}", f"model={model}", "dtype=float32", "top_k=10"]
-    if model != SHIPPED:
-        options += [*TINY, *SIZES.get(model, ())]
+    options = _options(device, model)
     targets: list[TransformerTarget] = []
     with found.check(model):
         plain = Parts.of(composed("bench", [*options, "method=ar"]))
@@ -136,6 +137,28 @@ def compare(found: Found, device: str, model: str, methods: Sequence[str]) -> No
             parts = Parts.of(composed("bench", [*options, *f"method={method}".split()]))
             eager, compiled = (tokens(parts, target) for target in targets)
             found.same_tokens[name] = float((eager == compiled).double().mean())
+
+
+def _options(device: str, model: str) -> list[str]:
+    """Those by which a model is checked."""
+    options = [f"device={device}", f"model={model}", "dtype=float32", "top_k=10"]
+    return options if model == SHIPPED else [*options, *TINY, *SIZES.get(model, ())]
+
+
+def _tell(device: str, methods: Mapping[str, Sequence[str]]) -> None:
+    """Print what is checked of each model.
+
+    Raises:
+        TemperaError: a model or method is none.
+    """
+    for model, of_model in methods.items():
+        for method in of_model:
+            options = [*_options(device, model), "dry_run=true", *f"method={method}".split()]
+            Parts.of(composed("bench", options))
+        checks = "1 check" if len(of_model) == 1 else f"{len(of_model)} checks"
+        print(f"to do: {checks} of model={model}: {', '.join(of_model)}")
+    print("to download: nothing")
+    print("time: half a minute to more than one for a check on an H200, longer on a CPU")
 
 
 def tokens(parts: Parts, target: TransformerTarget) -> Tensor:

@@ -6,7 +6,7 @@ from omegaconf import DictConfig, ListConfig
 
 
 def main(cfg: DictConfig) -> list[Path]:
-    """Write the report, print the paths of its files and return them."""
+    """Write the report, print the paths of its files and return them; or tell its runs."""
     from tempera.reporting.baseline import compare  # pandas, Altair and matplotlib take seconds
     from tempera.reporting.collect import collect, find_runs
     from tempera.reporting.report import write_report
@@ -17,12 +17,18 @@ def main(cfg: DictConfig) -> list[Path]:
     runs, damaged = collect(finished)
     compare(runs, baseline)
     output = Path(str(cfg.output))
-    files = write_report(runs, output, unfinished, damaged, baseline)
+    files = []
+    if cfg.dry_run:
+        names = ", ".join(run.name for run in runs)
+        print(f"to do: a report in {output} of {len(runs)} finished runs: {names}")
+        print("time: seconds")
+    else:
+        files = write_report(runs, output, unfinished, damaged, baseline)
     for problem in [*damaged, *(f"{run} is unfinished" for run in unfinished)]:
         print(f"left out: {problem}")
     for file in files:
         print(file)
-    if cfg.publish:
+    if cfg.publish and not cfg.dry_run:
         from tempera.reporting.wandb_report import publish
 
         print(publish(runs, output, str(cfg.project), cfg.entity, baseline))

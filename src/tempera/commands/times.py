@@ -15,9 +15,7 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import read_json
 from tempera.runtime.installation import command
 from tempera.runtime.processor import Place, name_of
-from tempera.training.checkpoint import RECORD
 from tempera.training.recipe import Recipe
-from tempera.training.trainer import DRAFT, METRICS
 
 PLACE = {"device", "dtype", "compile", "weights", "outputs"}
 """Options that a benchmark of plain autoregression takes, too."""
@@ -112,6 +110,9 @@ def training_time(
         steps: how many; None: an unknown number.
         trainings: where trainings have left what they took.
     """
+    from tempera.training.checkpoint import RECORD  # half a second, which evaluations do not need
+    from tempera.training.trainer import DRAFT, METRICS
+
     computed = str(place.arithmetic).removeprefix("torch.")
     for file in _newest(trainings, f"{DRAFT}/{METRICS}"):
         try:
