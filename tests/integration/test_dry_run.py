@@ -184,7 +184,18 @@ def test_a_dry_run_answers_without_the_hub_and_names_the_commands(
     assert "to do: " in told and "HF_HUB_OFFLINE is set" in told
     assert "hf download peizesun/llamagen_t2i --include" in told
     assert config != "eval" or "hf download phiyodr/coco2017 " in told  # its prompts
+    stops = "the run would stop: metrics=real cannot measure all" in told
+    assert stops == (config in ("eval", "tune")) and "left out: http" not in told
     assert config == "prepare" or "memory: about " in told
+
+
+def test_a_dry_run_tells_the_draft_that_the_run_would_lack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["method=parallel", f"drafter.path={tmp_path / 'none'}", "limit=1", "metrics=none"]
+    assert evaluate(composed(*given, *DRY))["memory"] > 0
+    told = capsys.readouterr().out
+    assert f"the run would stop: there is no directory {tmp_path / 'none'}: train a draft" in told
 
 
 def test_the_time_is_that_of_the_last_fitting_benchmark(

@@ -4,6 +4,7 @@ is read or allocated: the networks have sizes and no data.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from tempera.data.prompts import Prompt
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.metrics.evaluators import Evaluator
+from tempera.metrics.torch_metrics import TorchMetrics
 from tempera.runtime.files import free_at
 from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
@@ -105,7 +107,23 @@ def dry_decoding(
         target = sized.fast_target()
         memory = decoding_memory(target, sized, batch, pictures=pictures)
     work = work.format(tokens=f"{target.length:,}")
-    return _shown(work, parts.place, memory, files, evaluator, unread)
+    problems = list(_refusals(parts, evaluator))
+    found = _shown(work, parts.place, memory, files, None if problems else evaluator, unread)
+    for problem in problems:
+        print(f"the run would stop: {problem}")
+    return found
+
+
+def _refusals(parts: Parts, evaluator: Evaluator | None) -> Iterator[TemperaError]:
+    """What a run refuses that a dry run answers: a draft or metrics that it lacks."""
+    base = evaluator.base if isinstance(evaluator, TorchMetrics) else evaluator
+    checks = [partial(parts.check_draft, of_the_hub=False)]
+    checks += [partial(base.check, parts.model)] if base else []
+    for check in checks:
+        try:
+            check()
+        except TemperaError as problem:
+            yield problem
 
 
 def decoding_memory(
