@@ -123,7 +123,7 @@ def test_a_difference_in_probability_is_per_token(made: Path) -> None:
 
 
 def test_a_chart_has_the_gain_below_the_quality_and_their_intervals(made: Path) -> None:
-    frame = results(read(made)).assign(curve="", point="", order=0)
+    frame = results(read(made)).assign(curve="", point="", order=0, speedup_n=9)
     gain, quality = table.find("speedup"), table.find("clip_score")
     shown = pareto.points(frame, gain, quality)
     assert [*shown["x_low"]] == [*frame["speedup_low"]] and [*shown["y"]] == [*frame["clip_score"]]

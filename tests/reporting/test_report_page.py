@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from report_runs import RUNS, made_up_runs
 
 from tempera.decoding.replay import REPLAYS
-from tempera.reporting import page
+from tempera.metrics.table import find
+from tempera.reporting import page, pareto
 from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.finished_run import results
 from tempera.reporting.tables import Section, table
 from tempera.runtime.image_files import picture_path
 
@@ -82,6 +85,18 @@ def test_lengths_are_rounded_once(tmp_path: Path) -> None:
     run.values["accepted_length"] = 144 / 65
     data, _ = page.page_data([run])
     assert f"{data['runs'][0]['prompts'][0]['length']:.2f}" == "2.22"
+
+
+def test_few_values_have_no_interval_in_charts(vega: None, tmp_path: Path) -> None:
+    """As in the tables."""
+    made_up_runs(tmp_path, TWO, prompts=4)
+    made_up_runs(tmp_path / "many", TWO, prompts=5)
+    runs, _ = collect(find_runs([tmp_path])[0])
+    for run, shown in zip(runs, page.page_data(runs)[0]["runs"], strict=True):
+        assert len(shown["metrics"]["clip_score"]) == (3 if run.images == 5 else 1)
+    frame = pd.concat([results(runs), pareto.curves(runs)], axis=1)
+    points = pareto.points(frame, pareto.axes("gain")[0], find("clip_score"))
+    assert [*(points["y_low"] < points["y_high"])] == [run.images == 5 for run in runs]
 
 
 def test_one_run_has_no_chart_and_no_vega(tmp_path: Path) -> None:

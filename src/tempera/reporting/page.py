@@ -24,7 +24,7 @@ from tempera.metrics import table
 from tempera.reporting import pareto
 from tempera.reporting.baseline import same_draws
 from tempera.reporting.finished_run import Run, labels, round_seconds
-from tempera.reporting.tables import Section, html_of
+from tempera.reporting.tables import Section, html_of, is_of_few
 from tempera.runtime.files import write_text
 from tempera.runtime.image_files import Picture, picture_path, read_picture
 from tempera.runtime.row_store import Row, Store
@@ -167,7 +167,8 @@ def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     ]
     metrics = {}
     for key, interval in run.metrics.items():
-        metrics[key] = [_finite(interval.get(end)) for end in ("value", "low", "high")]
+        ends = ("value",) if is_of_few(interval) else ("value", "low", "high")
+        metrics[key] = [_finite(interval.get(end)) for end in ends]
     return {
         "plain": run.plain,
         "model": run.model,

@@ -11,6 +11,7 @@ import pandas as pd
 from tempera.metrics import table
 from tempera.metrics.table import Metric
 from tempera.reporting.finished_run import Run, results, with_schedule
+from tempera.reporting.tables import FEW
 from tempera.runtime.files import replacing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
@@ -137,12 +138,15 @@ def _panels(frame: pd.DataFrame, gain: Metric) -> list[Any]:
 
 
 def points(frame: pd.DataFrame, gain: Metric, quality: Metric) -> pd.DataFrame:
-    """The runs that have both metrics, as `chart` takes them."""
+    """The runs that have both metrics, as `chart` takes them: a value of few has no interval."""
     names = {name: name for name in POINT}
-    for end in ENDS:
+    for end in (*ENDS, "_n"):
         names[gain.key + end] = f"x{end}"
         names[quality.key + end] = f"y{end}"
     data = frame.reindex(columns=list(names)).rename(columns=names).astype({"plain": bool})
+    for axis in ("x", "y"):
+        for end in ENDS[1:]:
+            data[axis + end] = data[axis + end].mask(data[f"{axis}_n"] < FEW, data[axis])
     return data.replace([np.inf, -np.inf], np.nan).dropna(subset=["x", "y"])
 
 

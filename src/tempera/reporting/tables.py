@@ -101,6 +101,12 @@ def long(sections: Iterable[Section]) -> pd.DataFrame:
     return cells[["table", "row", "column", *PARTS]]
 
 
+def is_of_few(parts: Cell) -> bool:
+    """Whether a cell is made of too few values for an interval."""
+    count = parts.get("n")
+    return known(count) and count < FEW
+
+
 def number(value: float | None, form: str) -> str:
     """A value in its format, a dash without one; large numbers are shortened, and zero has no minus
     sign.
@@ -130,10 +136,8 @@ def cell(parts: Cell, form: str, interval: bool = True) -> str:
     text = number(parts.get("value"), form) + mark
     low = parts.get("low")
     high = parts.get("high")
-    count = parts.get("n")
     bounded = known(low) and known(high) and math.isfinite(low) and math.isfinite(high)
-    few = known(count) and count < FEW
-    if not interval or not bounded or few:
+    if not interval or not bounded or is_of_few(parts):
         return text
     return f"{text} ({number(low, form)} … {number(high, form)})"
 
