@@ -97,6 +97,8 @@ def reason(problem: BaseException) -> str:
     if isinstance(problem, ValidationError):
         first = problem.errors()[0]
         place = ".".join(map(str, first["loc"])) or "it"
+        if first["type"] == "missing":
+            return f"{place} is missing"
         return shortened(f"{place}={first['input']}: {first['msg']}", 160)
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
     return lines[0].partition(". ")[0][:160]
