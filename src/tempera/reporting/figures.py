@@ -119,7 +119,10 @@ def acceptance(path: Path, title: str, result: Mapping[str, Any]) -> None:
     panels = list(figure.subplots(-(-count // columns), columns, squeeze=False).flatten())
     for name, values in places.items():
         panel = panels.pop(0)
-        shown = panel.imshow(np.array(values, np.float64).reshape(result["grid"]), vmin=0)
+        rows, columns = result["grid"]
+        cells = np.array(values, np.float64).reshape(rows, columns)
+        from_one = (0.5, columns + 0.5, rows + 0.5, 0.5)  # as report.html counts them
+        shown = panel.imshow(cells, vmin=0, extent=from_one)
         panel.set(title=name, xlabel="column of the image", ylabel="row of the image")
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         figure.colorbar(shown, ax=panel)
