@@ -217,13 +217,26 @@ def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
         ("train_draft/main.py -m limit=1,-1", "`limit=-1` is not possible"),
         ("train_draft/main.py -m mixed_precision=auto,x device=cuda", "`mixed_precision=x` is"),
         ("train_draft/prepare.py -m limit=1,-1", "`limit=-1` is not possible"),
+        ("train_draft/prepare.py -m shard_size=1,a", "`shard_size=a` is not possible"),
+        ("train_draft/main.py -m draft=eagle,parallel ttt_steps=1", "ttt_steps=1 has no effect"),
+        ("train_draft/prepare.py -m model=shapes,shapes_mar", "encodes images as discrete tokens"),
+        ("eval/run.py -m metrics=real metrics.names=[fid],[fud]", "there is no metric fud"),
+        (
+            "eval/run.py -m torchmetrics=ssim torchmetrics.ssim.kind=picture,x",
+            "`torchmetrics.ssim.kind=x` is not possible",
+        ),
+        ("eval/bench.py -m batch_sizes=[1],[0]", "`batch_sizes=[0]` is not possible"),
+        ("eval/bench.py -m method=eagle,ar", "choose another method, such as method=eagle"),
+        ("eval/tune.py -m budget=none,foo", "budget=foo is not a budget"),
+        ("eval/tune.py -m trees=[mc_sim_7b_63],[a]", "there is no draft tree 'a'"),
+        ("eval/tune.py -m images=1,0", "`images=0` is not possible"),
     ],
 )
 def test_the_options_of_a_command_are_checked_before_its_first_job(
     line: str, reason: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Any] = []
-    for command in ("evaluate", "train", "prepare"):
+    for command in ("evaluate", "train", "prepare", "bench", "tune"):
         monkeypatch.setattr(f"tempera.commands.{command}.main", begun.append)
     status, _, err = run(f"{line} tracking=none hydra.sweep.dir=a")
     assert (status, begun, Path("a").exists()) == (1, [], False)

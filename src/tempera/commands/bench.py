@@ -8,9 +8,10 @@ from typing import Any, cast
 from omegaconf import DictConfig
 
 from tempera.commands.costs import CAPTION, dry_decoding
-from tempera.config.instantiate import from_options
+from tempera.config.instantiate import from_options, product
 from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking
+from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import (
     BenchmarkColumn,
@@ -47,15 +48,10 @@ FORMATS = {
 
 def main(cfg: DictConfig) -> None:
     """Measure, print a table and write bench.json."""
+    plan = read_options(cfg)
     tracking = Tracking.of(cfg, "bench")
     parts = Parts.of(cfg)
     rule = parts.rule()
-    if not parts.is_discrete and "gamma" not in parts.decoding_part.options:
-        raise TemperaError(
-            "a benchmark of continuous tokens times rounds of draft and verification: choose "
-            "method=cspd or cspd_exact."
-        )
-    plan = from_options(cfg, BenchmarkPlan)
     if cfg.dry_run:
         sizes = ", ".join(map(str, plan.batch_sizes))
         work = f"rounds timed in images of {{tokens}} tokens, {sizes} at a time"
@@ -82,6 +78,29 @@ def main(cfg: DictConfig) -> None:
     content["launches"] = launched
     write_json(file, content)
     tracking.record(directory, _medians(report), shown, [file])
+
+
+def read_options(cfg: DictConfig) -> BenchmarkPlan:
+    """What this command reads itself; a sweep reads it of all jobs before the first begins.
+
+    Raises:
+        TemperaError: also for a method without rounds to time.
+    """
+    plan = from_options(cfg, BenchmarkPlan)
+    is_discrete = cfg.model.get("tokens", "discrete") == "discrete"
+    if not is_discrete and "gamma" not in cfg.decoding:
+        raise TemperaError(
+            "a benchmark of continuous tokens times rounds of draft and verification: choose "
+            "method=cspd or cspd_exact.",
+            option="method",
+        )
+    if is_discrete and product(cfg.drafter) is NoDraft:
+        raise TemperaError(
+            "a benchmark times rounds of draft and verification beside plain autoregression: "
+            "choose another method, such as method=eagle.",
+            option="method",
+        )
+    return plan
 
 
 def _launches(target: Any, method: Method | None, batch_size: int) -> dict[str, Launches]:

@@ -72,7 +72,7 @@ def main(cfg: DictConfig) -> dict[str, float] | float:
     """Run one evaluation and return its metrics, or the one that is optimised."""
     metrics = run(cfg)
     wanted = cfg.optimized_metric
-    if wanted is None or not metrics:
+    if wanted is None or not metrics or cfg.dry_run:
         return metrics
     if wanted not in metrics:
         raise TemperaError(
@@ -88,10 +88,8 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     Args:
         quiet: print no results: the caller shows them.
     """
-    options, wanted = read_options(cfg)
+    options, wanted, protocol, evaluator = read_options(cfg)
     tracking = Tracking.of(cfg, "eval", options.choices, options.overrides)
-    protocol = _protocol(cfg, options)
-    evaluator = build_evaluator(cfg, options.against)
     parts = Parts.of(cfg)
     if not options.dry_run:
         parts.check_draft(of_the_hub=False)  # before downloads are listed
@@ -133,11 +131,14 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     return _work(evaluation, tracker, None if quiet else options.verbose)
 
 
-def read_options(cfg: DictConfig) -> tuple[Options, Wanted | None]:
+def read_options(
+    cfg: DictConfig,
+) -> tuple[Options, Wanted | None, SpeedProtocol, Evaluator]:
     """What this command reads itself; a sweep reads it of all jobs before the first begins."""
     options = from_options(cfg, Options)
     _check_paper(options.paper)
-    return options, Wanted.of(cfg)
+    evaluator = build_evaluator(cfg, options.against)
+    return options, Wanted.of(cfg), _protocol(cfg, options), evaluator
 
 
 def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:

@@ -9,8 +9,8 @@ from pydantic import PositiveInt
 
 from tempera.commands.costs import read_with_files, to_download
 from tempera.config.compose import pasted
-from tempera.config.instantiate import Part, from_options, part
-from tempera.config.parts import Parts
+from tempera.config.instantiate import Part, from_options, options_of, part
+from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.encoders import CodeEncoder
 from tempera.data.entries import Source, shown
@@ -32,9 +32,9 @@ class Options:
 
 def main(cfg: DictConfig) -> None:
     """Encode the source, or what is left of it; with dry_run, tell what that would be."""
-    options = read_options(cfg)
+    options, shards = read_options(cfg)
     tracking = Tracking.of(cfg, "prepare")
-    parts = Parts.of(cfg, discrete=f"`{command('prepare')}` encodes images as discrete tokens")
+    parts = Parts.of(cfg)
     source_part: Part[Source] = part(cfg.source)
     encoder: Part[CodeEncoder] = part(cfg.encoder)
     directory = options.directory
@@ -54,13 +54,10 @@ def main(cfg: DictConfig) -> None:
     before = Manifest.load(directory).next if (directory / MANIFEST).is_file() else 0
     code_encoder = parts.code_encoder(encoder)
     began = time.monotonic()
-    manifest = from_options(
-        cfg,
-        prepare,
+    manifest = shards.make(
         source=source,
         encoder=code_encoder,
         captions=parts.captions(),
-        directory=directory,
         processes=processes,
     )
     if processes.is_main:
@@ -69,9 +66,12 @@ def main(cfg: DictConfig) -> None:
         _track(manifest, directory, tracking, manifest.next - before, seconds)
 
 
-def read_options(cfg: DictConfig) -> Options:
-    """What this command reads itself; a sweep reads it of all jobs before the first begins."""
-    return from_options(cfg, Options)
+def read_options(cfg: DictConfig) -> tuple[Options, Part[Manifest]]:
+    """What this command reads itself, and what writes the shards, which takes the objects yet; a
+    sweep reads it of all jobs before the first begins.
+    """
+    check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
+    return from_options(cfg, Options), options_of(cfg, prepare, without=("source", "encoder"))
 
 
 def _show(manifest: Manifest, directory: Path, model: str) -> None:

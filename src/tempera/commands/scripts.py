@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-CHECKED = {"eval": "evaluate", "train_draft": "train", "prepare": "prepare"}
+CHECKED = {
+    "eval": "evaluate",
+    "train_draft": "train",
+    "prepare": "prepare",
+    "bench": "bench",
+    "tune": "tune",
+}
 """Modules whose `read_options(cfg)` raises TemperaError for a wrong option of their command, by the
 command's configuration.
 """

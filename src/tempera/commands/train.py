@@ -17,7 +17,7 @@ from tempera.config.compose import option_name, pasted, typed
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
 from tempera.config.options import Role, role_of
-from tempera.config.parts import Parts
+from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.entries import Source
 from tempera.drafters.draft_network import DraftNetwork
@@ -57,14 +57,10 @@ class Options:
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
-    options, recipe = read_options(cfg)
+    options, recipe, loss, draft = read_options(cfg)
     tracking = Tracking.of(cfg, "train_draft")
-    parts = Parts.of(cfg, discrete=f"`{command('train')}` trains drafts of discrete tokens")
-    loss: Loss = instantiate(cfg.loss)
+    parts = Parts.of(cfg)
     codes: Part[Codes] = part(cfg.train_data)
-    draft: Part[DraftNetwork] = part(cfg.draft)
-    _check_effect(cfg, loss, draft)
-    _check_drafts(options)
     processes = Processes(cpu=parts.place.device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
         tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", parts.place.device)
@@ -100,9 +96,16 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     return metrics
 
 
-def read_options(cfg: DictConfig) -> tuple[Options, Recipe]:
+def read_options(cfg: DictConfig) -> tuple[Options, Recipe, Loss, Part[DraftNetwork]]:
     """What this command reads itself; a sweep reads it of all jobs before the first begins."""
-    return from_options(cfg, Options), build_recipe(cfg)
+    check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
+    options = from_options(cfg, Options)
+    recipe = build_recipe(cfg)
+    loss: Loss = instantiate(cfg.loss)
+    draft: Part[DraftNetwork] = part(cfg.draft)
+    _check_effect(cfg, loss, draft)
+    _check_drafts(options)
+    return options, recipe, loss, draft
 
 
 def _work(options: Options, recipe: Recipe) -> str:

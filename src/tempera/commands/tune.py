@@ -2,18 +2,19 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig
+from pydantic import PositiveFloat, PositiveInt
 
 from tempera.commands import evaluate
 from tempera.commands.costs import CAPTION, dry_decoding
 from tempera.config.compose import composed, option_name, written
 from tempera.config.instantiate import from_options, instantiate
 from tempera.config.options import Role, role_of
-from tempera.config.parts import Parts
+from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.prompts import Prompt, check_prompts
 from tempera.decoding.interfaces import Drafter, Rule
@@ -59,18 +60,26 @@ SHOWN = {"speed-up": ".2f", "predicted": ".2f", "off": "+.0%", "length": ".2f", 
 """Columns of the printed table, with the formats of their values."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """What this command reads itself; conf/tune.yaml says what each is."""
+
+    depths: list[PositiveInt]
+    trees: list[str]
+    prices: list[PositiveFloat]
+    deltas: list[PositiveFloat]
+    runs: PositiveInt
+    images: PositiveInt
+    timed: PositiveInt
+
+
 def main(cfg: DictConfig) -> None:
     """Predict, run the best settings, print them in a table, how far the predictions were off, and
     the command to use; write tune.json.
     """
+    options, budget, plan, evaluator = read_options(cfg)
     tracking = Tracking.of(cfg, "tune")
-    what = f"`{command('tune')}` chooses among methods for discrete tokens"
-    parts = Parts.of(cfg, discrete=what)
-    for name in cfg.trees:
-        Tree.named(name)  # raises TemperaError
-    evaluator: Evaluator = instantiate(cfg.metrics)
-    budget = Budget.parse(cfg.budget)
-    plan = from_options(cfg, TuningPlan)
+    parts = Parts.of(cfg)
     settings = _Settings(cfg, lossless=budget.measure == "none")
     if cfg.dry_run:
         _tell(cfg, settings, evaluator)
@@ -82,7 +91,7 @@ def main(cfg: DictConfig) -> None:
     console = Output()
     predictions = _predict(settings, prompts, plan, console)
     runs = _RealRuns(settings)
-    outcomes = try_out(predictions, budget, cfg.runs, runs)
+    outcomes = try_out(predictions, budget, options.runs, runs)
     best = fastest(outcomes, budget)
     file = Path(str(cfg.directory)) / "tune.json"
     write_json(
@@ -96,13 +105,23 @@ def main(cfg: DictConfig) -> None:
             "predictions": [asdict(prediction) for prediction in predictions],
         },
     )
-    compared = runs.compared(f"{cfg.images} images")
+    compared = runs.compared(f"{options.images} images")
     shown = texts(compared)
     show(shown, compared.title)
     console.print(compared.text, highlight=False, soft_wrap=True)
     use = shlex.join(settings.arguments(best.options))
     console.print(f"use: {command('eval')} {use}", highlight=False, soft_wrap=True)
     tracking.record(file.parent, {"use": use, **asdict(best)}, shown, [file])
+
+
+def read_options(cfg: DictConfig) -> tuple[Options, Budget, TuningPlan, Evaluator]:
+    """What this command reads itself; a sweep reads it of all jobs before the first begins."""
+    check_discrete(cfg, f"`{command('tune')}` chooses among methods for discrete tokens")
+    options = from_options(cfg, Options)
+    for name in options.trees:
+        Tree.named(name)  # raises TemperaError
+    evaluator: Evaluator = instantiate(cfg.metrics)
+    return options, Budget.parse(cfg.budget), from_options(cfg, TuningPlan), evaluator
 
 
 def _predict(

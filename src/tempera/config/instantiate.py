@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast, get_type_hints
 
@@ -141,12 +141,17 @@ def instantiate(node: object, /, **objects: object) -> Any:
     return part(node).make(**objects)
 
 
+def options_of(cfg: DictConfig, call: Callable[..., T], without: Collection[str] = ()) -> Part[T]:
+    """Check the top-level options that a function takes, but for those that will be objects."""
+    names = [
+        name for name in inspect.signature(call).parameters if name in cfg and name not in without
+    ]
+    return Part(call, _checked(cfg, call, names), cfg)
+
+
 def from_options(cfg: DictConfig, call: Callable[..., T], /, **objects: object) -> T:
     """Make an object of the top-level options at once, but for those that `objects` replace."""
-    names = [
-        name for name in inspect.signature(call).parameters if name in cfg and name not in objects
-    ]
-    return Part(call, _checked(cfg, call, names), cfg).make(**objects)
+    return options_of(cfg, call, objects).make(**objects)
 
 
 def _checked(node: DictConfig, call: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:

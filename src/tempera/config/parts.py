@@ -142,11 +142,8 @@ class Parts:
         kind: Tokens = fitting(
             model.get("tokens", "discrete"), Literal["discrete", "continuous"], "model.tokens"
         )
-        if discrete and kind != "discrete":
-            raise TemperaError(
-                f"{discrete}, but those of model={model.name} are continuous: choose another "
-                "model; a MAR's draft is a smaller MAR, as in drafter=mar_base."
-            )
+        if discrete:
+            check_discrete(cfg, discrete)
         _check_tokens(cfg, kind)
         _check_weights(cfg)
         _check_image_size(cfg)
@@ -470,6 +467,17 @@ def check_job(cfg: DictConfig) -> None:
         parts = Parts.of(cfg, elsewhere=True)
         if not parts.reads_files and cfg.get("expected_length") is None:
             parts.rule()
+
+
+def check_discrete(cfg: DictConfig, what: str) -> None:
+    """Raise TemperaError for a model of continuous tokens; `what` says what is for discrete ones
+    alone.
+    """
+    if cfg.model.get("tokens", "discrete") != "discrete":
+        raise TemperaError(
+            f"{what}, but those of model={cfg.model.name} are continuous: choose another "
+            "model; a MAR's draft is a smaller MAR, as in drafter=mar_base."
+        )
 
 
 def check_draft(

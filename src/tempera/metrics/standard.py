@@ -63,6 +63,9 @@ class StandardEvaluator(Evaluator):
         allow_missing: if `names` is None, leave out what cannot be had, and say so.
         resamples: number of bootstrap resamples for each interval.
         networks: all networks that can be chosen, by name.
+
+    Raises:
+        TemperaError: there is no metric of a name.
     """
 
     def __init__(
@@ -80,6 +83,10 @@ class StandardEvaluator(Evaluator):
         self.images = Reference(reference)
         self._resamples = resamples
         self._problems: dict[str, TemperaError | None] = {}
+        if names is not None and not names:
+            raise TemperaError("names lists no metric: give one or more, or measure none.")
+        for name in names or ():
+            self._find(name)
 
     @property
     @override
@@ -93,8 +100,6 @@ class StandardEvaluator(Evaluator):
 
     @override
     def check(self, model: str) -> None:
-        if self.names is not None and not self.names:
-            raise TemperaError("names lists no metric: give one or more, or measure none.")
         if self.names is None and not self.allow_missing:
             self._check_usual()
         _ = self._chosen  # raises where a metric cannot be measured
