@@ -261,6 +261,19 @@ def test_a_job_that_lacks_an_option_of_the_others_is_named(
     assert run(line, cases)[0] == 0 and begun == [[2, 0.5], [2, None]]
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(("a", "a"), "method/a name itself"), (("b", "a"), "method/a and method/b name each other")],
+)
+def test_defaults_in_a_circle_are_told(names: tuple[str, str], words: str, run: Run) -> None:
+    place = Path("own/method")
+    place.mkdir(parents=True)
+    for file, name in zip(("a", "b"), names, strict=True):
+        (place / f"{file}.yaml").write_text(f"defaults: [{name}]\n")
+    status, _, err = run("eval/run.py -cd own method=a")
+    assert status == 1 and err.startswith(f"error: the defaults of {words}") and "bug" not in err
+
+
 def test_the_main_process_alone_writes_the_runs_log(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

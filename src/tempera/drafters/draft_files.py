@@ -10,7 +10,9 @@ import torch
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
+from tempera.runtime.installation import command
 from tempera.runtime.network_directory import (
+    CONFIG,
     WEIGHTS,
     draft_directory,
     parse_sizes,
@@ -52,6 +54,8 @@ def read_draft(kind: type[Network], directory: str | Path) -> Network:
     what = f"a draft of the kind {kind.drafter}"
 
     def build(values: dict[str, Any]) -> Network:
+        if "target" in values and "layer_sizes" not in values:
+            raise _earlier(kind, values.get("model"), place)
         return kind(parse_sizes(kind.config_type, values))
 
     if are_sizes_enough():
@@ -59,6 +63,16 @@ def read_draft(kind: type[Network], directory: str | Path) -> Network:
     network = read_network(place, build, what=what)
     network.identity = sha256_file(place / WEIGHTS)[:16]
     return network
+
+
+def _earlier(kind: type[DraftNetwork], model: object, place: Path) -> TemperaError:
+    """The error for a draft whose config.json an earlier version wrote."""
+    trained = f"{command('train')} model={model} draft={kind.drafter}"
+    return TemperaError(
+        f"{place / CONFIG} was written by an earlier version, without layer_sizes: train the draft "
+        "anew, or write there the config.json of another draft of the same model and options, such "
+        f"as `{trained} steps=1 hydra.run.dir=DIR` makes, with this one's target."
+    )
 
 
 def draft_to_decode(
