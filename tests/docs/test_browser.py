@@ -108,6 +108,23 @@ def test_the_axes_are_chosen(page: Any) -> None:
     page.wait_for_selector("#chart text:text-is('KL bound per token ↓')")
 
 
+def test_a_run_without_a_point_is_named(browser: Any, tmp_path: Path) -> None:
+    """As LANTERN's KL bound, which is infinite."""
+    runs, _ = collect(find_runs([made_up_runs(tmp_path, RUNS[:3], prompts=1)])[0])
+    runs[2].metrics["kl_per_token"] = {"value": float("inf")}
+    write_report(runs, tmp_path)
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-ready]")
+    assert page.locator("#chart-note").inner_text() == ""
+    page.locator("#axis-y").select_option("kl_per_token")
+    page.wait_for_selector("#chart text:text-is('KL bound per token ↓')")
+    told = page.locator("#chart-note").inner_text()
+    assert told == "No point, for want of a finite value: coolsd δ=1.1."
+    page.close()
+
+
 def test_a_chart_without_points_says_so(browser: Any, tmp_path: Path) -> None:
     made_up_runs(tmp_path, RUNS[:1], prompts=1)
     made_up_runs(tmp_path / "again", RUNS[:1], prompts=1)

@@ -50,8 +50,12 @@
         y: right[0], y_low: right[1] ?? right[0], y_high: right[2] ?? right[0],
       };
     });
-    const shown = (row) => data.runs[row.number].model === model && row.x !== null;
-    spec.datasets = { runs: rows.filter((row) => shown(row) && row.y !== null) };
+    const placed = (row) => row.x !== null && row.y !== null;
+    const among = rows.filter((row) => data.runs[row.number].model === model);
+    spec.datasets = { runs: among.filter(placed) };
+    const others = among.filter((row) => !placed(row) && !row.plain).map((row) => row.name);
+    at("chart-note").textContent =
+      others.length ? `No point, for want of a finite value: ${others.join(", ")}.` : "";
     at("chart").dataset.points = spec.datasets.runs.length;
     const has = (plain) => spec.datasets.runs.some((row) => row.plain === plain);
     const isPlain = (layer) => layer.transform[0].filter === "datum.plain";
