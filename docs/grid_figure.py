@@ -36,7 +36,9 @@ SHOWN = {
         "mar cspd_exact gamma=2",
     ],
 }
-PICTURES = 6
+PICTURES = 5
+TEXT = 11
+"""Points; a page shows about two thirds of the size."""
 
 
 def labels(file: str) -> dict[str, str]:
@@ -52,7 +54,7 @@ def draw(file: str) -> None:
     runs = {row: read_run(directories[row]) for row in shown}
     first = next(iter(runs.values()))
     texts = dict(list(first.texts.items())[:PICTURES])
-    figure = Figure(figsize=(1.45 * PICTURES + 2.1, 1.35 * len(runs) + 0.7), layout="constrained")
+    figure = Figure(figsize=(1.5 * PICTURES + 2.1, 1.45 * len(runs) + 0.9), layout="constrained")
     panels = figure.subplots(len(runs), PICTURES)
     for line, (row, run) in zip(panels, runs.items(), strict=True):
         for panel, name in zip(line, texts, strict=True):
@@ -61,9 +63,9 @@ def draw(file: str) -> None:
             panel.spines[:].set_visible(False)
         method = textwrap.fill(row.removeprefix("mar "), 20, break_on_hyphens=False)
         label = f"{method}\n{shown[row]}"
-        line[0].set_ylabel(label, rotation=0, ha="right", va="center", labelpad=8)
+        line[0].set_ylabel(label, size=TEXT, rotation=0, ha="right", va="center", labelpad=8)
     for panel, text in zip(panels[0], texts.values(), strict=True):
-        panel.set_title(textwrap.fill(text, 20), size=9)
+        panel.set_title(textwrap.fill(text, 18), size=TEXT)
     figure.savefig(DOCS / file, dpi=110, metadata={"Description": json.dumps(shown)})
 
 
