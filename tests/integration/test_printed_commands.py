@@ -112,16 +112,21 @@ def test_options_of_a_search_that_is_not_made_are_refused(run: Run) -> None:
     assert status == 1 and "matching.prompts=7" in err and "expected_length" in err
 
 
-TINY = (
-    "model=janus_pro_1b +model.spec.image_size=64 ++model.network.sizes.hidden_size=32 "
-    "++model.network.sizes.num_hidden_layers=1 ++model.network.sizes.num_attention_heads=2"
+SMALL = (
+    "++model.network.sizes.hidden_size=32 ++model.network.sizes.num_hidden_layers=1 "
+    "++model.network.sizes.num_attention_heads=2 ++model.network.sizes.num_key_value_heads=1"
 )
+TINY = {
+    "shapes": "",
+    "janus": f"model=janus_pro_1b +model.spec.image_size=64 {SMALL}",
+    "glm": f"model=glm_image image_size=64 ++model.network.sizes.mrope_section=[2,3,3] {SMALL}",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["", TINY])
+@pytest.mark.parametrize("model", TINY)
 def test_the_command_of_a_dry_run_times_the_steps_of_a_training(run: Run, model: str) -> None:
-    line = f"train_draft/main.py batch_size=1 epochs=2 limit=300 steps=null {model}"
+    line = f"train_draft/main.py batch_size=1 epochs=2 limit=300 steps=null {TINY[model]}"
     dry = f"dry_run=true {QUIET}"
     said = run(line, dry)[1]
     (command,) = re.findall(r"(?m)^time: unknown; `(.*)` times steps for the next dry_run$", said)

@@ -128,7 +128,9 @@ def test_what_cannot_be_downloaded_is_one_sentence_and_a_command_for_each_reposi
         'hf download a/b --include "x" --include "z"',
         'hf download c/d --revision main --include "y"',
     ]
-    assert "\n" not in str(together(problems[2:]))
+    one = str(together([problems[0], *problems[2:]]))
+    assert "\n" not in one and one.count("a/b is not in the hub's cache") == 1
+    assert '`hf download a/b --include "x" --include "z"`' in one
 
 
 @pytest.mark.parametrize(

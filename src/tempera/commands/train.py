@@ -23,6 +23,7 @@ from tempera.data.entries import Source
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import pictures_of
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.runtime.distributed import Processes, started_as_main
 from tempera.runtime.files import writable_directory
 from tempera.runtime.hub import Repository
@@ -139,7 +140,7 @@ def _tell(
     told = training_time(parts.place, facts, recipe, steps, trainings)
     if told is None:
         has_files = found.get("download") == 0 and "source" not in cfg
-        timing = _timing(cfg, has_files)
+        timing = _timing(cfg, parts, has_files)
         told = f"unknown; `{timing}` times steps for the next dry_run"
     print(f"time: {told}")
     if cfg.train_data.get("draws"):
@@ -153,14 +154,12 @@ def _tell(
     return found
 
 
-def _timing(cfg: DictConfig, has_files: bool) -> str:
+def _timing(cfg: DictConfig, parts: Parts, has_files: bool) -> str:
     """The command that times steps of this training, which need no files of weights or images."""
     given = ["steps=50", "holdout=1", "decodes=0"]
     given.append("hydra.run.dir=${outputs}/train_draft/${started:}_timed")
     if not has_files:
-        given += ["weights=random", "limit=400"]
-        if cfg.family.train_data != "generated_classes":  # texts: any images are as good
-            given += ["train_data=laion_coco", "source=shapes", "train_data.path=null"]
+        given += ["weights=random", "limit=100", *_any_images(cfg, parts)]
     replaced = {"dry_run", "epochs", *(option.partition("=")[0] for option in given)}
     if not has_files:
         replaced |= {"revision", "source", "train_data"}
@@ -170,6 +169,17 @@ def _timing(cfg: DictConfig, has_files: bool) -> str:
         if not {name := option_name(option), name.partition(".")[0]} & replaced
     ]
     return f"{command('train')} {shlex.join([*own, *given])}"
+
+
+def _any_images(cfg: DictConfig, parts: Parts) -> list[str]:
+    """Options of training images that need no files: a step takes as long with any."""
+    if cfg.family.train_data == "generated_classes":
+        return []
+    with parts.sized() as (sized, _):
+        encodes = type(sized.tokenizer()).encode is not ImageTokenizer.encode
+    if not encodes:
+        return ["train_data=generated", "source=shapes"]
+    return ["train_data=laion_coco", "source=shapes", "train_data.path=null"]
 
 
 def _publish(run: TrainingRun, repository: str | None) -> None:

@@ -96,24 +96,26 @@ class _Bars(tqdm):
 def together(problems: Sequence[TemperaError]) -> TemperaError:
     """One error for several; what cannot be downloaded from one repository is one command."""
     patterns: dict[Repository, list[str]] = {}
+    others: list[TemperaError] = []
     for problem in problems:
         if isinstance(problem, CannotReach):
             patterns.setdefault(problem.repository, []).extend(problem.patterns)
             why = problem.why
-    if len(patterns) < 2:
-        sentences = dict.fromkeys(str(problem).rstrip(".") for problem in problems)
-        return TemperaError("; ".join(sentences) + ".")
-    others = [problem for problem in problems if not isinstance(problem, CannotReach)]
+        else:
+            others.append(problem)
+    lacking = {repository: list(dict.fromkeys(names)) for repository, names in patterns.items()}
+    if len(lacking) < 2:
+        others += [CannotReach(repository, names, why) for repository, names in lacking.items()]
     sentences = dict.fromkeys(str(problem).rstrip(".") for problem in others)
-    sentences[
-        f"{len(patterns)} repositories are not in the hub's cache, and the hub cannot be reached "
+    if len(lacking) < 2:
+        return TemperaError("; ".join(sentences) + ".")
+    several = (
+        f"{len(lacking)} repositories are not in the hub's cache, and the hub cannot be reached "
         f"({why}): on a machine with a network run these commands, and copy the cache directory "
         "(HF_HUB_CACHE) here"
-    ] = None
-    commands = [
-        repository.command(list(dict.fromkeys(names))) for repository, names in patterns.items()
-    ]
-    return TemperaError("; ".join(sentences) + ":", details=commands)
+    )
+    commands = [repository.command(names) for repository, names in lacking.items()]
+    return TemperaError("; ".join([*sentences, several]) + ":", details=commands)
 
 
 @dataclass(frozen=True)
