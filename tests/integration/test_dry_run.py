@@ -184,6 +184,7 @@ def test_a_dry_run_answers_without_the_hub_and_names_the_commands(
     assert "to do: " in told and "HF_HUB_OFFLINE is set" in told
     assert "hf download peizesun/llamagen_t2i --include" in told
     assert config != "eval" or "hf download phiyodr/coco2017 " in told  # its prompts
+    assert (config == "bench") != bool(re.search(r"(?m)^time( of the runs)?: unknown; ", told))
     stops = "the run would stop: metrics=real cannot measure all" in told
     assert stops == (config in ("eval", "tune")) and "left out: http" not in told
     assert config == "prepare" or "memory: about " in told

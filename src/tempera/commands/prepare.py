@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from pydantic import PositiveInt
 
 from tempera.commands.costs import read_with_files, to_download
+from tempera.commands.times import Timing, decoding_time
 from tempera.config.compose import pasted
 from tempera.config.instantiate import Part, from_options, options_of, part
 from tempera.config.parts import Parts, check_discrete
@@ -41,7 +42,7 @@ def main(cfg: DictConfig) -> None:
     processes = Processes(cpu=parts.place.device.type == "cpu")
     if options.dry_run:
         if processes.is_main:
-            _tell(options.limit, source_part, directory, parts, encoder)
+            _tell(cfg, options, source_part, parts, encoder)
         return
 
     def networks(sized: Parts) -> None:
@@ -106,13 +107,13 @@ def _track(
 
 
 def _tell(
-    limit: int | None,
+    cfg: DictConfig,
+    options: Options,
     source: Part[Source],
-    directory: Path,
     parts: Parts,
     encoder: Part[CodeEncoder],
 ) -> None:
-    """Print what would be encoded, and downloaded for it."""
+    """Print what would be encoded, downloaded for it, and how long it takes."""
     unread: list[CannotReach] = []
     try:
         source.make()
@@ -120,7 +121,12 @@ def _tell(
         unread.append(problem)
     with parts.sized() as (sized, files):
         sized.code_encoder(encoder)
-    entries = "all" if limit is None else f"at most {limit:,}"
-    print(f"to do: {entries} entries of the source to shards in {directory}")
-    to_download(files, unread=unread)
+    entries = "all" if options.limit is None else f"at most {options.limit:,}"
+    print(f"to do: {entries} entries of the source to shards in {options.directory}")
+    missing = to_download(files, unread=unread)
     print("beside it: what the source lacks on this machine")
+    time = "unknown; time a part with limit=200 hydra.run.dir=DIR, and multiply"
+    if encoder.takes("target"):
+        rounds = Timing.of_plain(cfg, has_files=missing == 0)
+        time = decoding_time(parts, rounds, options.limit, parts.batch_size)
+    print(f"time: {time}")

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 
+from tempera.config.compose import option_name, typed
 from tempera.config.parts import Parts
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json
@@ -36,6 +38,14 @@ class Timing:
     method: str | None
     options: list[str]
     benches: Path
+
+    @classmethod
+    def of_plain(cls, cfg: DictConfig, *, has_files: bool) -> "Timing":
+        """Of plain autoregression on the place of a configuration of discrete tokens."""
+        place = [option for option in typed(cfg) if option_name(option) in PLACE]
+        options = [f"model={cfg.model.name}", "method=scd", *place]
+        made = cls(None, options, Path(str(cfg.outputs)) / "bench")
+        return made if has_files else made.without_weights
 
     @property
     def without_weights(self) -> "Timing":

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import PositiveFloat, PositiveInt
 
 from tempera.commands.costs import dry_training, read_with_files
-from tempera.commands.times import PLACE, Timing, decoding_time, training_time
+from tempera.commands.times import Timing, decoding_time, training_time
 from tempera.config.compose import option_name, pasted, typed
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
@@ -144,11 +144,7 @@ def _tell(
         told = f"unknown; `{timing}` times steps for the next dry_run"
     print(f"time: {told}")
     if cfg.train_data.get("draws"):
-        given = [f"model={cfg.model.name}", "method=scd"]
-        given += [option for option in typed(cfg) if option_name(option) in PLACE]
-        rounds = Timing(None, given, Path(str(cfg.outputs)) / "bench")
-        if found.get("download") != 0:
-            rounds = rounds.without_weights
+        rounds = Timing.of_plain(cfg, has_files=found.get("download") == 0)
         drawing = decoding_time(parts, rounds, options.limit, drawn)
         print(f"time of drawing the training images: {drawing}")
     return found

@@ -11,6 +11,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from tempera.commands import evaluate
 from tempera.commands.costs import CAPTION, dry_decoding
+from tempera.commands.times import Timing, decoding_time
 from tempera.config.compose import composed, option_name, written
 from tempera.config.instantiate import from_options, instantiate
 from tempera.config.options import Role, role_of
@@ -154,7 +155,11 @@ def _tell(cfg: DictConfig, settings: "_Settings", evaluator: Evaluator) -> None:
         f"{cfg.images} images of {{tokens}} tokens"
     )
     batch = [CAPTION] * max(cfg.limit, cfg.batch_size)
-    dry_decoding(settings.parts({"method": settings.drafts[0]}), batch, work, evaluator=evaluator)
+    parts = settings.parts({"method": settings.drafts[0]})
+    found = dry_decoding(parts, batch, work, evaluator=evaluator)
+    rounds = Timing.of_plain(cfg, has_files=found.get("download") == 0)
+    together = settings.parts(PLAIN).batch_size
+    print(f"time of the runs: {decoding_time(parts, rounds, cfg.runs * cfg.images, together)}")
     for name, outcome in settings.tried.items():
         if outcome != TRIED:
             print(f"{name}: {outcome}")
