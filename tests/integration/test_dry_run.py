@@ -199,6 +199,27 @@ def test_a_dry_run_tells_the_draft_that_the_run_would_lack(
     assert f"the run would stop: there is no directory {tmp_path / 'none'}: train a draft" in told
 
 
+@pytest.mark.slow
+def test_a_dry_run_of_tuning_tells_the_drafts_that_it_would_lack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["model=lumina", f"outputs={tmp_path}", "metrics=none", *DRY]
+    cfg = compose.composed("tune", given, tmp_path / "run")
+    tune(cfg)
+    told = capsys.readouterr().out
+    assert "to do: " in told and "eagle: left out: " in told and "parallel: left out: " in told
+    stops = f"the run would stop: there is no directory {tmp_path}/train_draft/lumina-medusa"
+    assert told.count("the run would stop: ") == told.count(stops) == 1
+    assert "++model.medusa=DIR" in told
+    named = [f"++model.parallel={tmp_path / 'none'}", f"outputs={tmp_path}", "metrics=none", *DRY]
+    tune(compose.composed("tune", named, tmp_path / "run"))
+    told = capsys.readouterr().out
+    assert told.count(f"the run would stop: there is no directory {tmp_path / 'none'}: ") == 1
+    cfg.dry_run = False
+    with pytest.raises(TemperaError, match="lumina-medusa"):
+        tune(cfg)
+
+
 def test_the_time_is_that_of_the_last_fitting_benchmark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def dry_decoding(
     evaluator: Evaluator | None = None,
     unread: Sequence[CannotReach] = (),
     pictures: bool = True,
+    checks_draft: bool = True,
 ) -> dict[str, float]:
     """Print what decoding a batch takes; returns the bytes of `memory`, and those to `download` if
     the hub can be reached.
@@ -102,23 +103,27 @@ def dry_decoding(
         evaluator: may have files to download.
         unread: what else cannot be downloaded.
         pictures: whether pictures are made.
+        checks_draft: whether to tell that the draft is missing.
     """
     with parts.sized() as (sized, files):
         target = sized.fast_target()
         memory = decoding_memory(target, sized, batch, pictures=pictures)
     work = work.format(tokens=f"{target.length:,}")
-    problems = list(_refusals(parts, evaluator))
+    checks = [partial(parts.check_draft, of_the_hub=False)] if checks_draft else []
+    problems = list(_refusals(checks, parts.model, evaluator))
     found = _shown(work, parts.place, memory, files, None if problems else evaluator, unread)
     for problem in problems:
         print(f"the run would stop: {problem}")
     return found
 
 
-def _refusals(parts: Parts, evaluator: Evaluator | None) -> Iterator[TemperaError]:
-    """What a run refuses that a dry run answers: a draft or metrics that it lacks."""
+def _refusals(
+    checks: Sequence[Callable[[], None]], model: str, evaluator: Evaluator | None
+) -> Iterator[TemperaError]:
+    """What a run refuses that a dry run answers: by `checks`, and metrics that it lacks."""
     base = evaluator.base if isinstance(evaluator, TorchMetrics) else evaluator
-    checks = [partial(parts.check_draft, of_the_hub=False)]
-    checks += [partial(base.check, parts.model)] if base else []
+    if base is not None:
+        checks = [*checks, partial(base.check, model)]
     for check in checks:
         try:
             check()

@@ -156,13 +156,15 @@ def _tell(cfg: DictConfig, settings: "_Settings", evaluator: Evaluator) -> None:
     )
     batch = [CAPTION] * max(cfg.limit, cfg.batch_size)
     parts = settings.parts({"method": settings.drafts[0]})
-    found = dry_decoding(parts, batch, work, evaluator=evaluator)
+    found = dry_decoding(parts, batch, work, evaluator=evaluator, checks_draft=False)
     rounds = Timing.of_plain(cfg, has_files=found.get("download") == 0)
     together = settings.parts(PLAIN).batch_size
     print(f"time of the runs: {decoding_time(parts, rounds, cfg.runs * cfg.images, together)}")
     for name, outcome in settings.tried.items():
         if outcome != TRIED:
             print(f"{name}: {outcome}")
+    for problem in settings.refused:
+        print(f"the run would stop: {problem}")
 
 
 def options_of(setting: Setting) -> list[str]:
@@ -189,6 +191,7 @@ class _Settings:
 
     Attributes:
         tried: for each drafter `tried`, or why it is left out.
+        refused: of a dry run, what the run would raise.
 
     Raises:
         TemperaError: a draft that the user named, or every draft, is missing.
@@ -200,6 +203,7 @@ class _Settings:
         self.shared = [option for option in cfg.overrides if not _is_own(option_name(option))]
         self.drafts = list(DRAFTS)
         self.tried: dict[str, str] = {}
+        self.refused: list[TemperaError] = []
         for draft, path in DRAFTS.items():
             try:
                 parts = self.parts({"method": draft})
@@ -212,7 +216,10 @@ class _Settings:
         """Go on without a draft, unless the user named it or there is no other."""
         named = option_name(DRAFTS[draft]) in map(option_name, self.cfg.overrides)
         if named or self.drafts == [draft]:
-            raise problem
+            if not self.cfg.dry_run:
+                raise problem
+            self.refused.append(problem)
+            return
         self.drafts.remove(draft)
         self.tried |= dict.fromkeys((draft, *DYNAMIC.get(draft, ())), f"left out: {problem}")
 
