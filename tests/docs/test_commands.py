@@ -65,8 +65,6 @@ WITH_PYTHON = [
     for page in PAGES
     if page.parent != EXTENDING and page not in OF_MODELS and blocks(page, "python")
 ]
-STAND_INS = {'model="simplear_05b"': 'model="shapes"', 'device="cuda"': 'device="cpu"'}
-"""What needs weights or a GPU, and what the tests take instead."""
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
@@ -74,8 +72,6 @@ def test_its_python_runs(page: Path, tmp_path: Path, monkeypatch: Any, capsys: A
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     for block in blocks(page, "python"):
-        for wanted, instead in STAND_INS.items():
-            block = block.replace(wanted, instead)
         exec(compile(block, name_of(page), "exec"), namespace)
     said = capsys.readouterr().out
     for promised in re.findall(r"# (agrees|DIFFERS) …", text_of(page)):
