@@ -137,7 +137,7 @@ class CaseSweeper(BasicSweeper):
         """
         if self.hydra_context is None or self.config is None:
             return jobs
-        from tempera.commands.scripts import check
+        from tempera.commands.scripts import check, check_files
         from tempera.config.compose import in_one_sentence
         from tempera.config.instantiate import part
         from tempera.config.parts import check_draft, check_job
@@ -148,6 +148,7 @@ class CaseSweeper(BasicSweeper):
         wrong: dict[str, TemperaError] = {}
         lacking: dict[str, TemperaError] = {}
         kept = []
+        cfgs = []
         script = str(self.config.hydra.job.config_name)
         shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
         for job in tqdm(jobs, desc="checking", leave=False, disable=len(jobs) < 20):
@@ -162,6 +163,7 @@ class CaseSweeper(BasicSweeper):
                 if "_target_" in (cfg.get("drafter") or {}) and not cfg.get("dry_run"):
                     check_draft(part(cfg.drafter), cfg.model.name)
                 kept.append(job)
+                cfgs.append(cfg)
             except TemperaError as problem:
                 own = [option for option in job if option not in shared]
                 problems[" ".join(own)] = problem
@@ -169,6 +171,7 @@ class CaseSweeper(BasicSweeper):
             raise _refused(wrong or lacking, len(jobs))
         for name, reason in lacking.items():
             print(f"left out: {name}: {reason}")
+        check_files(script, cfgs)
         return kept
 
     def _cases(self, overrides: list[Override]) -> Sequence[str]:

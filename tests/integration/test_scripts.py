@@ -13,6 +13,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from cases import slow_but
+from hub import Hub
 from omegaconf import OmegaConf
 from paths import ROOT
 from tiny_evaluation import tiny_options
@@ -135,6 +137,22 @@ def test_a_sweep_that_lacks_a_draft_names_the_job_and_the_command(run: Run, tmp_
     assert status == 1 and err.startswith("error: 1 of 2 jobs cannot run, and none has begun:\n")
     assert "method=coolsd: " in err and "train_draft/main.py model=lumina" in err
     assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("prompts", slow_but(["prompt=dog", "data=coco"], "data=coco"))
+def test_a_sweep_whose_files_cannot_be_had_ends_before_the_first_job(
+    prompts: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr("tempera.commands.evaluate.main", begun.append)
+    line = ["eval/run.py", "-m", "model=lumina", "method=ar,scd", "metrics=none", "tracking=none"]
+    with Hub(tmp_path / "cache") as hub:
+        hub.here(monkeypatch, offline=True)
+        status, _, err = run(*line, prompts)
+        assert (status, begun) == (1, []) and not Path("outputs").exists()
+        assert err.count("the hub cannot be reached") == err.count("Lumina-mGPT-7B-768 ") == 1
+        assert ("coco2017" in err) == (prompts == "data=coco")
+        assert run(*line, prompts, "dry_run=true")[0] == 0 and len(begun) == 2
 
 
 def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(

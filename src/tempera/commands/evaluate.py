@@ -1,6 +1,6 @@
 """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,8 +96,7 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     processes = Processes(cpu=parts.place.device.type == "cpu")
     if processes.is_main and parts.place.dtype == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", parts.place.device)
-    data: Part[list[Prompt]] = part(cfg.data)
-    read = data.make if options.prompt is None else partial(one_prompt, options.prompt)
+    read = _reader(cfg)
     if options.dry_run:
         if not processes.is_main:
             return {}
@@ -139,6 +138,28 @@ def read_options(
     _check_paper(options.paper)
     evaluator = build_evaluator(cfg, options.against)
     return options, Wanted.of(cfg), _protocol(cfg, options), evaluator
+
+
+def check_files(cfgs: Sequence[DictConfig]) -> None:
+    """Raise TemperaError for files of models, drafts and prompts that these jobs of a sweep would
+    not get. What several share is checked once.
+    """
+    checked: list[list[Any]] = []
+    for cfg in cfgs:
+        if cfg.family.toy or cfg.dry_run:
+            continue
+        parts = Parts.of(cfg, elsewhere=True)
+        read = [plain(node, resolve=True) for node in (cfg.model, cfg.data)]
+        shared = [*read, cfg.prompt, parts.draft]
+        if shared not in checked:
+            checked.append(shared)
+            read_with_files(parts, _networks, _reader(cfg))
+
+
+def _reader(cfg: DictConfig) -> Callable[[], list[Prompt]]:
+    """What reads the prompts."""
+    data: Part[list[Prompt]] = part(cfg.data)
+    return data.make if cfg.prompt is None else partial(one_prompt, cfg.prompt)
 
 
 def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:

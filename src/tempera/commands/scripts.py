@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from omegaconf import DictConfig
 
 CHECKED = {
@@ -64,6 +66,14 @@ def check(config_name: str, cfg: "DictConfig") -> None:
     """Raise TemperaError for an option that a command reads itself and that is not possible."""
     if module := CHECKED.get(config_name):
         import_module(f"tempera.commands.{module}").read_options(cfg)
+
+
+def check_files(config_name: str, cfgs: "Sequence[DictConfig]") -> None:
+    """Raise TemperaError for files that jobs of an evaluation would not get."""
+    if config_name == "eval":
+        from tempera.commands import evaluate
+
+        evaluate.check_files(cfgs)
 
 
 def _script(config_name: str, module: str, cfg: "DictConfig | None") -> object:
