@@ -4,6 +4,8 @@
 
 RUNS contains the run directories. The prompt is the first whose picture is whole in every run, or
 the one with this number, from 0. `--rounds` plays one round of every run after the other instead.
+README's picture is of `eval/run.py -m method=ar,parallel_block limit=24` and
+`eval/run.py method=coolsd drafter=parallel floor=1 delta=2 limit=24`.
 """
 
 import math
