@@ -822,10 +822,19 @@ def test_methods_with_a_draft(held: Held, method: str) -> None:
     assert torch.equal(drawn(held, fast), held.greedy())
 
 
-def test_a_draft_is_given_with_a_method_that_has_one() -> None:
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({}, "scd, the usual method,"),
+        ({"method": "scd"}, "method=scd"),
+        ({"method": "independent"}, "method=independent"),
+        ({"method": "coolsd", "drafter": "sjd"}, "method=coolsd with drafter=sjd"),
+    ],
+)
+def test_a_draft_is_given_with_a_method_that_has_one(given: dict[str, str], what: str) -> None:
     held = janus()
-    with pytest.raises(TemperaError, match='scd, the usual method, has no draft.*method="eagle"'):
-        tempera.accelerate(held.model, layout=held.layout, draft="random")
+    with pytest.raises(TemperaError, match=f'^{what} uses no trained draft.*method="eagle".$'):
+        tempera.accelerate(held.model, layout=held.layout, draft="random", **given)
 
 
 def test_a_draft_for_the_preset_drafts_the_same_for_a_held_model(tmp_path: Path) -> None:

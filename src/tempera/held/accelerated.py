@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from tempera.api import LoadedModel, load
+from tempera.config.compose import composed, written
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import ImageDecoder, NoPictures
@@ -78,11 +79,7 @@ def accelerate(
         TemperaError: the class, a part of the model, the method or an option is not supported.
     """
     if draft is not None:
-        if method is None:
-            raise TemperaError(
-                "scd, the usual method, has no draft: give draft= with a method that has one, as "
-                'method="eagle".'
-            )
+        _check_has_draft(method, options.get("drafter"))
         options["drafter.path"] = str(draft)
     family = family_of(model)
     sizes = {"height": height, "width": width}
@@ -98,6 +95,22 @@ def accelerate(
     preset = layout if isinstance(layout, str) else family.preset
     own = NO_PICTURES if family.pictures is None else family.pictures(model)
     return load(preset, method, target=target, decoder=decoder or own, **{**usual, **options})
+
+
+def _check_has_draft(method: str | None, drafter: object) -> None:
+    """Raise TemperaError for a method, or its other drafter, that uses no trained draft."""
+    what = "scd, the usual method,"
+    if method is not None:
+        choices = [written("method", method)]
+        if isinstance(drafter, str):
+            choices.append(written("drafter", drafter))
+        what = " with ".join(choices)
+        if "path" in composed("generate", choices).drafter:
+            return
+    raise TemperaError(
+        f"{what} uses no trained draft: leave draft= out, or give it with a method that "
+        'has one, as method="eagle".'
+    )
 
 
 def family_of(model: nn.Module) -> HeldFamily:
