@@ -37,6 +37,7 @@ from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import RunPlan
 from tempera.runtime.distributed import Processes
 from tempera.runtime.pretrained import PretrainedFiles, sizes_only
+from tempera.runtime.processor import in_words
 from tempera.shapes.scenes import world_prompts
 from tempera.targets import packed_linear
 
@@ -236,9 +237,9 @@ def test_the_time_is_that_of_the_last_fitting_benchmark(
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(found))
     evaluate(composed("method=ar", *given))
-    assert f"time: about 1:00:00 (h:mm:ss) for the images by plain autoregression on {device}" in (
-        capsys.readouterr().out
-    )
+    told = capsys.readouterr().out
+    plain = "for the images by plain autoregression on"
+    assert f"time: about 1:00:00 (h:mm:ss) {plain} {in_words(device)}" in told
 
 
 @pytest.mark.slow
@@ -299,7 +300,7 @@ def test_the_time_is_that_of_the_last_fitting_training(
         done = {"steps": 50, "seconds": seconds, "device": device, "dtype": "float32"}
         (draft / "metrics.json").write_text(json.dumps(done | {"processes": 1}))
     train(cfg)
-    told = f"time: about 0:01:00 (h:mm:ss) for 1,000 steps on {device}, by 50 steps ("
+    told = f"time: about 0:01:00 (h:mm:ss) for 1,000 steps on {in_words(device)}, by 50 steps ("
     assert f"{told}{tmp_path / 'train_draft' / 'first'}" in capsys.readouterr().out
     train(composed(*given, "batch_size=4", config="train_draft"))
     assert "time: unknown" in capsys.readouterr().out

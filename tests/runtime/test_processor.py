@@ -10,6 +10,8 @@ from tempera.runtime import processor
 from tempera.runtime.processor import (
     arithmetic,
     computes_bfloat16,
+    in_words,
+    name_of,
     parse_device,
     parse_dtype,
     tell_device,
@@ -117,3 +119,13 @@ def test_pictures_are_made_in_bfloat16_with_the_model(model: str) -> None:
     half, whole = (decoder.decode_codes(codes) for decoder in decoders)
     assert (half.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(half.float(), whole, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize(("threads", "told"), [(1, "cpu, 1 thread"), (11, "cpu, 11 threads")])
+def test_one_thread_is_told_in_the_singular(
+    threads: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    name = name_of(torch.device("cpu"))
+    assert name == f"cpu, {threads} threads"  # by which earlier timings are found
+    assert in_words(name) == told
