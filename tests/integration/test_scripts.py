@@ -20,6 +20,9 @@ from paths import ROOT
 from tiny_evaluation import tiny_options
 
 from hydra_plugins.tempera_cases import CaseSweeper
+from tempera.commands.evaluate import check_files
+from tempera.config.compose import composed
+from tempera.errors import TemperaError
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -153,6 +156,18 @@ def test_a_sweep_whose_files_cannot_be_had_ends_before_the_first_job(
         assert err.count("the hub cannot be reached") == err.count("Lumina-mGPT-7B-768 ") == 1
         assert ("coco2017" in err) == (prompts == "data=coco")
         assert run(*line, prompts, "dry_run=true")[0] == 0 and len(begun) == 2
+
+
+@pytest.mark.slow
+def test_files_of_an_independent_draft_are_checked_too(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    file.touch()
+    given = ["model=llamagen_3b_c2i", "prompt=1", f"weights={file}"]
+    given.append(f"model.tokenizer_weights={file}")
+    plain = composed("eval", [*given, "method=ar"])
+    check_files([plain])
+    with pytest.raises(TemperaError, match="holds no c2i_L_384.pt"):
+        check_files([plain, composed("eval", [*given, "method=independent"])])
 
 
 def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(

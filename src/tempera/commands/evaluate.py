@@ -150,7 +150,7 @@ def check_files(cfgs: Sequence[DictConfig]) -> None:
             continue
         parts = Parts.of(cfg, elsewhere=True)
         read = [plain(node, resolve=True) for node in (cfg.model, cfg.data)]
-        shared = [*read, cfg.prompt, parts.draft]
+        shared = [*read, cfg.prompt, parts.drafter_part.described]
         if shared not in checked:
             checked.append(shared)
             read_with_files(parts, _networks, _reader(cfg))
