@@ -37,7 +37,7 @@ from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import RunPlan
 from tempera.runtime.distributed import Processes
 from tempera.runtime.pretrained import PretrainedFiles, sizes_only
-from tempera.runtime.processor import in_words
+from tempera.runtime.processor import name_of
 from tempera.shapes.scenes import world_prompts
 from tempera.targets import packed_linear
 
@@ -229,7 +229,7 @@ def test_the_time_is_that_of_the_last_fitting_benchmark(
     told = capsys.readouterr().out
     timing = f"model=shapes method=scd outputs={tmp_path} device=cpu 'batch_sizes=[8]'"
     assert f"time: unknown; `python eval/bench.py {timing}` times rounds" in told
-    device = f"cpu, {torch.get_num_threads()} threads"
+    device = name_of(torch.device("cpu"))
     for name, model, images in (("first", "shapes", 1.0), ("other", "lumina", 2.0)):
         columns = [{"batch_size": 1, "images": 9.0}, {"batch_size": 8, "images": images}]
         found = {"model": model, "dtype": "float32", "device": device, "columns": columns}
@@ -239,7 +239,7 @@ def test_the_time_is_that_of_the_last_fitting_benchmark(
     evaluate(composed("method=ar", *given))
     told = capsys.readouterr().out
     plain = "for the images by plain autoregression on"
-    assert f"time: about 1:00:00 (h:mm:ss) {plain} {in_words(device)}" in told
+    assert f"time: about 1:00:00 (h:mm:ss) {plain} {device}" in told
 
 
 @pytest.mark.slow
@@ -287,7 +287,7 @@ def test_the_time_is_that_of_the_last_fitting_training(
     assert " limit=4000 device=cpu directory=. steps=50 holdout=1 decodes=0 " in told
     record = {name: plain(cfg[name]) for name in ("model", "draft")} | {"guidance": cfg.guidance}
     record |= {"loss": {"class": "EagleLoss", "cross_entropy": 1.0}}
-    device = f"cpu, {torch.get_num_threads()} threads"
+    device = name_of(torch.device("cpu"))
     for name, seconds, other in (
         ("first", 3.0, {}),
         ("guided", 5.0, {"guidance": 7.0}),
@@ -300,7 +300,7 @@ def test_the_time_is_that_of_the_last_fitting_training(
         done = {"steps": 50, "seconds": seconds, "device": device, "dtype": "float32"}
         (draft / "metrics.json").write_text(json.dumps(done | {"processes": 1}))
     train(cfg)
-    told = f"time: about 0:01:00 (h:mm:ss) for 1,000 steps on {in_words(device)}, by 50 steps ("
+    told = f"time: about 0:01:00 (h:mm:ss) for 1,000 steps on {device}, by 50 steps ("
     assert f"{told}{tmp_path / 'train_draft' / 'first'}" in capsys.readouterr().out
     train(composed(*given, "batch_size=4", config="train_draft"))
     assert "time: unknown" in capsys.readouterr().out

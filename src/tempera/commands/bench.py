@@ -26,7 +26,6 @@ from tempera.evaluation.launches import Launches, launches
 from tempera.evaluation.pipeline import Method
 from tempera.reporting.tables import Cell, Output, Section, show, table, transposed
 from tempera.runtime.files import write_json
-from tempera.runtime.processor import in_words
 
 MILLISECONDS = ".4g"
 FORMATS = {
@@ -143,7 +142,7 @@ def as_table(
     """
     random = [name for name, path in made_of.items() if path == "random"]
     title = model + (f" (random {' and '.join(random)})" if random else "")
-    title += f" · {in_words(report.device)} · {report.dtype}"
+    title += f" · {report.device} · {report.dtype}"
     if report.compiled:
         title += " · compiled"
     if report.bandwidth is not None and report.weights is not None:

@@ -60,11 +60,11 @@ def _cores() -> str:
 def _device() -> str:
     import torch
 
-    from tempera.runtime.processor import in_words, name_of, parse_device, tell_device
+    from tempera.runtime.processor import name_of, parse_device, tell_device
 
     tell_device()
     device = parse_device("auto")
-    told = f"{in_words(name_of(device))}, PyTorch {torch.__version__}"
+    told = f"{name_of(device)}, PyTorch {torch.__version__}"
     if device.type != "cuda":
         return told
     memory = torch.cuda.get_device_properties(device).total_memory

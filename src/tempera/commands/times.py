@@ -16,7 +16,7 @@ from tempera.config.parts import Parts
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json
 from tempera.runtime.installation import command
-from tempera.runtime.processor import Place, in_words, name_of
+from tempera.runtime.processor import Place, name_of
 from tempera.training.recipe import Recipe
 
 PLACE = {"device", "dtype", "compile", "weights", "outputs"}
@@ -77,7 +77,7 @@ def decoding_time(parts: Parts, timing: Timing, images: int | None, batch_size: 
     file, found, column = (own or fitting)[0]
     plain = _clock((images or 1) / column["images"])
     what = "each image" if images is None else "the images"
-    place = f"on {in_words(found['device'])} ({file})"
+    place = f"on {found['device']} ({file})"
     if own:
         by_method = f"{_by_method(found, column, images or 1)} by {timing.method}"
         return f"about {by_method}, {plain} by plain autoregression (h:mm:ss) for {what} {place}"
@@ -139,9 +139,7 @@ def training_time(
         told = f"{each:.3g} seconds for each step"
         if steps is not None:
             told = f"about {_clock(steps * each)} (h:mm:ss) for {steps:,} steps"
-        return (
-            f"{told} on {in_words(done['device'])}{together}, by {done['steps']:,} steps ({file})"
-        )
+        return f"{told} on {done['device']}{together}, by {done['steps']:,} steps ({file})"
     return None
 
 

@@ -147,17 +147,11 @@ def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
 
 
 def name_of(device: torch.device) -> str:
-    """A GPU's name; otherwise the kind of device and the number of threads. What was timed is found
-    by it; people read it by `in_words`.
-    """
+    """A GPU's name; otherwise the kind of device and the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
-
-
-def in_words(name: str) -> str:
-    """A name of `name_of` as people write it: one thread in the singular."""
-    return name.removesuffix("s") if name.endswith(", 1 threads") else name
+    threads = torch.get_num_threads()
+    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def peak_memory(device: torch.device) -> int:
