@@ -66,7 +66,7 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_holds(
     assert told["KV cache"] == pipeline.target.session.cache.nbytes()
     nodes = pipeline.method.drafter.nodes
     assert told["logits"] == 4 * 4 * (1 + nodes) * pipeline.target.vocab_size
-    assert told["image decoder"] > 2 * 3 * 48 * 48 * 4  # wider than the pictures
+    assert told["image decoder"] >= 3 * 48 * 48 * 4  # a picture
 
 
 @pytest.mark.slow

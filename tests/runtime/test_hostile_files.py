@@ -29,7 +29,7 @@ from tempera.runtime.network_directory import draft_directory
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.row_store import Store, read_table, write_table
 from tempera.runtime.tensor_files import read_tensors
-from tempera.shapes.networks import WorldCaptions, load_text_encoder, load_tokenizer
+from tempera.shapes.networks import WorldCaptions, load_text_encoder
 from tempera.training.checkpoint import SEAL, read_seal
 
 Reader = Callable[[Path], Any]
@@ -60,7 +60,6 @@ FILES: dict[str, Reader] = {
     "scores": lambda path: read_scores(str(path), ["a"]),
     "manifest": lambda path: Manifest.load(path.parent),
     "network": lambda path: load_text_encoder(path.parent),
-    "tokenizer": lambda path: load_tokenizer(path.parent),
     "captions": lambda path: WorldCaptions(path.parent),
     "draft": lambda path: draft_directory(path.parent),
     "weights": lambda path: PretrainedFiles(str(path), ("a.safetensors",), "owner/name").find(),

@@ -16,7 +16,6 @@ from tempera.config.instantiate import instantiate
 from tempera.config.parts import Parts
 from tempera.continuous.mar import MAR
 from tempera.errors import TemperaError
-from tempera.image_tokenizers.vq import VQModel
 from tempera.shapes.classifier import correct, load_classifier
 from tempera.shapes.labels import CLASSES, ShapeLabels, class_of, shape_prompts
 from tempera.shapes.world import COLOURS, SHAPES, World, parse_caption
@@ -75,15 +74,9 @@ def test_distillation_brings_a_draft_to_its_target() -> None:
     assert losses[0] > 1e-3 and np.mean(losses[-10:]) < 0.6 * np.mean(losses[:5])
 
 
-def test_the_kl_tokenizer_starts_from_the_vq_tokenizer_and_keeps_its_latents(
-    tmp_path: Path,
-) -> None:
-    torch.manual_seed(0)
-    trained = VQModel(replace(kl.TINY_KL.networks, z_channels=64))
-    quick = kl.KLTraining(steps=0, decoder_steps=2, batch_size=2, bf16=False)
-    model = kl.train_kl(quick, tmp_path, trained)
-    assert torch.equal(model.decoder.conv_out.weight, trained.decoder.conv_out.weight)
-    assert model.decoder.conv_in.weight.shape != trained.decoder.conv_in.weight.shape
+def test_the_decoder_s_training_keeps_the_latents(tmp_path: Path) -> None:
+    quick = kl.KLTraining(steps=1, decoder_steps=2, batch_size=2, bf16=False)
+    model = kl.train_kl(quick, tmp_path)
     images = pictures(single_shapes(World(0), 0, 64))
     drawn = model.encode(images, torch.randn(64, 4, 12, 12))
     assert drawn.std().item() == pytest.approx(1, abs=0.05)  # tokens of unit variance

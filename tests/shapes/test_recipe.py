@@ -7,6 +7,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ import torch
 from paths import ROOT
 from random_drafts import new_images
 from safetensors.torch import load_file
-from shapes_recipe import kl, mar, mar_draft, recipe, target, tokenizer
+from shapes_recipe import kl, mar, mar_draft, recipe, stage, target
 from shapes_recipe.evaluators import EvaluatorTraining
 from shapes_recipe.recipe import STAGES, DraftTraining, Recipe, build
 from shapes_recipe.stage import is_built, minimise, muon
 from shapes_recipe.target import TargetTraining
-from shapes_recipe.tokenizer import TokenizerTraining
 from tiny_targets import composed
 
 from tempera.config.instantiate import instantiate
@@ -35,9 +35,9 @@ from tempera.training.averaging import moving_average
 from tempera.training.checkpoint import Checkpoints
 
 TINY_VQ = VQConfig(16, 8, 8, (1, 2, 2), (1, 2, 2), 1, 16, norm_groups=4)
-TINY_TARGET = LlamaGenConfig(16, 16, 24, 4, 2, (12, 12), 16, caption_dim=8)
+TINY_TARGET = LlamaGenConfig(1008, 16, 24, 4, 2, (12, 12), 16, caption_dim=8)
 SHORT = {"steps": 2, "batch_size": 2}
-TARGET = TargetTraining(**SHORT, scenes=4, part=1, measured=4, bf16=False)
+TARGET = TargetTraining(**SHORT, part=1, measured=4, bf16=False)
 EVALUATOR = EvaluatorTraining(steps=2, batch_size=4, measured=8)
 DRAFT = ["warmup_steps=0", "batch_size=2", "holdout=2", "decodes=0"]
 
@@ -45,7 +45,6 @@ DRAFT = ["warmup_steps=0", "batch_size=2", "holdout=2", "decodes=0"]
 def short(output: Path) -> Recipe:
     return Recipe(
         output=str(output),
-        tokenizer=TokenizerTraining(**SHORT, free_steps=1),
         classifier=EVALUATOR,
         target=TARGET,
         independent=TARGET,
@@ -64,7 +63,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All stages with tiny networks, the MAR's on images of 2×2 tokens."""
     directory = tmp_path_factory.mktemp("recipe")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "TINY_VQ", TINY_VQ)
         patch.setattr(target, "TINY_TARGET", TINY_TARGET)
         patch.setattr(target, "HALF_TARGET", TINY_TARGET)
         networks = replace(TINY_VQ, z_channels=4)
@@ -110,7 +108,7 @@ def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None
         network.begin(["a red ring"], drafter.nodes)
         drafter.begin(["a red ring"], images)
         draft = drafter.propose(images, torch.rand(1, drafter.uniforms))
-        assert draft.q.shape == (1, 2, 16)
+        assert draft.q.shape == (1, 2, 1008)
 
 
 @pytest.mark.slow
@@ -166,6 +164,19 @@ def test_an_interrupted_stage_ends_with_the_same_weights(
     assert all(torch.equal(value, again[name]) for name, value in whole.state_dict().items())
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_batches_are_those_of_their_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any step on, and without a draw of the training's random numbers; two processes make
+    those of a GPU.
+    """
+    monkeypatch.setattr(stage, "device", lambda: torch.device(kind))
+    monkeypatch.setattr(stage.os, "cpu_count", lambda: 3)
+    ahead = stage.Ahead(partial(torch.full, (2,)), 9)
+    before = torch.get_rng_state()
+    assert [ahead.batch(step).tolist() for step in range(4, 9)] == [[n, n] for n in range(4, 9)]
+    assert torch.get_rng_state().equal(before)
+
+
 def test_a_moving_average_follows_fast_at_first_then_by_its_decay() -> None:
     network = torch.nn.Linear(1, 1, bias=False)
     average, expected = moving_average(network, 0.5), 0.0
@@ -197,10 +208,10 @@ def test_the_script_reads_options_and_tells_a_wrong_stage_in_one_sentence(
         monkeypatch.setattr(sys, "argv", [script, *options, f"output={tmp_path}"])
         runpy.run_path(script, run_name="__main__")
 
-    with pytest.raises(SystemExit, match=r"error: stages= has no stage nothing; choose among tok"):
+    with pytest.raises(SystemExit, match=r"error: stages= has no stage nothing; choose among cla"):
         run("stages=[nothing]")
     with pytest.raises(TemperaError, match="there is no directory"):
-        build(Recipe(stages=["clip"], output=str(tmp_path)))
+        build(Recipe(stages=["mar"], output=str(tmp_path)))
     read: list[Recipe] = []
     monkeypatch.setattr(recipe, "build", read.append)
     run("stages=[mar]", "mar.further=[{steps:7,size:small}]", "clip.lr=0.5", "target.pairs=0")
@@ -212,6 +223,6 @@ def test_the_script_reads_options_and_tells_a_wrong_stage_in_one_sentence(
 def test_shipped_weights_are_small_float16_and_record_the_recipe_s_settings() -> None:
     paths = sorted(SHIPPED.rglob("*.safetensors"))
     kinds = {value.dtype for path in paths for value in load_file(path).values()}
-    assert len(paths) == 13 and kinds <= {torch.float16, torch.int64}
+    assert len(paths) == 12 and kinds <= {torch.float16, torch.int64}
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*")) < 40e6
     assert all(is_built(SHIPPED / name, getattr(Recipe(), name)) for name in STAGES)

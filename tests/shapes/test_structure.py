@@ -9,31 +9,31 @@ import torch
 from planted_defects import Defect
 
 from tempera.data.prompts import Prompt
-from tempera.shapes.evaluator import structure_scores
-from tempera.shapes.networks import load_tokenizer
+from tempera.shapes.evaluator import structure_scorer
+from tempera.shapes.mosaic import Mosaic
 from tempera.shapes.structure import BROKEN, structure
 from tempera.shapes.world import Image, Scene, Thing, World, parse_caption, render
 
-LEAST = {
-    planted_defects.fragment: 0.87,
-    planted_defects.second_copy: 0.87,
-    planted_defects.cut_corner: 0.87,
-    planted_defects.notch: 0.87,
-    planted_defects.shifted_half: 0.87,
-    planted_defects.missing: 0.99,
-    planted_defects.wrong_colour: 0.99,
-    planted_defects.wrong_shape: 0.97,
-}
-"""Which share of each defect is found at least."""
+DEFECTS = [
+    planted_defects.fragment,
+    planted_defects.second_copy,
+    planted_defects.cut_corner,
+    planted_defects.notch,
+    planted_defects.shifted_half,
+    planted_defects.missing,
+    planted_defects.wrong_colour,
+    planted_defects.wrong_shape,
+    planted_defects.no_marks,
+]
 
 
 def decoded(images: list[Image]) -> list[Image]:
     """The images after the tokenizer's round trip."""
-    tokenizer = load_tokenizer()
+    tokenizer = Mosaic()
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     with torch.inference_mode():
         made = tokenizer.decode_codes(tokenizer.encode(2 * pixels - 1))
-    return list(((made.clamp(-1, 1) + 1) / 2).permute(0, 2, 3, 1).numpy())
+    return list(((made + 1) / 2).permute(0, 2, 3, 1).numpy())
 
 
 def told(scene: Scene) -> Scene:
@@ -51,11 +51,15 @@ def test_real_scenes_are_whole() -> None:
     for images, share in ((decoded(rendered), 0.005), (rendered[:100], 0)):
         broken = [structure(*pair).broken for pair in zip(images, captions, strict=False)]
         assert np.mean(broken) <= share
+    clouded = World(7, texture="clouds").batch(0, 100)
+    fits = [structure(sample.image, told(sample.scene), "clouds") for sample in clouded]
+    assert not any(fit.broken for fit in fits)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defect", LEAST, ids=lambda defect: defect.__name__)
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)
 def test_planted_defects_are_found(defect: Defect) -> None:
+    """At least 98% of each, after the round trip."""
     rng = np.random.default_rng(0)
     world = World(8)
     planted = ((scene, defect(scene, rng)) for scene in map(world.scene, range(1000)))
@@ -65,7 +69,7 @@ def test_planted_defects_are_found(defect: Defect) -> None:
         structure(image, told(scene)).broken
         for scene, image in zip(scenes, decoded(images), strict=True)
     ]
-    assert np.mean(found) >= LEAST[defect]
+    assert np.mean(found) >= 0.98
 
 
 def test_what_is_stray_and_what_is_missing() -> None:
@@ -112,7 +116,7 @@ def test_scores_of_pictures() -> None:
     picture = (255 * whole.image).round().astype(np.uint8).transpose(2, 0, 1)
     captions = [whole.caption, other.caption, "a photo of a cat"]
     prompts = [Prompt(str(place), caption) for place, caption in enumerate(captions)]
-    scores = structure_scores(torch.from_numpy(np.stack([picture] * 3)), prompts)
+    scores = structure_scorer("weave")(torch.from_numpy(np.stack([picture] * 3)), prompts)
     assert scores["broken"][:2].tolist() == [0, 1]
     assert scores["stray"][0] == 0 < scores["stray"][1] + scores["missing"][1]
     assert all(values[2].isnan() for values in scores.values())

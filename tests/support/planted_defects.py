@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from tempera.shapes.world import COLOURS, SHAPES, Image, Scene, Thing, distance, render
+from tempera.shapes.world import (
+    COLOURS,
+    IMAGE_SIZE,
+    SHAPES,
+    Image,
+    Scene,
+    Thing,
+    distance,
+    render,
+)
 
 Defect = Callable[[Scene, np.random.Generator], Image | None]
 
@@ -73,6 +82,15 @@ def wrong_shape(scene: Scene, rng: np.random.Generator) -> Image:
     first, *rest = scene.things
     others = [shape for shape in SHAPES if shape != first.shape]
     return _drawn(scene, replace(first, shape=others[rng.integers(len(others))]), *rest)
+
+
+def no_marks(scene: Scene, rng: np.random.Generator) -> Image | None:
+    """No pattern in a quarter of the picture."""
+    if scene.pattern == "plain":
+        return None
+    x, y = rng.integers(2, size=2) * IMAGE_SIZE // 2
+    quarter = slice(y, y + IMAGE_SIZE // 2), slice(x, x + IMAGE_SIZE // 2)
+    return _pasted(render(scene), render(replace(scene, pattern="plain")), quarter)
 
 
 def _drawn(scene: Scene, *things: Thing) -> Image:

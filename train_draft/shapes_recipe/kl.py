@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shapes_recipe.scenes import pictures, pixel_weights, single_shapes
-from shapes_recipe.stage import arithmetic, minimise
-from shapes_recipe.tokenizer import convolution_optimisers, painted, psnr
+from shapes_recipe.stage import arithmetic, minimise, muon
 from tempera.image_tokenizers.kl import KLConfig, KLModel
-from tempera.image_tokenizers.vq import VQConfig, VQModel
+from tempera.image_tokenizers.vq import VQConfig
 from tempera.shapes.world import World
 from tempera.training.lr_schedules import cosine
 
@@ -36,19 +36,16 @@ class KLTraining:
     Attributes:
         lr: Adam's, for biases, norms and the first and last convolutions; `matrix_lr` is Muon's,
             for all others. Both are halved for the decoder.
-        start: start from the encoder and decoder of the VQ tokenizer; random weights take several
-            times as many steps.
         kl: weight of the latents' KL divergence from N(0, 1).
         decoder_steps: steps of the decoder alone.
         object_weight: in these, weight of pixels of shapes and their edges.
         bf16: compute in bfloat16 autocast; worth it on processors with bfloat16 units only.
     """
 
-    steps: int = 600
+    steps: int = 2400
     batch_size: int = 16
     lr: float = 2e-3
     matrix_lr: float = 8e-3
-    start: bool = True
     kl: float = 1e-3
     decoder_steps: int = 1200
     object_weight: float = 3.0
@@ -57,16 +54,13 @@ class KLTraining:
     save_every: int = 200
 
 
-def train_kl(
-    settings: KLTraining, run: Path, start: VQModel | None = None, config: KLConfig = TINY_KL
-) -> KLModel:
-    """Train the tokenizer, from where `run` left off, at first from the networks of `start` if
-    there is one; its scale is set to give tokens of unit variance.
+def train_kl(settings: KLTraining, run: Path, config: KLConfig = TINY_KL) -> KLModel:
+    """Train the tokenizer, from where `run` left off; its scale is set to give tokens of unit
+    variance.
     """
     torch.manual_seed(settings.seed)
     model = KLModel(config)
-    if start is not None:
-        _take_over(model, start)
+    start_residuals(model)
     _minimise(model, list(model.parameters()), settings, run)
     mean, log_variance = model.moments(_unseen(settings))
     drawn = mean + (0.5 * log_variance).exp() * torch.randn_like(mean)
@@ -99,7 +93,7 @@ def _minimise(
     object_weight: float = 1.0,
 ) -> None:
     """Train some parameters on draws of the latents of scenes, from where `run` left off."""
-    world = World(settings.seed)
+    world = World(settings.seed, texture="clouds")
     size = settings.batch_size
 
     def losses(step: int) -> Iterator[dict[str, Tensor]]:
@@ -118,6 +112,20 @@ def _minimise(
     minimise(model, optimisers, cosine(30, settings.steps, 0.02), losses, settings, run, 1.0)
 
 
+def painted(output: Tensor, images: Tensor, weights: Tensor) -> Tensor:
+    """How wrong a picture is: squared error and half the absolute one, a mean over weighted
+    pixels.
+    """
+    difference = output - images
+    error = difference.square() + 0.5 * difference.abs()
+    return (weights * error).mean()
+
+
+def psnr(output: Tensor, images: Tensor) -> Tensor:
+    """In dB, of images in [−1, 1]."""
+    return -10 * torch.log10(F.mse_loss(output.detach(), images) / 4)
+
+
 def measure_kl(model: KLModel, settings: KLTraining) -> dict[str, float]:
     """PSNR in dB on unseen scenes, and the scale of the latents."""
     images = _unseen(settings)
@@ -127,16 +135,27 @@ def measure_kl(model: KLModel, settings: KLTraining) -> dict[str, float]:
 
 def _unseen(settings: KLTraining) -> Tensor:
     """Pictures of scenes of another world."""
-    return pictures(single_shapes(World(settings.seed + 1), 0, 64))
+    return pictures(single_shapes(World(settings.seed + 1, texture="clouds"), 0, 64))
 
 
-def _take_over(model: KLModel, trained: VQModel) -> None:
-    """Give a KL tokenizer the weights of a VQ tokenizer's networks, all but those of the layers
-    next to the latents.
+def start_residuals(model: nn.Module) -> None:
+    """Start every residual branch at zero: the network begins as its shortcuts, and learns several
+    times as fast.
     """
-    for network, source in ((model.encoder, trained.encoder), (model.decoder, trained.decoder)):
-        state = network.state_dict()
-        for name, value in source.state_dict().items():
-            if value.shape == state[name].shape:
-                state[name] = value
-        network.load_state_dict(state)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("conv2.weight", "proj_out.weight")):
+            nn.init.zeros_(parameter)
+
+
+def convolution_optimisers(
+    parameters: list[nn.Parameter], lr: float, matrix_lr: float
+) -> list[torch.optim.Optimizer]:
+    """Muon for convolutions between hidden channels, Adam for everything else."""
+    hidden: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for parameter in parameters:
+        if parameter.ndim == 4 and min(parameter.shape[:2]) > 3:
+            hidden.append(parameter)
+        else:
+            others.append(parameter)
+    return [muon(hidden, matrix_lr, 0.0), torch.optim.Adam(others, lr=lr, betas=(0.9, 0.95))]

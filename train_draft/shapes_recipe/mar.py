@@ -275,7 +275,9 @@ def train_mar(settings: MARTraining, tokenizer: KLModel, run: Path, network: MAR
     """Train one cycle from the weights of `network`, or from where `run` left off, and return the
     averaged network.
     """
-    latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer, settings.size)
+    latents = encode_scenes(
+        World(settings.seed, texture="clouds"), settings.scenes, tokenizer, settings.size
+    )
 
     def losses(step: int) -> dict[str, Tensor]:
         chosen = torch.randint(len(latents.classes), (settings.batch_size,))
@@ -384,7 +386,9 @@ def measure_mar(network: MAR, tokenizer: KLModel, settings: MARTraining) -> dict
 def unseen_batches(tokenizer: KLModel, settings: MARSettings) -> Iterator[MaskedBatch]:
     """Scenes of another world, by 64."""
     torch.manual_seed(settings.seed)
-    unseen = encode_scenes(World(settings.seed + 1), settings.measured, tokenizer, settings.size)
+    unseen = encode_scenes(
+        World(settings.seed + 1, texture="clouds"), settings.measured, tokenizer, settings.size
+    )
     for part in torch.arange(settings.measured).split(64):
         tokens = unseen.draw(part, tokenizer)
         yield MaskedBatch.drawn(tokens, unseen.classes[part], settings.mask_std)

@@ -79,7 +79,9 @@ def distil_mar(
     config: MARConfig,
 ) -> MAR:
     """Train a draft for `target`, from where `run` left off, and return the averaged network."""
-    latents = encode_scenes(World(settings.seed), settings.scenes, tokenizer, settings.size)
+    latents = encode_scenes(
+        World(settings.seed, texture="clouds"), settings.scenes, tokenizer, settings.size
+    )
     draft = pruned(target.requires_grad_(False), config)
 
     def losses(step: int) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tempera.data.shards import CodedImages
-from tempera.image_tokenizers.vq import VQModel
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.runtime.distributed import Processes
 from tempera.shapes.scenes import WorldCodes, WorldScenes, world_codes
 from tempera.targets.transformer import TransformerTarget
@@ -53,7 +53,7 @@ class MixedCodes:
 
 def mixed_codes(
     target: TransformerTarget,
-    tokenizer: VQModel,
+    tokenizer: ImageTokenizer,
     directory: Path,
     processes: Processes | None = None,
     limit: PositiveInt = 4096,

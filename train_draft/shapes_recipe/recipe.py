@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from shapes_recipe import evaluators, kl, mar, mar_draft, target, tokenizer
+from shapes_recipe import evaluators, kl, mar, mar_draft, target
 from shapes_recipe.evaluators import EvaluatorTraining
 from shapes_recipe.kl import KLTraining
 from shapes_recipe.mar import MARTraining
 from shapes_recipe.mar_draft import MARDistillation
 from shapes_recipe.stage import is_built, log, record, write_half
 from shapes_recipe.target import TargetTraining
-from shapes_recipe.tokenizer import TokenizerTraining
 from tempera.commands import train
 from tempera.config.compose import composed, written
 from tempera.continuous.mar import read_mar
@@ -26,7 +25,6 @@ from tempera.errors import TemperaError
 from tempera.image_tokenizers.kl import read_kl
 from tempera.runtime.files import read_json
 from tempera.runtime.network_directory import CONFIG, WEIGHTS
-from tempera.shapes.networks import load_tokenizer
 from tempera.targets.llamagen import LlamaGenConfig
 from tempera.training.trainer import DRAFT
 
@@ -42,12 +40,11 @@ class DraftTraining:
         options: more of that command's, as `name=value`.
     """
 
-    steps: int = 3000
+    steps: int = 250
     options: list[str] = field(
         default_factory=lambda: [
             "train_data._target_=shapes_recipe.mixed.mixed_codes",
-            "+train_data.limit=2048",
-            "draft.features=[2,4,5]",
+            "+train_data.limit=512",
             "mixed_precision=bf16",
         ]
     )
@@ -56,13 +53,12 @@ class DraftTraining:
 
 def _parallel() -> DraftTraining:
     """How the parallel draft is trained."""
-    return DraftTraining(2400, ["draft=parallel", *DraftTraining().options])
+    return DraftTraining(200, ["draft=parallel", *DraftTraining().options])
 
 
 def _medusa() -> DraftTraining:
     """How the Medusa draft is trained."""
-    data = DraftTraining().options[0]
-    return DraftTraining(1500, ["draft=medusa", "loss=acceptance", data, "+train_data.limit=1024"])
+    return DraftTraining(300, ["draft=medusa", "loss=acceptance", *DraftTraining().options])
 
 
 @dataclass
@@ -79,10 +75,9 @@ class Recipe:
     stages: list[str] = field(default_factory=lambda: list(STAGES))
     output: str = "outputs/build_shapes"
     threads: int | None = None
-    tokenizer: TokenizerTraining = field(default_factory=TokenizerTraining)
     classifier: EvaluatorTraining = field(default_factory=EvaluatorTraining)
     target: TargetTraining = field(default_factory=TargetTraining)
-    independent: TargetTraining = field(default_factory=lambda: TargetTraining(steps=1500))
+    independent: TargetTraining = field(default_factory=lambda: TargetTraining(steps=1000))
     draft: DraftTraining = field(default_factory=DraftTraining)
     parallel: DraftTraining = field(default_factory=_parallel)
     medusa: DraftTraining = field(default_factory=_medusa)
@@ -120,24 +115,16 @@ def build(recipe: Recipe) -> None:
         record(output / stage, settings, metrics, began)
 
 
-def build_tokenizer(output: Path, settings: TokenizerTraining, run: Path) -> Metrics:
-    """The VQ tokenizer."""
-    model, metrics = tokenizer.train_tokenizer(settings, run, tokenizer.TINY_VQ)
-    write_half(output / "tokenizer", model, model.config)
-    return metrics
-
-
 def build_classifier(output: Path, settings: EvaluatorTraining, run: Path) -> Metrics:
     """The classifier of attributes."""
-    vq = load_tokenizer(output / "tokenizer")
-    model, metrics = evaluators.train_classifier(settings, vq, run)
+    model, metrics = evaluators.train_classifier(settings, run)
     write_half(output / "classifier", model, {"width": model.width})
     return metrics
 
 
 def build_clip(output: Path, settings: EvaluatorTraining, run: Path) -> Metrics:
     """The tiny CLIP, in open_clip's layout."""
-    model, metrics = evaluators.train_clip(settings, load_tokenizer(output / "tokenizer"), run)
+    model, metrics = evaluators.train_clip(settings, run)
     write_half(output / "clip", model, evaluators.TINY_CLIP, prefix="open_clip_")
     return metrics
 
@@ -157,8 +144,7 @@ def _train_target(
     output: Path, settings: TargetTraining, run: Path, config: LlamaGenConfig, name: str, text: str
 ) -> Metrics:
     """A target in `output`/`name`, and its text encoder in `output`/`text`."""
-    vq = load_tokenizer(output / "tokenizer")
-    model, metrics = target.train_target(settings, vq, run, config)
+    model, metrics = target.train_target(settings, run, config)
     write_half(output / name, model.network, asdict(model.network.config))
     write_half(output / text, model.text, model.text.config)
     return metrics
@@ -177,8 +163,7 @@ def build_draft(output: Path, settings: DraftTraining, run: Path, name: str = "d
 
 def build_kl(output: Path, settings: KLTraining, run: Path) -> Metrics:
     """The continuous tokenizer."""
-    start = load_tokenizer(output / "tokenizer") if settings.start else None
-    model = kl.train_kl(settings, run, start, kl.TINY_KL)
+    model = kl.train_kl(settings, run, kl.TINY_KL)
     model = kl.train_decoder(settings, run / "decoder", model)
     write_half(output / "kl_decoder", model, model.config)
     return kl.measure_kl(model, settings)
@@ -207,7 +192,6 @@ def build_mar_draft(output: Path, settings: MARDistillation, run: Path) -> Metri
 
 
 STAGES: dict[str, Callable[[Path, Any, Path], Metrics]] = {
-    "tokenizer": build_tokenizer,
     "classifier": build_classifier,
     "target": build_target,
     "independent": build_independent,

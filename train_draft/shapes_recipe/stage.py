@@ -1,19 +1,22 @@
-"""What the stages share: a training loop that continues where it was stopped, and the record of how
-a network was made.
+"""What the stages share: a training loop that continues where it was stopped, batches that are made
+ahead, and the record of how a network was made.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
 
 from tempera.runtime.files import fingerprint, read_json, write_json
 from tempera.runtime.installation import commit
@@ -27,6 +30,9 @@ log = logging.getLogger(__name__)
 RECORD = "training.json"
 Losses = Iterable[Mapping[str, Tensor]]
 """The parts of a batch's loss, to be added up; `loss` is minimised, the others are logged."""
+
+
+Batch = TypeVar("Batch")
 
 
 class Settings(Protocol):
@@ -69,7 +75,7 @@ def minimise(
     extra = dict(buffers or {})
     if average is not None:
         extra |= average.state_dict()
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(device_placement=False)
     accelerator.prepare(network, *optimisers)
     checkpoints = Checkpoints(run, accelerator, network, extra)
     made_by = fingerprint({"network": run.name, "seed": settings.seed})
@@ -98,12 +104,49 @@ def minimise(
     return trained.eval().requires_grad_(False)
 
 
-@contextmanager
-def arithmetic(bf16: bool) -> Iterator[None]:
-    """Forward passes of a training on a CPU, in bfloat16 autocast if asked. The backward pass of
-    fused attention takes twice as long there.
+def device() -> torch.device:
+    """Where the discrete model is trained: a GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Ahead(Dataset[Batch], Generic[Batch]):
+    """The batches of a training's steps, in turn. Where a GPU trains, other processes make them
+    ahead.
+
+    Args:
+        make: a step's batch of tensors on the CPU.
+        steps: of the training.
     """
-    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+
+    def __init__(self, make: Callable[[int], Batch], steps: int) -> None:
+        self.make = make
+        self.steps = steps
+        self._batches: Iterator[Batch] | None = None
+
+    @override
+    def __getitem__(self, step: int) -> Batch:
+        return self.make(step)
+
+    def batch(self, step: int) -> Batch:
+        """That of the next step; the first call begins at any."""
+        if self._batches is None:
+            workers = (os.cpu_count() or 1) - 1 if device().type == "cuda" else 0
+            # its own generator: the loader's seed must not move the steps' random numbers
+            options: dict[str, Any] = {"num_workers": workers, "generator": torch.Generator()}
+            loader = DataLoader(self, None, sampler=range(step, self.steps), **options)
+            self._batches = iter(loader)
+        return next(self._batches)
+
+
+@contextmanager
+def arithmetic(bf16: bool, device_type: str = "cpu") -> Iterator[None]:
+    """Forward passes of a training, in bfloat16 autocast if asked. On a CPU the backward pass of
+    fused attention takes twice as long.
+    """
+    kernels = [SDPBackend.MATH]
+    if device_type != "cpu":
+        kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, *kernels]
+    with sdpa_kernel(kernels), torch.autocast(device_type, torch.bfloat16, enabled=bf16):
         yield
 
 

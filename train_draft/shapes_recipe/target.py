@@ -1,9 +1,10 @@
-"""Training of the shapes target: a tiny LlamaGen and its text encoder, jointly, on world images
-encoded by the shapes tokenizer.
+"""Training of the shapes target: a tiny LlamaGen and its text encoder, jointly, on scenes of the
+world as codes.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -11,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shapes_recipe.scenes import pictures, shape_tokens
-from shapes_recipe.stage import arithmetic, minimise, muon
-from tempera.image_tokenizers.vq import VQModel
+from shapes_recipe.scenes import pictures
+from shapes_recipe.stage import Ahead, arithmetic, device, minimise, muon
 from tempera.shapes.classifier import ATTRIBUTES, UNTOLD, labels
+from tempera.shapes.mosaic import Mosaic
 from tempera.shapes.networks import TextEncoder, tokenize
-from tempera.shapes.world import World, parse_caption
+from tempera.shapes.world import GRAINS, Sample, World, parse_caption
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
 from tempera.training.lr_schedules import trapezoid
 
 TINY_TARGET = LlamaGenConfig(
-    vocab_size=1024,
+    vocab_size=Mosaic().vocab_size,
     hidden_size=192,
     intermediate_size=512,
     num_hidden_layers=8,
@@ -41,29 +42,27 @@ HALF_TARGET = replace(
 )
 """Half as wide and half as deep: the independent draft of the tiny target."""
 READOUT_LAYER = 3
+FLAT_GROUPS = Mosaic().flat // len(GRAINS)
+"""Groups of codes that differ by their grain alone; the codes of outlines follow them."""
 
 
 @dataclass
 class TargetTraining:
     """How the target is trained.
 
-    A caption decides a few nats of an image's several hundred, most of them in the rows where a
-    shape begins: plain cross-entropy learns textures first and captions very late. Three remedies
-    act until the last `calm` share of steps, which is plain cross-entropy, so that the final model
-    is calibrated.
+    Of an image's nats nine in ten are grains, which are chance. A token's probability is that of
+    its grain's group times that of the grain in the group, and each is learned by its own
+    cross-entropy: whatever their weights, the best model is the calibrated one.
 
     Attributes:
-        scenes: how many are rendered and encoded, once; training draws from them.
-        batch_size: images a step; `part`: images in one forward pass, few enough for the
-            processor's cache.
+        batch_size: images a step, none seen twice; `part`: images in one forward pass of a CPU, few
+            enough for its cache.
         lr: AdamW's, for embeddings, norms, head and text encoder; `matrix_lr` is Muon's, for the
             decoder layers' matrices.
         decay: last share of steps in which the learning rates fall to zero.
         caption_dropout: share of captions replaced by the null caption, for guidance.
         pairs: share of scenes with two shapes.
-        object_weight: loss weight of tokens that touch a shape.
-        onset_weight: loss weight of tokens in the first two rows of a shape, where its colour and
-            kind are chosen.
+        structure_weight: weight of the groups' cross-entropy; the grains' is 1.
         readout: weight of an auxiliary loss: what the caption tells must be readable at every image
             token after `READOUT_LAYER` layers.
         ema: decay of the moving average of the weights, which is what is kept.
@@ -71,21 +70,18 @@ class TargetTraining:
         bf16: compute in bfloat16 autocast; worth it on processors with bfloat16 units only.
     """
 
-    steps: int = 4000
-    scenes: int = 65_536
+    steps: int = 6000
     batch_size: int = 32
     part: int = 8
     lr: float = 3e-3
     matrix_lr: float = 6e-3
     weight_decay: float = 0.02
     warmup_steps: int = 60
-    decay: float = 0.35
+    decay: float = 0.5
     caption_dropout: float = 0.1
     pairs: float = 0.5
-    object_weight: float = 3.0
-    onset_weight: float = 8.0
+    structure_weight: float = 10.0
     readout: float = 0.3
-    calm: float = 0.25
     seed: int = 0
     ema: float = 0.998
     save_every: int = 100
@@ -97,20 +93,19 @@ class Scenes(NamedTuple):
     """Encoded scenes.
 
     Attributes:
-        words: word ids, uint8 [N, T].
-        codes: int16 [N, h·w].
-        parts: 0 where no shape is touched, 1 where one is, 2 in its first two rows, uint8 [N, h·w].
-        attributes: what captions tell, the classes of `ATTRIBUTES` or UNTOLD, int8 [N, A].
+        words: word ids, int64 [N, T].
+        codes: int64 [N, h·w].
+        attributes: what captions tell, the classes of `ATTRIBUTES` or UNTOLD, int64
+            [N, A].
     """
 
     words: Tensor
     codes: Tensor
-    parts: Tensor
     attributes: Tensor
 
-    def batch(self, chosen: Tensor) -> Self:
-        """The scenes int64 [B], as int64 tensors."""
-        return type(self)(*(part[chosen].long() for part in self))
+    def to(self, place: torch.device) -> Self:
+        """The same on a device."""
+        return type(self)(*(part.to(place) for part in self))
 
 
 class TargetModel(nn.Module):
@@ -125,9 +120,10 @@ class TargetModel(nn.Module):
         self.readout = nn.Linear(config.hidden_size, sum(self.classes))
         _initialise(self.network, codebook)
 
-    def forward(self, words: Tensor, drop: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """words [B, T], drop [B], codes [B, length] → loss of every token [B, length] in nats, and
-        the attributes' logits that are read at it, [B, length, classes].
+    def forward(self, words: Tensor, drop: Tensor, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """words [B, T], drop [B], codes [B, length] → cross-entropy in nats of every token's group
+        [B, length], and of its grain in the group [B, length], and the attributes' logits that are
+        read at it, [B, length, classes].
         """
         features, keep = self.text(words)
         prefix, _ = self.network.embed_prefix(features, keep, drop)
@@ -139,9 +135,10 @@ class TargetModel(nn.Module):
         states = decoder(inputs, mask, rotation.to(inputs), features=(READOUT_LAYER,))
         last, early = states[:, first:].chunk(2, dim=-1)
         logits = self.network.lm_head(last).float()
-        losses = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
+        tokens = _cross_entropy(logits, codes)
+        groups = _cross_entropy(*in_groups(logits, codes))
         early = early.float()
-        return losses.view(codes.shape), self.readout(F.layer_norm(early, early.shape[-1:]))
+        return groups, tokens - groups, self.readout(F.layer_norm(early, early.shape[-1:]))
 
     def readout_loss(self, logits: Tensor, attributes: Tensor) -> Tensor:
         """Cross-entropy of reading the caption's attributes: logits [B, length, classes],
@@ -161,10 +158,27 @@ class TargetModel(nn.Module):
         return torch.stack(losses).mean()
 
 
+def in_groups(logits: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [..., V] and codes [...], those that differ by their grain alone made one: [..., V']
+    and [...].
+    """
+    flat = len(GRAINS) * FLAT_GROUPS
+    by_grain = logits[..., :flat].unflatten(-1, (FLAT_GROUPS, len(GRAINS)))
+    merged = torch.cat([by_grain.logsumexp(-1), logits[..., flat:]], dim=-1)
+    return merged, torch.where(codes < flat, codes // len(GRAINS), codes - flat + FLAT_GROUPS)
+
+
+def _cross_entropy(logits: Tensor, codes: Tensor) -> Tensor:
+    """Of every token, in nats: logits [B, length, V], codes [B, length] → [B, length]."""
+    losses = F.cross_entropy(logits.flatten(0, 1), codes.flatten(), reduction="none")
+    return losses.view(codes.shape)
+
+
 def _initialise(network: LlamaGen, codebook: Tensor) -> None:
     """Start token embedding and head as random projections of the codebook, so that similar codes
     start out similar.
     """
+    codebook = F.normalize(codebook - codebook.mean(0), dim=-1)
     width = network.config.hidden_size
     scales = [(network.model.embed_tokens.weight, 0.3), (network.lm_head.weight, width**-0.5)]
     for weight, scale in scales:
@@ -176,57 +190,38 @@ def _initialise(network: LlamaGen, codebook: Tensor) -> None:
 
 
 @torch.no_grad()
-def encode_scenes(
-    world: World, count: int, tokenizer: VQModel, length: int, bf16: bool = False
-) -> Scenes:
-    """The first scenes of a world as the target's training reads them, captions of at most `length`
-    words.
-    """
-    batches = []
-    for start in range(0, count, 64):
-        samples = world.batch(start, min(64, count - start))
-        with arithmetic(bf16):
-            codes = tokenizer.encode(pictures(samples)).flatten(1)
-        parts = []
-        attributes = []
-        for sample in samples:
-            touched, onset = shape_tokens(sample, tokenizer.config.factor)
-            parts.append(touched.byte() + onset.byte())
-            attributes.append(_attributes(sample.caption))
-        words = tokenize([sample.caption for sample in samples], length)
-        batch = Scenes(words.byte(), codes.short(), torch.stack(parts), torch.stack(attributes))
-        batches.append(batch)
-    return Scenes(
-        torch.cat([batch.words for batch in batches]),
-        torch.cat([batch.codes for batch in batches]),
-        torch.cat([batch.parts for batch in batches]),
-        torch.cat([batch.attributes for batch in batches]),
-    )
+def encode_scenes(tokenizer: Mosaic, samples: list[Sample], length: int) -> Scenes:
+    """Scenes as the target's training reads them, captions of at most `length` words."""
+    captions = [sample.caption for sample in samples]
+    codes = tokenizer.encode(pictures(samples)).flatten(1)
+    attributes = torch.stack([_attributes(caption) for caption in captions])
+    return Scenes(tokenize(captions, length), codes, attributes)
 
 
 def _attributes(caption: str) -> Tensor:
-    """What a caption tells, as in `Scenes`: int8 [A]."""
+    """What a caption tells, as in `Scenes`: int64 [A]."""
     scene = parse_caption(caption)
     assert scene is not None
-    return torch.tensor(list(labels(scene).values()), dtype=torch.int8)
+    return torch.tensor(list(labels(scene).values()))
 
 
 def train_target(
-    settings: TargetTraining, tokenizer: VQModel, run: Path, config: LlamaGenConfig
+    settings: TargetTraining, run: Path, config: LlamaGenConfig
 ) -> tuple[TargetModel, dict[str, float]]:
     """Train, from where `run` left off; returns the averaged model and its metrics on unseen
     scenes.
     """
     world = World(settings.seed, pairs=settings.pairs)
-    scenes = encode_scenes(world, settings.scenes, tokenizer, config.prefix_length, settings.bf16)
+    tokenizer = Mosaic()
+    make = partial(_batch, world, tokenizer, settings.batch_size, config.prefix_length)
+    scenes = Ahead(make, settings.steps)
     torch.manual_seed(settings.seed)
-    model = TargetModel(config, tokenizer.quantize.codebook)
+    place = device()
+    model = TargetModel(config, tokenizer.codebook).to(place)
 
     def losses(step: int) -> Iterator[dict[str, Tensor]]:
-        batch = scenes.batch(torch.randint(settings.scenes, (settings.batch_size,)))
         drop = torch.rand(settings.batch_size) < settings.caption_dropout
-        calm = step >= (1 - settings.calm) * settings.steps
-        return losses_in_parts(model, batch, drop, settings, calm)
+        return losses_in_parts(model, scenes.batch(step).to(place), drop.to(place), settings)
 
     layers = model.network.model.layers.parameters()
     matrices = [parameter for parameter in layers if parameter.ndim == 2]
@@ -239,59 +234,52 @@ def train_target(
     schedule = trapezoid(settings.warmup_steps, settings.steps, settings.decay)
     average = minimise(model, optimisers, schedule, losses, settings, run, 1.0, settings.ema)
     assert isinstance(average, TargetModel)
-    unseen = World(settings.seed + 1)
-    return average, measure_target(average, tokenizer, unseen, settings.measured)
+    unseen = World(settings.seed + 1).batch(0, settings.measured)
+    encoded = encode_scenes(tokenizer, unseen, config.prefix_length)
+    return average, measure_target(average, encoded.to(place))
+
+
+def _batch(world: World, tokenizer: Mosaic, size: int, length: int, step: int) -> Scenes:
+    """A step's scenes, which no other step has."""
+    return encode_scenes(tokenizer, world.batch(step * size, size), length)
 
 
 def losses_in_parts(
-    model: TargetModel, batch: Scenes, drop: Tensor, settings: TargetTraining, calm: bool
+    model: TargetModel, batch: Scenes, drop: Tensor, settings: TargetTraining
 ) -> Iterator[dict[str, Tensor]]:
-    """Part by part, what adds up to the loss of a batch, and to its mean over all tokens and over
-    those where a shape begins, in nats.
+    """Part by part, what adds up to the loss of a batch, and to its mean cross-entropies of a group
+    and of a grain, in nats per token.
     """
     attributes = batch.attributes.masked_fill(drop[:, None], UNTOLD)
-    by_part = [1.0, 1.0, 1.0] if calm else [1.0, settings.object_weight, settings.onset_weight]
-    readout_weight = 0.0 if calm else settings.readout
-    weights = torch.tensor(by_part)[batch.parts]
-    weights = weights / weights.sum()
-    begins = batch.parts == 2
-    onset = begins / begins.sum()
-    for part in torch.arange(len(drop)).split(settings.part):
-        with arithmetic(settings.bf16):
-            tokens, read = model(batch.words[part], drop[part], batch.codes[part])
+    size = settings.part if drop.device.type == "cpu" else len(drop)
+    for part in torch.arange(len(drop)).split(size):
+        with arithmetic(settings.bf16, drop.device.type):
+            groups, grains, read = model(batch.words[part], drop[part], batch.codes[part])
+        structure = groups.sum() / batch.codes.numel()
+        grain = grains.sum() / batch.codes.numel()
         readout = model.readout_loss(read, attributes[part]) * len(part) / len(drop)
-        loss = (tokens * weights[part]).sum() + readout_weight * readout
-        yield {
-            "loss": loss,
-            "nats": tokens.sum() / batch.codes.numel(),
-            "onset_nats": (tokens * onset[part]).sum(),
-        }
+        loss = settings.structure_weight * structure + grain + settings.readout * readout
+        yield {"loss": loss, "structure": structure, "grain": grain}
 
 
 @torch.no_grad()
-def measure_target(
-    model: TargetModel, tokenizer: VQModel, world: World, count: int
-) -> dict[str, float]:
-    """Loss in nats per token on unseen scenes, over all tokens and where shapes begin, and what
-    captions are worth.
+def measure_target(model: TargetModel, scenes: Scenes) -> dict[str, float]:
+    """Cross-entropies on unseen scenes, in nats: per image, of structure with and without captions,
+    and per token of the grains.
     """
-    scenes = encode_scenes(world, count, tokenizer, model.network.config.prefix_length)
-    batches = [scenes.batch(part) for part in torch.arange(count).split(16)]
-
-    def losses(dropped: bool) -> Tensor:
-        """Of every token, [count, length], with or without captions."""
-        by_batch = []
-        for batch in batches:
-            drop = torch.full((len(batch.words),), dropped)
-            of_batch, _ = model(batch.words, drop, batch.codes)
-            by_batch.append(of_batch)
-        return torch.cat(by_batch)
-
-    with_captions = losses(dropped=False)
-    without_captions = losses(dropped=True)
-    worth = (without_captions - with_captions).sum(-1).mean()
+    structure = []
+    untold = []
+    grain = []
+    for part in torch.arange(len(scenes.words)).split(16):
+        inputs = scenes.words[part], scenes.codes[part]
+        dropped = torch.ones(len(part), dtype=torch.bool, device=inputs[0].device)
+        groups, grains, _ = model(inputs[0], ~dropped, inputs[1])
+        without, _, _ = model(inputs[0], dropped, inputs[1])
+        structure.append(groups.sum(-1))
+        untold.append(without.sum(-1))
+        grain.append(grains.flatten())
     return {
-        "validation_loss": with_captions.mean().item(),
-        "validation_onset_loss": with_captions[scenes.parts == 2].mean().item(),
-        "nats_per_image_told_by_captions": worth.item(),
+        "structure_per_image": torch.cat(structure).mean().item(),
+        "structure_per_image_without_captions": torch.cat(untold).mean().item(),
+        "grain_per_token": torch.cat(grain).mean().item(),
     }

@@ -162,10 +162,10 @@ def _widest(decoder: AnyTokenizer, target: AnyTarget) -> int:
     watched = register_module_forward_hook(note)
     try:
         with torch.inference_mode():
-            decoder.decode_codes(torch.zeros(shape, dtype=kind, device=META))
+            images = decoder.decode_codes(torch.zeros(shape, dtype=kind, device=META))
     finally:
         watched.remove()
-    return max(layers)
+    return max(images.nbytes, *layers)
 
 
 def _batch(target: TransformerTarget, prompts: list[str], nodes: int) -> tuple[int, int]:

@@ -61,7 +61,7 @@ class VQEncoder:
         self.tokenizer = identity_of(tokenizer)
         self.grid = grid
         self.length = grid[0] * grid[1]
-        self.device = next(tokenizer.parameters()).device
+        self.device = next(iter(tokenizer.state_dict().values())).device
         self.vocab_size = tokenizer.vocab_size
         self.size = tokenizer.image_size(grid)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import ImageTarget
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import ImageDecoder, Method, Pipeline
-from tempera.image_tokenizers.vq import VQModel
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.rules.codebook_neighbours import Neighbours, ranked
 
 
@@ -48,7 +48,7 @@ class Replacing:
 def replacing_pipeline(
     target: ImageTarget,
     method: Method,
-    image_decoder: VQModel,
+    image_decoder: ImageTokenizer,
     device: torch.device,
     seed: int,
     replace: int,
@@ -69,7 +69,7 @@ def replacing_pipeline(
     Raises:
         TemperaError: the codebook has fewer codes, or both options are given.
     """
-    codebook = image_decoder.quantize.codebook
+    codebook = image_decoder.codebook
     if replace != 1 and rank != 0:
         raise TemperaError(
             f"replace={replace} and rank={rank} are two ways to replace a token; give one of them"

@@ -24,12 +24,14 @@ from tempera.shapes import structure as structures
 from tempera.shapes.classifier import Classifier, correct
 from tempera.shapes.clip import DIRECTORY, WEIGHTS, tokenize
 from tempera.shapes.networks import SHIPPED
-from tempera.shapes.world import Scene, Thing, World, parse_caption
+from tempera.shapes.world import Scene, Texture, Thing, World, parse_caption
 
 NETWORKS = (
     SHIPPED / "classifier" / "model.safetensors",
     WEIGHTS,
 )
+TEXTURES: dict[str, Texture] = {"shapes": "weave", "shapes_mar": "clouds"}
+"""Of the worlds of the shipped models."""
 _ANY_SCENE = Scene((Thing("circle", "red"),))
 """Stands in for captions of other worlds, whose scores are masked."""
 
@@ -40,12 +42,14 @@ class ShapesEvaluator(Evaluator):
     against real scenes.
 
     Args:
+        texture: of the model's world.
         reference_count: number of real scenes.
         reference_seed: seed of the real scenes, other than those of the training scenes and of the
             prompts.
         resamples: bootstrap resamples behind each interval.
     """
 
+    texture: Texture = "weave"
     reference_count: int = 1000
     reference_seed: int = 2
     resamples: PositiveInt = 1000
@@ -56,7 +60,9 @@ class ShapesEvaluator(Evaluator):
         """A hash of the networks' files, the first real scene, what counts as explained, and the
         options of the reference.
         """
-        scene = hashlib.sha256(World(self.reference_seed).sample(0).image.tobytes()).hexdigest()
+        scene = hashlib.sha256(
+            World(self.reference_seed, texture=self.texture).sample(0).image.tobytes()
+        ).hexdigest()
         networks = [sha256_file(file) for file in NETWORKS]
         limits = [str(limit) for limit in structures.LIMITS]
         text = [*networks, scene, *limits, str(self.reference_count), str(self.reference_seed)]
@@ -64,10 +70,16 @@ class ShapesEvaluator(Evaluator):
 
     @override
     def check(self, model: str) -> None:
-        if model not in ("shapes", "shapes_mar"):
+        if model not in TEXTURES:
             raise TemperaError(
                 f"metrics=shapes evaluates pictures of the shapes world, not of {model}: take "
                 "metrics=real or none",
+                option="metrics",
+            )
+        if TEXTURES[model] != self.texture:
+            raise TemperaError(
+                f"metrics.texture={self.texture} is not that of {model}'s world: take "
+                f"metrics.texture={TEXTURES[model]}",
                 option="metrics",
             )
         if self.reference_count < LEAST:
@@ -84,13 +96,13 @@ class ShapesEvaluator(Evaluator):
             scores=[
                 clip_scorer(clip.network, tokenize, clip.preprocess, device),
                 attribute_scorer(classifier, device),
-                structure_scores,
+                structure_scorer(self.texture),
             ],
         )
 
     @override
     def reference(self, edge: int) -> Iterator[Pictures]:
-        world = World(self.reference_seed)
+        world = World(self.reference_seed, texture=self.texture)
         for first in range(0, self.reference_count, 100):
             scenes = world.batch(first, min(100, self.reference_count - first))
             images = np.stack([scene.image for scene in scenes])
@@ -112,16 +124,20 @@ def attribute_scorer(classifier: Classifier, device: torch.device) -> Score:
     return score
 
 
-def structure_scores(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-    """Whether the caption's shapes are not whole in a picture (1 or 0), and the areas of what is
-    stray and missing, in pixels; NaN for captions of other worlds.
+def structure_scorer(texture: Texture) -> Score:
+    """Scores whether the caption's scene is not whole in a picture of this texture (1 or 0), and
+    the areas of what is stray and missing, in pixels; NaN for captions of other worlds.
     """
-    values = torch.full((len(prompts), 3), torch.nan)
-    for row, prompt in enumerate(prompts):
-        scene = parse_caption(prompt.text)
-        if scene is not None:
-            picture = pictures[row].permute(1, 2, 0).float() / 255
-            fit = structures.structure(picture.cpu().numpy(), scene)
-            values[row] = torch.tensor([fit.broken, fit.stray.sum(), fit.missing.sum()])
-    broken, stray, missing = values.unbind(1)
-    return {"broken": broken, "stray": stray, "missing": missing}
+
+    def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        values = torch.full((len(prompts), 3), torch.nan)
+        for row, prompt in enumerate(prompts):
+            scene = parse_caption(prompt.text)
+            if scene is not None:
+                picture = pictures[row].permute(1, 2, 0).float() / 255
+                fit = structures.structure(picture.cpu().numpy(), scene, texture)
+                values[row] = torch.tensor([fit.broken, fit.stray.sum(), fit.missing.sum()])
+        broken, stray, missing = values.unbind(1)
+        return {"broken": broken, "stray": stray, "missing": missing}
+
+    return score

@@ -1,6 +1,4 @@
-"""The shipped model: a tiny LlamaGen with its own text encoder and tokenizer, shipped inside the
-package.
-"""
+"""The shipped model: a tiny LlamaGen with its own text encoder, shipped inside the package."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +9,6 @@ from torch import Tensor, nn
 
 from tempera.drafters.independent import SmallerModel
 from tempera.errors import TemperaError, shortened
-from tempera.image_tokenizers.vq import VQModel, read_vq
 from tempera.runtime.files import read_json
 from tempera.runtime.network_directory import CONFIG, parse_sizes, read_network
 from tempera.shapes.world import WORDS, parse_caption
@@ -183,11 +180,6 @@ def load_target_network(directory: str | Path = SHIPPED / "target") -> LlamaGen:
 
     network = read_network(directory, build, translate)
     return network.eval().requires_grad_(False)
-
-
-def load_tokenizer(directory: str | Path = SHIPPED / "tokenizer") -> VQModel:
-    """The shipped image tokenizer, frozen."""
-    return read_vq(directory)
 
 
 def load_smaller(directory: str | Path = SHIPPED / "independent") -> SmallerModel:

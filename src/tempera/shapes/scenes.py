@@ -14,7 +14,7 @@ from tempera.data.encoders import VQEncoder
 from tempera.data.entries import Broken, Entry, Item, Source, Tally, tallied
 from tempera.data.prompts import Count, Prompt
 from tempera.data.shards import CodedImages
-from tempera.image_tokenizers.vq import VQModel
+from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.shapes.world import World
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.dataset import HOLDOUT
@@ -101,7 +101,7 @@ def world_prompts(
 
 
 def world_codes(
-    target: TransformerTarget, tokenizer: VQModel, directory: Path, seed: NonNegativeInt
+    target: TransformerTarget, tokenizer: ImageTokenizer, directory: Path, seed: NonNegativeInt
 ) -> WorldCodes:
     """`train_data=shapes`: scenes of the shapes world, encoded as they are needed."""
     return WorldCodes(VQEncoder(target.grid, tokenizer), seed)

@@ -1,7 +1,7 @@
 """Whether a picture shows its caption's shapes whole, read from the pixels without a network.
 
 The named shapes are fitted at their best places. A pixel is explained if the colour that ought to
-be there gives it under some lighting that the world's renderer could have drawn. What is
+be there gives it under some texture that the world's renderer could have drawn. What is
 unexplained outside the shapes is stray, inside them missing; outlines, where two colours mix, are
 not judged.
 """
@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,16 @@ from tempera.shapes.world import (
     COLOURS,
     IMAGE_SIZE,
     LATTICE,
+    MARKS,
+    PATTERNS,
     SHAPES,
     SIZES,
     Image,
     Scene,
+    Texture,
     Thing,
     distance,
+    marks,
 )
 
 Mask = NDArray[np.bool_]
@@ -32,24 +37,37 @@ Counts = NDArray[np.int64]
 
 OUTLINE = 1.0
 """Pixels at most so far from an outline are not judged."""
-GAIN = 0.25
-"""The renderer's lighting gradient multiplies a colour by 1 ± at most so much."""
-SHIFT = 0.24
-"""Its texture adds at most so much brightness. The extremes do not meet: both lie in an ellipse."""
+
+
+class Lighting(NamedTuple):
+    """What a texture makes of a colour.
+
+    Attributes:
+        gain: it is multiplied by 1 ± at most so much.
+        shift: at most so much brightness is added. The extremes do not meet: both lie in an
+            ellipse.
+        tolerance: a pixel that is farther than this from all of it, in RGB, is unexplained.
+    """
+
+    gain: float
+    shift: float
+    tolerance: float
+
+
+LIGHTINGS: dict[Texture, Lighting] = {
+    "weave": Lighting(0.02, 0.06, 0.09),
+    "clouds": Lighting(0.25, 0.24, 0.12),
+}
 STEPS = np.linspace(-1, 1, 9, dtype=np.float32)
-"""Shifts that are tried, in units of SHIFT."""
-MARKS = 0.68
-"""The stripes' colour is the background's times this."""
+"""Shifts that are tried, in units of the largest."""
 NEAR = (-2, -1, 0, 1, 2)
 """Places off the lattice that are tried, in pixels: a picture's shapes need not lie on it."""
-TOLERANCE = 0.12
-"""A pixel that is farther than this from every lighting of a colour, in RGB, is unexplained."""
 BROKEN = 5
 """A picture with more unexplained pixels is broken, as at most 0.5% of real scenes are after the
 tokenizer's round trip.
 """
 
-LIMITS = (OUTLINE, GAIN, SHIFT, MARKS, TOLERANCE, BROKEN)
+LIMITS = (OUTLINE, LIGHTINGS, BROKEN)
 
 
 @dataclass(frozen=True)
@@ -77,25 +95,50 @@ class Structure:
         return self.unexplained > BROKEN
 
 
-def structure(picture: Image, caption: Scene) -> Structure:
+def structure(picture: Image, caption: Scene, texture: Texture = "weave") -> Structure:
     """Fit the scene that a caption tells to a picture.
 
     Args:
         picture: [48, 48, 3] in [0, 1].
         caption: parsed; what it leaves open is fitted as well.
+        texture: of the world.
 
     Returns:
         the fit with the fewest unexplained pixels.
     """
-    not_thing = [_unexplained(picture, _rgb(COLOURS[thing.colour])) for thing in caption.things]
+    lighting = LIGHTINGS[texture]
+    not_thing = []
+    for thing in caption.things:
+        not_thing.append(_unexplained(picture, _rgb(COLOURS[thing.colour]), lighting))
     fits = []
     for background in [caption.background] if caption.background else BACKGROUNDS:
         colour = _rgb(BACKGROUNDS[background])
-        not_background = _unexplained(picture, colour)
+        not_background = _unexplained(picture, colour, lighting)
         if caption.pattern != "plain":
-            not_background &= _unexplained(picture, MARKS * colour)
+            not_marks = _unexplained(picture, MARKS * colour, lighting)
+            # a lighting of the clouds makes marks of a background: there a pattern shows nothing
+            if texture == "clouds":
+                not_background &= not_marks
+            else:
+                not_background = _best_pattern(caption.pattern, not_background, not_marks)
         fits.append(_fit(caption, not_background, not_thing))
     return min(fits, key=lambda fit: fit.unexplained)
+
+
+def _best_pattern(told: str, not_background: Mask, not_marks: Mask) -> Mask:
+    """The pixels that are not the background, with the marks where they explain most.
+
+    Args:
+        told: the pattern; empty for any.
+        not_background: the pixels that are not the background between marks.
+        not_marks: those that are no marks.
+    """
+    steps = range(0, 4 * LATTICE, LATTICE)
+    patterns = [told] if told else PATTERNS
+    masks = []
+    for pattern, right, down in itertools.product(patterns, steps, steps):
+        masks.append(np.where(marks(pattern, right, down), not_marks, not_background))
+    return min(masks, key=np.sum)
 
 
 def _rgb(colour: tuple[float, float, float]) -> Image:
@@ -103,16 +146,16 @@ def _rgb(colour: tuple[float, float, float]) -> Image:
     return np.array(colour, np.float32)
 
 
-def _unexplained(picture: Image, colour: Image) -> Mask:
-    """The pixels [48, 48] that no lighting of a colour [3] gives."""
+def _unexplained(picture: Image, colour: Image, lighting: Lighting) -> Mask:
+    """The pixels [48, 48] that no texture on a colour [3] gives."""
     nearest = np.full(picture.shape[:2], np.inf, np.float32)
     for step in STEPS:
-        shift = SHIFT * step
-        reach = GAIN * np.sqrt(1 - step**2)
+        shift = lighting.shift * step
+        reach = lighting.gain * np.sqrt(1 - step**2)
         gain = ((picture - shift) @ colour / (colour @ colour)).clip(1 - reach, 1 + reach)
         lit = (gain[..., None] * colour + shift).clip(0, 1)
         np.minimum(nearest, np.linalg.norm(picture - lit, axis=-1), out=nearest)
-    return nearest > TOLERANCE
+    return nearest > lighting.tolerance
 
 
 @lru_cache(maxsize=len(SHAPES) * len(SIZES))

@@ -1,19 +1,24 @@
 """The shapes world: a procedural, seeded, unlimited source of captioned 48×48 scenes.
 
 A scene holds one or two shapes in named colours and two sizes, placed freely or in a relation, on a
-plain, striped or checkered background, under a lighting gradient and a natural-looking noise
-texture. Scene `i` of a world is a pure function of `(world seed, i)`.
+plain, striped or checkered background. Its texture is a weave of grains, which suits tokens of a
+codebook, or clouds under a lighting gradient, which suit continuous ones. Scene `i` of a world is a
+pure function of `(world seed, i)`.
 """
 
+import itertools
 import math
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Image = NDArray[np.float32]
+Texture = Literal["weave", "clouds"]
 
 IMAGE_SIZE = 48
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
@@ -35,11 +40,13 @@ BACKGROUNDS: dict[str, tuple[float, float, float]] = {
     "olive": (0.52, 0.54, 0.22),
 }
 PATTERNS = ("plain", "striped", "checkered")
+MARKS = 0.68
+"""The colour of a pattern's marks is the background's times this."""
 SIZES = {"small": 8, "large": 12}
 """Radius in pixels."""
 LATTICE = 4
 """Shapes are centred on multiples of this many pixels, the tokenizer's patch: a shape is the same
-tokens wherever it stands.
+tokens wherever it stands. Patterns and grains keep to it, too.
 """
 RELATIONS = ("above", "left of")
 
@@ -140,12 +147,20 @@ class World:
         seed: streams of different seeds share no scene seeds.
         terse: probability that a caption leaves out its background, and independently its sizes.
         pairs: probability that a scene holds two shapes.
+        texture: of its pictures.
     """
 
-    def __init__(self, seed: int = 0, terse: float = 0.1, pairs: float = 1 / 3) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        terse: float = 0.1,
+        pairs: float = 1 / 3,
+        texture: Texture = "weave",
+    ) -> None:
         self.seed = seed
         self.terse = terse
         self.pairs = pairs
+        self.texture: Texture = texture
 
     def scene(self, index: int) -> Scene:
         """The scene of sample `index`, which is not rendered."""
@@ -161,7 +176,7 @@ class World:
         if rng.random() < self.terse:
             things = tuple(replace(thing, size="") for thing in described.things)
             described = replace(described, things=things)
-        return Sample(scene, described.caption, render(scene))
+        return Sample(scene, described.caption, render(scene, self.texture))
 
     def batch(self, first: int, count: int) -> list[Sample]:
         """Samples `first` … `first + count − 1`."""
@@ -228,49 +243,85 @@ _Y, _X = np.mgrid[0:IMAGE_SIZE, 0:IMAGE_SIZE].astype(np.float32) + np.float32(0.
 """The rows and columns of the pixels' centres, [48, 48] each."""
 
 
-def render(scene: Scene) -> Image:
+def render(scene: Scene, texture: Texture = "weave") -> Image:
     """Generate a fully specified scene: float32 [48, 48, 3] in [0, 1]."""
     rng = np.random.default_rng(scene.seed)
     image = _background(scene.background, scene.pattern, rng)
     for thing in scene.things:
-        coverage = np.clip(0.5 - distance(thing), 0, 1)[..., None]
-        image = image * (1 - coverage) + np.array(COLOURS[thing.colour], np.float32) * coverage
+        covered = coverage(thing)[..., None]
+        image = image * (1 - covered) + np.array(COLOURS[thing.colour], np.float32) * covered
+    textured = _woven(image, scene, rng) if texture == "weave" else _clouded(image, rng)
+    return np.asarray(np.clip(textured, 0, 1), np.float32)
+
+
+def coverage(thing: Thing) -> Image:
+    """The share of every pixel that a thing covers, [48, 48]."""
+    return np.asarray(np.clip(0.5 - distance(thing), 0, 1))
+
+
+def _background(colour: str, pattern: str, rng: np.random.Generator) -> Image:
+    """A background, its pattern's marks darker, float32 [48, 48, 3]."""
+    base = np.array(BACKGROUNDS[colour], np.float32)
+    right, down = LATTICE * rng.integers(0, 4, 2)
+    return np.asarray(base * (1 - (1 - MARKS) * marks(pattern, right, down)[..., None]), np.float32)
+
+
+def marks(pattern: str, right: int, down: int) -> NDArray[np.bool_]:
+    """Where a pattern that begins so many pixels earlier has its marks, [48, 48]."""
+    columns: NDArray[np.bool_] = (_X + right) // 8 % 2 == 1
+    rows: NDArray[np.bool_] = (_Y + down) // 8 % 2 == 1
+    nothing = np.zeros_like(columns)
+    return {"plain": nothing, "striped": columns, "checkered": columns ^ rows}[pattern]
+
+
+_WALSH = np.array([[1, 1, 1, 1], [1, 1, -1, -1], [1, -1, -1, 1], [1, -1, 1, -1]], np.float32)
+_WAVES = [np.outer(_WALSH[i], _WALSH[j]) for i, j in ((0, 1), (1, 0), (1, 1), (0, 2))]
+GRAINS = 0.05 * np.stack([sign * wave for wave in _WAVES for sign in (1, -1)])
+"""The brightness that each grain adds to a patch, [G, 4, 4]: light and dark halves and quarters."""
+WEAVE = np.random.default_rng(7).dirichlet([3.0] * len(GRAINS), (len(GRAINS), len(GRAINS)))
+"""The probabilities of a patch's grain after that above it and that on its left, [G, G, G]."""
+_THRESHOLDS = WEAVE.cumsum(-1)[..., :-1].tolist()
+
+
+def _woven(image: Image, scene: Scene, rng: np.random.Generator) -> Image:
+    """Add a grain to every patch of one colour.
+
+    A grain is chance, and says nothing about the rest of the image: several codes could stand at
+    almost every place, the ambiguity of real images, and a wrong one does no harm.
+    """
+    side = IMAGE_SIZE // LATTICE
+    chances = rng.random((side, side)).tolist()
+    weave = rng.integers(len(GRAINS), size=(side + 1, side + 1)).tolist()
+    for row, column in itertools.product(range(side), range(side)):
+        thresholds = _THRESHOLDS[weave[row][column + 1]][weave[row + 1][column]]
+        weave[row + 1][column + 1] = bisect(thresholds, chances[row][column])
+    grains = GRAINS[np.array(weave)[1:, 1:]]
+    for thing in scene.things:
+        covered = patches_of(coverage(thing))
+        grains[covered.min((2, 3)) < covered.max((2, 3))] = 0
+    woven: Image = image + grains.swapaxes(1, 2).reshape(IMAGE_SIZE, IMAGE_SIZE, 1)
+    return woven
+
+
+def patches_of(pixels: Image) -> Image:
+    """The patches of the lattice: [48, 48] → [12, 12, 4, 4]."""
+    side = len(pixels) // LATTICE
+    return pixels.reshape(side, LATTICE, side, LATTICE).swapaxes(1, 2)
+
+
+OCTAVES = ((3, 0.07), (6, 0.05), (12, 0.015))
+"""Of the clouds: cells along a side, and strength in units of brightness."""
+NOISE = 0.008
+"""Strength of the noise of single pixels."""
+
+
+def _clouded(image: Image, rng: np.random.Generator) -> Image:
+    """Add a lighting gradient, octaves of smooth value noise and a fine noise."""
     angle = rng.uniform(0, 2 * np.pi)
     right = np.cos(angle) * (_X / IMAGE_SIZE - 0.5)
     down = np.sin(angle) * (_Y / IMAGE_SIZE - 0.5)
     ramp = (right + down) * rng.uniform(0.1, 0.3)
-    image = image * (1 + ramp)[..., None] + _texture(rng)[..., None]
-    return np.asarray(np.clip(image, 0, 1), np.float32)
-
-
-def _background(colour: str, pattern: str, rng: np.random.Generator) -> Image:
-    """A background, its pattern's marks a third darker, float32 [48, 48, 3]."""
-    base = np.array(BACKGROUNDS[colour], np.float32)
-    shift_x, shift_y = 4 * rng.integers(0, 4, 2)
-    stripes = ((_X + shift_x) // 8) % 2
-    rows = ((_Y + shift_y) // 8) % 2
-    marks = {
-        "plain": np.zeros_like(_X),
-        "striped": stripes,
-        "checkered": (stripes + rows) % 2,
-    }[pattern]
-    return np.asarray(base * (1 - 0.32 * marks[..., None]), np.float32)
-
-
-OCTAVES = ((3, 0.07), (6, 0.05), (12, 0.015))
-"""Of the texture: cells along a side, and strength in units of brightness."""
-GRAIN = 0.008
-"""Strength of the noise of single pixels."""
-
-
-def _texture(rng: np.random.Generator) -> Image:
-    """Octaves of smooth value noise and a fine grain, in units of brightness.
-
-    What a patch adds to its neighbours' brightness decides how many codes could stand at a place,
-    the ambiguity of real images. The coarse octaves tie it to these neighbours: a guess without
-    them is seldom right.
-    """
-    noise = rng.normal(0, GRAIN, (IMAGE_SIZE, IMAGE_SIZE))
+    noise = rng.normal(0, NOISE, (IMAGE_SIZE, IMAGE_SIZE))
     for cells, strength in OCTAVES:
         grid = rng.normal(0, strength, (cells + 1, cells + 1))
         at = np.linspace(0, cells, IMAGE_SIZE, endpoint=False)
@@ -278,7 +329,8 @@ def _texture(rng: np.random.Generator) -> Image:
         part = (at - low) ** 2 * (3 - 2 * (at - low))
         rows = grid[low] * (1 - part)[:, None] + grid[low + 1] * part[:, None]
         noise += rows[:, low] * (1 - part) + rows[:, low + 1] * part
-    return np.asarray(noise, np.float32)
+    clouded: Image = image * (1 + ramp)[..., None] + noise.astype(np.float32)[..., None]
+    return clouded
 
 
 def distance(thing: Thing) -> Image:
