@@ -107,7 +107,7 @@ def test_a_refused_run_leaves_no_directory(run: Run) -> None:
 def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("eval/run.py --help method=coolsd")
     assert status == 0
-    for option in ("delta: 2", "guidance: 2.0", "limit: 64", "nu: 0.7"):
+    for option in ("delta: 2", "guidance: 1.1", "limit: 64", "nu: 0.7"):
         assert f"\n{option}\n" in out, out
     assert "\nwindow: " not in out and "\nwindow: 32\n" in run("eval/run.py method=sjd --help")[1]
     assert "\nar              Plain autoregression: no draft, one token per round.\n" in out
