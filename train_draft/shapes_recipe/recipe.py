@@ -40,7 +40,7 @@ class DraftTraining:
         options: more of that command's, as `name=value`.
     """
 
-    steps: int = 250
+    steps: int = 150
     options: list[str] = field(
         default_factory=lambda: [
             "train_data._target_=shapes_recipe.mixed.mixed_codes",
@@ -53,7 +53,7 @@ class DraftTraining:
 
 def _parallel() -> DraftTraining:
     """How the parallel draft is trained."""
-    return DraftTraining(200, ["draft=parallel", *DraftTraining().options])
+    return DraftTraining(140, ["draft=parallel", *DraftTraining().options])
 
 
 def _medusa() -> DraftTraining:
