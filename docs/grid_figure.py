@@ -25,7 +25,7 @@ SHOWN = {
         "eagle",
         "parallel_block",
         "coolsd delta=2",
-        "optimal_rsd schedule=optimal expected_length=3.8",
+        "optimal_rsd schedule=optimal expected_length=3.4",
         "lantern",
     ],
     "grid_continuous.png": [

@@ -53,7 +53,7 @@ PAIRED = ("broken", "attribute_accuracy", "shape_accuracy", "colour_accuracy", "
 COMMANDS = {
     "speed": "python eval/run.py -m experiment=results_speed outputs=outputs/{}",
     "study": "python eval/run.py -m experiment=study limit=2048 seed=0,1 matching.prompts=256",
-    "short study": "python eval/run.py -m experiment=study limit=512 study.lengths=[3.8] "
+    "short study": "python eval/run.py -m experiment=study limit=512 study.lengths=[3.4] "
     "matching.prompts=64",
 }
 TABLES = {

@@ -295,15 +295,16 @@ def test_rounds_of_continuous_tokens_are_not_compiled() -> None:
 
 
 def test_options_reach_the_objects() -> None:
-    options = "delta=2 floor=1 residual=vanilla guidance=7.5 temperature=0.9 top_k=10 top_p=0.8"
-    cfg = composed("method=coolsd", *options.split())
+    sampling = "guidance=7.5 temperature=0.9 top_k=10 top_p=0.8 min_p=0.2"
+    options = "delta=2 floor=1 residual=vanilla"
+    cfg = composed("method=coolsd", *options.split(), *sampling.split())
     rule: Any = Parts.of(cfg).rule()
     assert sum(omega for omega in rule.schedule if omega > 1) == pytest.approx(
         2 * (2.855 + 1.418 + 0.704) / 1.1, abs=2e-3
     )
     assert min(rule.schedule) == 1
     assert rule.residual_kind == "vanilla"
-    assert Parts.of(cfg).sampling == Sampling(7.5, 0.9, 10, 0.8)
+    assert Parts.of(cfg).sampling == Sampling(7.5, 0.9, 10, 0.8, min_p=0.2)
 
 
 @pytest.mark.parametrize(

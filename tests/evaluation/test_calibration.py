@@ -243,7 +243,7 @@ def rule(*options: str) -> Any:
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The options reach the solver, and the statistics are those of this model and sampling."""
     monkeypatch.chdir(tmp_path)
-    sampling = ["guidance=3.0", "temperature=1.0", "top_k=0", "top_p=1.0"]
+    sampling = ["guidance=3.0", "temperature=1.0", "top_k=0", "top_p=1.0", "min_p=0.0"]
     relaxed = ["method=coolsd", "schedule=calibrated", "expected_length=3", *sampling]
     priced = ["method=optimal_rsd", "schedule=optimal", "expected_length=3", *sampling]
     with pytest.raises(TemperaError, match="no outputs/calibration/shapes-eagle.safetensors"):

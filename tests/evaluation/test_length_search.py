@@ -83,7 +83,8 @@ def test_what_is_tried_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return [*tiny_options(tmp_path_factory.mktemp("tiny")), "matching.prompts=4"]
+    sampling = ["guidance=2", "min_p=0"]  # every token can be kept
+    return [*tiny_options(tmp_path_factory.mktemp("tiny")), "matching.prompts=4", *sampling]
 
 
 def evaluated(options: list[str], directory: Path, *more: str) -> dict[str, Any]:
