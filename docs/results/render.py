@@ -66,6 +66,7 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
         "CLIP score ↑": "{clip_score:.3f}",
         "shapes ↑": "{shape_accuracy:.3f}",
         "colours ↑": "{colour_accuracy:.3f}",
+        "broken ↓": "{broken:.1%}",
     },
 }
 DECISIONS = {  # what a row is for
@@ -73,9 +74,9 @@ DECISIONS = {  # what a row is for
     "parallel_block": "**exact**, with a draft",
     "scd": "**exact**, without a draft",
     "parallel_tree": "exact, most tokens",
-    "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fastest",
+    "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
     "coolsd floor=1 delta=2": "**relaxed**, fewer broken pictures",
-    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, least KL of chains",
+    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, less KL at its length",
     "priced_tree": "relaxed, most tokens",
     "coolsd delta=2": "Cool-SD as published",
     "lantern": "not recommended",
