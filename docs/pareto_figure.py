@@ -41,11 +41,11 @@ SERIES = {
     "exact, tree": Series(r"parallel_tree", "#737b86", TREE),
 }
 PANELS = {  # heading and upper limit of the y-axis
-    "broken": ("broken pictures, % ↓", 35.0, 100),
-    "kl_per_token": ("KL bound per token, nats ↓", 0.1, 1),
+    "broken": ("broken pictures, % ↓", 60.0, 100),
+    "kl_per_token": ("KL bound per token, nats ↓", 0.07, 1),
 }
-FIRST = 2.9
-LAST = 5.4
+FIRST = 2.8
+LAST = 5.1
 """Ends of the horizontal axis."""
 AR = "plain autoregression"
 Points = dict[str, dict[str, list[list[list[float]]]]]
