@@ -3,7 +3,7 @@ stand each run's command, commit, machine and date, so collect on the machine th
 
     python docs/results/collect.py rows             # of outputs/results and outputs/results_mar
     python docs/results/collect.py speed SESSION    # of outputs/SESSION, timed on this machine
-    python docs/results/collect.py study [NAME]     # of the report in outputs/study_report
+    python docs/results/collect.py study            # of the report in outputs/study_report
 
 What is not there keeps the numbers that it has.
 """
@@ -52,9 +52,7 @@ UNNAMED = (
 PAIRED = ("broken", "attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score")
 COMMANDS = {
     "speed": "python eval/run.py -m experiment=results_speed outputs=outputs/{}",
-    "study": "python eval/run.py -m experiment=study limit=2048 seed=0,1 matching.prompts=256",
-    "short study": "python eval/run.py -m experiment=study limit=512 study.lengths=[3.4] "
-    "matching.prompts=64",
+    "study": "python eval/run.py -m experiment=study limit=512 matching.prompts=64",
 }
 TABLES = {
     "overview": "Study: relaxations at equal accepted length",
@@ -163,13 +161,13 @@ def processor() -> str:
     return re.sub(r"\(R\)|\(TM\)| Processor", "", name[1]) if name else "unknown processor"
 
 
-def study(name: str = "study") -> None:
-    """Write the tables of one of the studies in `COMMANDS`."""
+def study() -> None:
+    """Write the study's tables."""
     cells = pd.read_csv(ROOT / "outputs" / "study_report" / "tables.csv")
     results = read()
-    results[name] = {table: by_row(cells, title) for table, title in TABLES.items()}
+    results["study"] = {table: by_row(cells, title) for table, title in TABLES.items()}
     first = next(iter(directories(ROOT / "outputs" / "study").values()))
-    results["runs"][name] = [COMMANDS[name], *origin(first)[1:]]
+    results["runs"]["study"] = [COMMANDS["study"], *origin(first)[1:]]
     write(results)
 
 

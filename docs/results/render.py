@@ -18,6 +18,8 @@ from string import Formatter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 QUOTES = (HERE / "quotes.txt").read_text(encoding="utf-8").splitlines()
@@ -91,6 +93,7 @@ STUDY = {  # quantities of the study: table, column
     "attributes": ("losses", "attribute accuracy ↑"),
     "shapes": ("losses", "shape accuracy ↑"),
     "colours": ("losses", "colour accuracy ↑"),
+    "broken": ("losses", "broken pictures ↓"),
 }
 OTHER_BUDGETS = r"delta=(?!2$)"
 """Rows that stand in rows.csv and in the chart, not in the table."""
@@ -196,24 +199,36 @@ def over_sessions(timed: Sequence[Interval]) -> Interval:
     )
 
 
-def study_numbers(study: Results) -> dict[str, Any]:
+def study_numbers(results: Results) -> dict[str, Any]:
     """All numbers of the study: of each row, of each correlation, and over all relaxations."""
+    study = results["study"]
     rows: dict[str, Any] = {}
     for name in study["overview"]:
         values = study_row(study, name)
-        uniform = rows.get(f"uniform_rsd {name[name.find('at ') :]}")
-        if uniform:
-            for key in ("tv", "kl"):
-                values[f"{key}_more"] = values[key].value / getattr(uniform, key).value - 1
-                values[f"{key}_less"] = -values[f"{key}_more"]
-        rows[name] = SimpleNamespace(**values)
+        speed = speed_ups(results, name.partition(" at ")[0], values["length"])
+        rows[name] = SimpleNamespace(**values, **speed)
     relaxed = {name: row for name, row in rows.items() if " at " in name}
+    beside_uniform(rows, relaxed)
     rows |= over_relaxations(relaxed)
     for name, line in study["correlations"].items():
         rows[name] = {
             column.removeprefix("loss of "): Interval.of(cell) for column, cell in line.items()
         }
     return rows
+
+
+def beside_uniform(rows: Rows, relaxed: Rows) -> None:
+    """How much larger and smaller each bound is than the uniform relaxation's at the length that
+    the row has in fact, by the parabola through exact decoding and the uniform relaxation's rows.
+    """
+    uniform = [row for name, row in rows.items() if name.startswith(("eagle", "uniform_rsd at"))]
+    lengths = [row.length.value for row in uniform]
+    for key in ("tv", "kl"):
+        parabola = np.polyfit(lengths, [getattr(row, key).value for row in uniform], 2)
+        for row in relaxed.values():
+            more = getattr(row, key).value / np.polyval(parabola, row.length.value) - 1
+            setattr(row, f"{key}_more", more)
+            setattr(row, f"{key}_less", -more)
 
 
 def study_row(study: Results, name: str) -> dict[str, Any]:
@@ -230,30 +245,20 @@ def study_row(study: Results, name: str) -> dict[str, Any]:
 
 
 def over_relaxations(relaxed: Rows) -> Rows:
-    """What 0.02 tokens are worth on the uniform schedule, the largest losses of all relaxations but
-    LANTERN, and the usual half widths of their intervals.
+    """The largest losses of all relaxations but LANTERN, the usual half widths of their intervals,
+    and the largest miss of a length.
     """
-    low, high = (row for name, row in relaxed.items() if name.startswith("uniform_rsd at"))
-    step = 0.02 / (high.length.value - low.length.value)
     mild = [row for name, row in relaxed.items() if "lantern " not in name]
     most = {
-        "fid": max(row.fid.high for row in mild),
-        "length": max(abs(row.length.value - float(name[-3:])) for name, row in relaxed.items()),
+        "length": max(abs(row.length.value - float(name[-3:])) for name, row in relaxed.items())
     }
-    width: dict[str, float] = {"lower_fid": sum(row.fid.significant for row in relaxed.values())}
-    for key in ("clip", "attributes", "shapes", "colours"):
-        losses = [getattr(row, key) for row in mild]
-        most[key] = -min(loss.low for loss in losses)
+    width = {}
+    for key in ("broken", "clip", "attributes", "shapes", "colours"):
+        changes = [getattr(row, key) for row in mild]
+        losses = changes if key == "broken" else [change.loss for change in changes]
+        most[key] = max(loss.high for loss in losses)
         width[key] = statistics.median((loss.high - loss.low) / 2 for loss in losses)
-    worth = {
-        "tv": step * (high.tv.value - low.tv.value),
-        "kl": step * (high.kl.value - low.kl.value),
-    }
-    return {
-        "0.02 tokens": SimpleNamespace(**worth),
-        "most": SimpleNamespace(**most),
-        "width": SimpleNamespace(**width),
-    }
+    return {"most": SimpleNamespace(**most), "width": SimpleNamespace(**width)}
 
 
 def lines(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -288,21 +293,8 @@ def table(name: str, rows: Rows) -> str:
     return lines([*heads, *COLUMNS[name]], shown)
 
 
-def short_study(results: Results) -> Rows:
-    """The short study's runs, each with its speeds and its broken pictures."""
-    study = results["short study"]
-    rows = {}
-    for run, line in study["overview"].items():
-        length = Interval.of(line["length, evaluation"])
-        values = speed_ups(results, run.partition(" at ")[0], length)
-        if cell := study["losses"].get(run, {}).get("broken pictures ↓"):
-            values["broken"] = Interval.of(cell)
-        rows[run] = SimpleNamespace(**values)
-    return rows
-
-
 def csv_files(results: Results) -> dict[str, str]:
-    """Every number beside the pages: of the rows, of both studies, and where they come from."""
+    """Every number beside the pages: of the rows, of the study, and where they come from."""
     rows = [
         (row, key, *number[:3])
         for row, values in numbers(results).items()
@@ -310,23 +302,22 @@ def csv_files(results: Results) -> dict[str, str]:
         if isinstance(number, Interval)
     ]
     study = [
-        (name, table, row, column, *(cell if isinstance(cell, list) else (cell,)))
-        for name in ("study", "short study")
-        for table, lines_of in results[name].items()
+        (table, row, column, *(cell if isinstance(cell, list) else (cell,)))
+        for table, lines_of in results["study"].items()
         for row, line in lines_of.items()
         for column, cell in line.items()
     ]
     study += [
-        ("short study", "speed-up", run, heading, *vars(values)[where][:3])
-        for run, values in short_study(results).items()
+        ("speed-up", run, heading, *getattr(values, where)[:3])
+        for run, values in study_numbers(results).items()
         for where, heading in SPEED_UPS.items()
-        if where in vars(values)
+        if hasattr(values, where)
     ]
     timed = {name: session["run"] for name, session in results["sessions"].items()}
     runs = [(row, *about) for row, about in (results["runs"] | timed).items()]
     return {
         "rows.csv": as_csv(("run", "quantity", *INTERVAL), rows),
-        "study.csv": as_csv(("study", "table", "run", "quantity", *INTERVAL, "significant"), study),
+        "study.csv": as_csv(("table", "run", "quantity", *INTERVAL, "significant"), study),
         "runs.csv": as_csv(("numbers", "command", "commit", "machine", "date"), runs),
     }
 
@@ -351,12 +342,9 @@ def xl_table(results: Results) -> str:
 
 
 def everything(results: Results) -> dict[str, Mapping[str, Any]]:
-    """What sentences quote: of rows, of the study and the short one, and mean shares of broken
-    pictures.
-    """
+    """What sentences quote: of rows, of the study, and mean shares of broken pictures."""
     rows = numbers(results)
-    study = study_numbers(results["study"])
-    return {"r": rows, "s": study, "t": short_study(results), "b": broken(rows)}
+    return {"r": rows, "s": study_numbers(results), "b": broken(rows)}
 
 
 def broken(rows: Rows) -> dict[str, float]:
