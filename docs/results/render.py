@@ -94,6 +94,7 @@ STUDY = {  # quantities of the study: table, column
     "shapes": ("losses", "shape accuracy ↑"),
     "colours": ("losses", "colour accuracy ↑"),
     "broken": ("losses", "broken pictures ↓"),
+    "longer": ("differences", "accepted length"),
 }
 OTHER_BUDGETS = r"delta=(?!2$)"
 """Rows that stand in rows.csv and in the chart, not in the table."""
@@ -246,7 +247,8 @@ def study_row(study: Results, name: str) -> dict[str, Any]:
 
 def over_relaxations(relaxed: Rows) -> Rows:
     """The largest losses of all relaxations but LANTERN, the usual half widths of their intervals,
-    and the largest miss of a length.
+    the largest miss of a length, and what the half width of a difference in length is worth on the
+    uniform schedule.
     """
     mild = [row for name, row in relaxed.items() if "lantern " not in name]
     most = {
@@ -258,7 +260,20 @@ def over_relaxations(relaxed: Rows) -> Rows:
         losses = changes if key == "broken" else [change.loss for change in changes]
         most[key] = max(loss.high for loss in losses)
         width[key] = statistics.median((loss.high - loss.low) / 2 for loss in losses)
-    return {"most": SimpleNamespace(**most), "width": SimpleNamespace(**width)}
+    longer = [row.longer for row in relaxed.values() if hasattr(row, "longer")]
+    step = statistics.median((change.high - change.low) / 2 for change in longer)
+    low, high = (row for name, row in relaxed.items() if name.startswith("uniform_rsd at"))
+    worth = {
+        key: step
+        * (getattr(high, key).value - getattr(low, key).value)
+        / (high.length.value - low.length.value)
+        for key in ("tv", "kl")
+    }
+    return {
+        "most": SimpleNamespace(**most),
+        "width": SimpleNamespace(length=step, **width),
+        "worth": SimpleNamespace(**worth),
+    }
 
 
 def lines(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
