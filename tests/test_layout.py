@@ -1,6 +1,9 @@
-"""What keeps the package in layers: imports, and the length of functions."""
+"""What keeps the package in layers: imports, and the length of functions; and the table of the
+findings beside it.
+"""
 
 import ast
+import re
 import subprocess
 import sys
 
@@ -43,3 +46,10 @@ def test_an_upward_import_is_seen(tmp_path):
     done = lint_imports(tmp_path)
     assert done.returncode == 1
     assert "tempera.decoding -> tempera.rules" in done.stdout
+
+
+def test_the_table_of_findings_names_each_script():
+    findings = ROOT / "findings"
+    table = findings.joinpath("README.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?m)^\| \[?(\w+)\b", table.partition("|---")[2])
+    assert sorted(named) == sorted(script.stem for script in findings.glob("*.sh"))

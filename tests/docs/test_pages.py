@@ -35,16 +35,17 @@ SHOWN = sorted(
 )
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "findings/README.md"])
 def test_files_behind_links_exist(name: str) -> None:
     """Links of docs/ are checked by `mkdocs build --strict`."""
-    links = re.findall(r"\]\(([^)#\s]+)", text_of(ROOT / name))
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+    page = ROOT / name
+    links = re.findall(r"\]\(([^)#\s]+)", text_of(page))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
 @each_page
 def test_the_files_it_names_exist(page: Path) -> None:
-    roots = "src|tests|conf|eval|train_draft|examples|notebooks|docs"
+    roots = "src|tests|conf|eval|train_draft|examples|notebooks|docs|findings"
     named = re.findall(rf"`((?:{roots})/[\w/.]*)`", text_of(page))
     missing = {name for name in named if not (ROOT / name).exists()}
     assert missing <= set(re.findall(r"(?m)^\| `([^`]+)` \| new", text_of(page)))

@@ -1,5 +1,5 @@
-"""README, CONTRIBUTING and docs/ as tests read them: their code blocks, commands, links and
-names.
+"""README, CONTRIBUTING, findings/ and docs/ as tests read them: their code blocks, commands, links
+and names.
 """
 
 import re
@@ -10,6 +10,7 @@ from paths import ROOT
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "findings" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
