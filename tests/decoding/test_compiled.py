@@ -542,3 +542,19 @@ def test_a_buffer_keeps_its_address_while_shape_and_dtype_stay():
     assert compiled.kept(first, torch.tensor([4, 5, 6])) is first and first.tolist() == [4, 5, 6]
     for other in (torch.ones(3), torch.arange(2)):
         assert compiled.kept(first, other) is not first
+
+
+def test_marks_are_those_that_torch_sets():
+    """`static` and `constant` set them without an import of the compiler."""
+    theirs, ours = torch.ones(1), compiled.static(torch.ones(1))
+    torch._dynamo.mark_static_address(theirs)
+    assert vars(ours) == vars(theirs) != {}
+
+    def theirs():
+        return 1
+
+    def ours():
+        return 1
+
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(compiled.constant(ours)) == vars(theirs) != {}

@@ -230,7 +230,7 @@ def test_an_interrupted_sweep_says_which_command_goes_on(monkeypatch: pytest.Mon
         sweeper.sweep(["method=ar"])
 
 
-TORCH = {"torch", "transformers", "torchvision", "matplotlib", "wandb"}
+TORCH = {"torch", "torch._dynamo", "transformers", "torchvision", "pandas", "matplotlib", "wandb"}
 WITHOUT = [
     ("eval/run.py", "method=x", TORCH),
     ("eval/run.py", "method=eagle delta=2", TORCH),
@@ -272,8 +272,22 @@ def test_a_run_imports_nothing_that_only_some_runs_need() -> None:
     code = (
         "import sys, tempera.commands.evaluate\n"
         "unwanted = {'transformers', 'torchvision', 'accelerate', 'scipy.optimize', 'matplotlib',\n"
-        "            'scipy.stats', 'altair', 'wandb', 'datasets', 'open_clip'}\n"
+        "            'scipy.stats', 'altair', 'wandb', 'datasets', 'open_clip', 'torchmetrics',\n"
+        "            'pandas', 'torch._dynamo'}\n"
         "assert not unwanted & set(sys.modules), unwanted & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_compiler_of_torch_is_imported_where_something_is_compiled() -> None:
+    """It takes seconds."""
+    code = (
+        "import sys, tempera\n"
+        "loaded = tempera.load(method='coolsd', delta=2, diagnostics=True)\n"
+        "loaded.generate('a large green star', images=False)\n"
+        "assert 'torch._dynamo' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,9 @@ and on a GPU its CUDA graphs launch all kernels of a part at once (tests: `pytes
 
 What a part keeps for the next round lies in buffers of fixed addresses (`kept`), which it writes in
 place. A part neither branches on values nor reads from the device.
+
+PyTorch's compiler takes seconds to import. `static` and `constant` set the marks that it looks for
+themselves, so that a run which compiles nothing does not import it.
 """
 
 import functools
@@ -15,6 +18,7 @@ from torch import Tensor
 from tempera.errors import TemperaError
 
 Result = TypeVar("Result")
+Make = TypeVar("Make", bound=Callable[..., Any])
 
 VARIANTS = 256
 """Combinations of methods, models and shapes for which a part may be compiled (PyTorch's default is
@@ -99,5 +103,13 @@ def static(tensor: Tensor) -> Tensor:
     """The same tensor, which compiled rounds read and write where it lies: on a GPU, each replay of
     a graph copies all other inputs to where the graph reads them.
     """
-    torch._dynamo.mark_static_address(tensor)
+    vars(tensor)["_dynamo_static_input_type"] = "unguarded"  # as torch._dynamo.mark_static_address
     return tensor
+
+
+def constant(function: Make) -> Make:
+    """Compiled rounds call this function when they are traced, and take what it returns for a
+    constant.
+    """
+    vars(function)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result
+    return function

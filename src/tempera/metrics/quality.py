@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from rich.progress import track
 
@@ -119,6 +118,8 @@ def quality(
     Raises:
         TemperaError: a distance has no entry in the table of metrics.
     """
+    import pandas as pd  # takes half a second
+
     frame = pd.DataFrame(rows)
     metrics: dict[str, Interval] = {}
     if len(frame) >= ENOUGH and "features" in frame and frame["features"].notna().all():

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap, table
@@ -32,6 +31,8 @@ def read_scores(path: str | None, ids: Sequence[str]) -> Scores:
     """
     if path is None:
         return {}
+    import pandas as pd  # takes half a second
+
     try:
         text = regular_file(Path(path).expanduser()).read_text(encoding="utf-8-sig")
         rows = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)

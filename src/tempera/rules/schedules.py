@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import constant
 from tempera.errors import TemperaError
 
 Omegas = tuple[float, ...]
@@ -119,7 +120,7 @@ def by_depth(schedule: tuple[float, ...], depth: Tensor) -> Tensor:
     return table[place]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _table(schedule: tuple[float, ...], device: torch.device) -> Tensor:
     # traced, the table would be made anew in every round
     return on_device(schedule, device)
