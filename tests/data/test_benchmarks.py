@@ -11,8 +11,10 @@ from tempera.data import benchmarks
 from tempera.data.benchmarks import (
     coco_prompts,
     coco_training,
+    dpg_prompts,
     drawbench_prompts,
     geneval_prompts,
+    hpsv2_prompts,
     imagenet_classes,
     imagenet_prompts,
     parti_prompts,
@@ -20,6 +22,7 @@ from tempera.data.benchmarks import (
     prompt_file,
 )
 from tempera.data.entries import Entry, Listed
+from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.runtime.hub import Repository
 
@@ -82,8 +85,28 @@ def test_geneval_draws_each_prompt_four_times(tmp_path: Path) -> None:
     file.write_text('{"tag": "counting"}\n')
     with pytest.raises(TemperaError, match=r"metadata\.jsonl:1 "):
         geneval_prompts(**here)
-    with pytest.raises(TemperaError, match="give path=evaluation_metadata"):
-        geneval_prompts(**here | {"path": None})
+
+
+def test_dpg_and_hpsv2_are_named_as_their_scorers_name_them(tmp_path: Path) -> None:
+    for name, text in {"partiprompts9": "a red\nfox", "0": "cabbages", "b": "x"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    here: dict[str, Any] = SOME | {"path": str(tmp_path)}
+    prompts = dpg_prompts(**here, per_prompt=4)
+    assert [prompt.id for prompt in prompts[3:5]] == ["0-0003", "b-0000"]
+    assert prompts[8] == Prompt("partiprompts9-0000", "a red fox") and len(prompts) == 12
+    (tmp_path / "b.txt").write_text(" ")
+    with pytest.raises(TemperaError, match=r"b\.txt holds no prompt"):
+        dpg_prompts(**here, per_prompt=1)
+
+    for style in ("anime", "photo"):
+        (tmp_path / f"{style}.json").write_text(json.dumps([f"{style} {n}" for n in range(3)]))
+    chosen = hpsv2_prompts(**here, styles=["photo", "anime"])
+    assert [prompt.id for prompt in chosen][2:4] == ["photo-00002", "anime-00000"]
+    with pytest.raises(TemperaError, match="no style 'oil'"):
+        hpsv2_prompts(**here, styles=["oil"])
+    (tmp_path / "photo.json").write_text('{"a": 1}')
+    with pytest.raises(TemperaError, match="not a JSON list"):
+        hpsv2_prompts(**here, styles=["photo"])
 
 
 def test_parti_is_shuffled_unless_its_order_is_wanted(tmp_path: Path) -> None:

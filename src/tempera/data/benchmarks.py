@@ -1,7 +1,9 @@
-"""The field's prompt sets: MS-COCO captions, PartiPrompts, DrawBench, GenEval and ImageNet's
-classes. Each is read from the hub, at a fixed commit if one is known, or from a local file.
+"""The field's prompt sets: MS-COCO captions, PartiPrompts, DrawBench, HPSv2, GenEval, GenEval 2,
+DPG-Bench and ImageNet's classes. Each is read from the hub or from GitHub, at a fixed commit if one
+is known, or from a local copy.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,7 +15,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from tempera.data.entries import Entry, Listed
 from tempera.data.prompts import Prompt, chosen, file_prompts, text_of
 from tempera.errors import TemperaError
-from tempera.runtime.files import read_json, sha256_file
+from tempera.runtime.files import read_json, read_text, sha256_file
+from tempera.runtime.github import Pinned
 from tempera.runtime.hub import Repository
 from tempera.runtime.row_store import read_table
 
@@ -27,6 +30,28 @@ VAL2014 = "data/val-*.parquet"
 PARTI = Repository("nateraw/parti-prompts", "dataset")
 DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset", "870c4ef7e6c67eafa7c6e26ba79b7c0d52c9cb16")
 """The 200 prompts as Parquet; shunk031/DrawBench is a script, which `datasets` runs no more."""
+HPSV2 = Repository("zhwang/HPDv2", "dataset")
+"""HPSv2's benchmark, `benchmark/<style>.json`; the commit that hpsv2 itself reads is the newest."""
+STYLES = ("anime", "concept-art", "paintings", "photo")
+GENEVAL = Pinned(
+    "djghosh13/geneval",
+    "af4902f24d3ca90ebbb446dd9891a59e0f82725f",
+    "prompts/evaluation_metadata.jsonl",
+    "efc21c7e639cd45554a1e44fac87157211f16d51",
+)
+GENEVAL2 = Pinned(
+    "facebookresearch/GenEval2",
+    "a6e82d2289e8d418f27f0adee77908b07060eea3",
+    "geneval2_data.jsonl",
+    "823f48414446157fe252f92e3c60c803c33c303c",
+)
+DPG = Pinned(
+    "TencentQQGYLab/ELLA",
+    "3c228f1dc6c4d3cad0a47493816151a419f14db3",
+    "dpg_bench/prompts",
+    "ac3ba27bf2e1c3ec189fe2e00681f75f4b78d683",
+)
+"""DPG-Bench: a text file for each prompt."""
 
 Captions = dict[str, list[tuple[str, str]]]
 """Image id -> the ids and texts of its captions, in order."""
@@ -206,21 +231,96 @@ def geneval_prompts(
     """GenEval's prompts; ids are <prompt>-<repetition>, like its sample files: 00012-0003.
 
     Args:
-        path: evaluation_metadata.jsonl.
+        path: evaluation_metadata.jsonl; None downloads it from djghosh13/geneval.
+        limit, offset: number of images to take, and to skip first.
+        per_prompt: images per prompt.
+
+    Raises:
+        TemperaError: here and below, the prompts are unavailable or unreadable.
+    """
+    file = path or str(GENEVAL.local())
+    named = enumerate(file_prompts(file))
+    texts = [(f"{index:05d}", prompt.text) for index, prompt in named]
+    return chosen(_repeated(texts, per_prompt), limit, offset, file)
+
+
+def geneval2_prompts(
+    path: str | None, limit: PositiveInt | None, offset: NonNegativeInt
+) -> list[Prompt]:
+    """GenEval 2's 800 prompts; ids are geneval2_data-<line>.
+
+    Args:
+        path: geneval2_data.jsonl; None downloads it from facebookresearch/GenEval2.
+        limit, offset: number of prompts to take, and to skip first.
+    """
+    return file_prompts(path or str(GENEVAL2.local()), limit, offset)
+
+
+def dpg_prompts(
+    path: str | None,
+    limit: PositiveInt | None,
+    offset: NonNegativeInt,
+    per_prompt: PositiveInt,
+) -> list[Prompt]:
+    """DPG-Bench's 1,065 prompts in the order of their names; ids are <name>-<repetition>, where the
+    benchmark's scorer knows a prompt by its name: partiprompts199-0003.
+
+    Args:
+        path: dpg_bench/prompts of a clone of TencentQQGYLab/ELLA; None downloads it.
         limit, offset: number of images to take, and to skip first.
         per_prompt: images per prompt.
     """
-    if not path:
-        raise TemperaError(
-            "data=geneval needs GenEval's metadata: give path=evaluation_metadata.jsonl, which is "
-            "in prompts/ of https://github.com/djghosh13/geneval."
-        )
-    prompts = [
-        Prompt(f"{index:05d}-{repetition:04d}", prompt.text)
-        for index, prompt in enumerate(file_prompts(path))
-        for repetition in range(per_prompt)
-    ]
-    return chosen(prompts, limit, offset, path)
+    folder = Path(path) if path else DPG.local()
+    texts = []
+    for file in sorted(folder.glob("*.txt")):
+        if (text := text_of(read_text(file))) is None:
+            raise TemperaError(f"{file} holds no prompt: repair or delete it.", option="path")
+        texts.append((file.stem, text))
+    return chosen(_repeated(texts, per_prompt), limit, offset, str(folder))
+
+
+def _repeated(texts: Sequence[tuple[str, str]], times: int) -> list[Prompt]:
+    """Prompts of named texts, each so many times, as ids <name>-<repetition>."""
+    prompts = []
+    for name, text in texts:
+        prompts += [Prompt(f"{name}-{number:04d}", text) for number in range(times)]
+    return prompts
+
+
+def hpsv2_prompts(
+    path: str | None, limit: PositiveInt | None, offset: NonNegativeInt, styles: Sequence[str]
+) -> list[Prompt]:
+    """HPSv2's prompts, 800 in each of four styles; ids are <style>-<number>, as its
+    scorer names files: photo/00012.jpg is photo-00012.
+
+    Args:
+        path: a directory with <style>.json; None takes the hub's copy.
+        limit, offset: number of prompts to take, and to skip first.
+        styles: among anime, concept-art, paintings and photo.
+    """
+    for style in styles:
+        if style not in STYLES:
+            raise TemperaError(
+                f"HPSv2 has no style '{style}': its styles are {', '.join(STYLES)}.",
+                option="data.styles",
+            )
+    prompts = []
+    for style in styles:
+        file = Path(path, f"{style}.json") if path else HPSV2.file(f"benchmark/{style}.json")
+        for number, text in enumerate(_texts(file)):
+            prompts.append(Prompt(f"{style}-{number:05d}", text))
+    return chosen(prompts, limit, offset, path or HPSV2.id)
+
+
+def _texts(file: Path) -> list[str]:
+    """The prompts of a JSON list."""
+    try:
+        texts = json.loads(read_text(file))
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not all(map(text_of, texts)):
+        raise TemperaError(f"{file} is not a JSON list of prompts: get it again.", option="path")
+    return [text_of(text) or "" for text in texts]
 
 
 def printed_prompts(

@@ -1,0 +1,128 @@
+"""Files of GitHub repositories at a fixed commit: downloaded once, and checked against git's own
+ids, so that a changed benchmark is noticed.
+"""
+
+import hashlib
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO
+
+import httpx
+
+from tempera.errors import TemperaError
+from tempera.runtime.files import cache_directory, is_unwritable, reason, unwritable
+from tempera.runtime.hub import unreachable
+from tempera.runtime.waiting import waiting
+
+HOST = "https://codeload.github.com"
+PATIENCE = 20.0
+"""Seconds that the server may be silent."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A file, or a folder of files, of a GitHub repository at a commit.
+
+    Attributes:
+        repository: `owner/name`.
+        commit: its full hash.
+        path: of the file or folder in the repository.
+        git_id: of the file's blob or the folder's tree, as `git rev-parse COMMIT:PATH` prints it.
+        option: the option that takes a copy of it instead.
+    """
+
+    repository: str
+    commit: str
+    path: str
+    git_id: str
+    option: str = "path"
+
+    def local(self) -> Path:
+        """The file or folder on this machine, downloaded first if necessary.
+
+        Raises:
+            TemperaError: it cannot be downloaded, or is not what `git_id` names.
+        """
+        kept = cache_directory() / "github" / self.git_id / PurePosixPath(self.path).name
+        if not kept.exists():
+            self._download(kept)
+        if (found := git_id(kept)) != self.git_id:
+            raise TemperaError(
+                f"{kept} is not {self.path} of {self.repository} at {self.commit[:7]} (its git id "
+                f"is {found[:12]}, not {self.git_id[:12]}): delete it, and run this again."
+            )
+        return kept
+
+    def _download(self, kept: Path) -> None:
+        address = f"{HOST}/{self.repository}/tar.gz/{self.commit}"
+        if (why := unreachable(HOST)) is not None:
+            raise self._unavailable(why)
+        try:
+            with waiting(f"{address} to be downloaded"), _downloaded(address) as archive:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with TemporaryDirectory(dir=kept.parent, prefix=".download-") as folder:
+                    made = Path(folder, kept.name)
+                    self._unpack(archive, made)
+                    if not kept.exists():  # another process may have been faster
+                        shutil.move(made, kept)
+        except (httpx.HTTPError, tarfile.TarError, EOFError, OSError) as problem:
+            if is_unwritable(problem):
+                raise unwritable(kept, problem) from None
+            raise self._unavailable(reason(problem)) from None
+
+    def _unpack(self, archive: IO[bytes], made: Path) -> None:
+        """Write the file, or the files of the folder, of a repository's archive."""
+        with tarfile.open(fileobj=archive, mode="r:gz") as members:
+            for member in members:
+                inside = PurePosixPath(*PurePosixPath(member.name).parts[1:])
+                folder = inside.parent == PurePosixPath(self.path)
+                if not member.isfile() or not (folder or inside == PurePosixPath(self.path)):
+                    continue
+                place = made / inside.name if folder else made
+                place.parent.mkdir(exist_ok=True)
+                content = members.extractfile(member)
+                assert content is not None  # a file has some
+                with place.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+        if not made.exists():
+            raise tarfile.TarError(f"the archive holds no {self.path}")
+
+    def _unavailable(self, why: str) -> TemperaError:
+        page = f"https://github.com/{self.repository}/tree/{self.commit}/{self.path}"
+        return TemperaError(
+            f"{self.path} of {self.repository} cannot be downloaded ({why}): get it from {page}, "
+            f"and give {self.option}=PLACE.",
+            option=self.option,
+        )
+
+
+@contextmanager
+def _downloaded(address: str) -> Iterator[IO[bytes]]:
+    """The content of an address, in a temporary file."""
+    with TemporaryFile() as file:
+        with httpx.stream("GET", address, follow_redirects=True, timeout=PATIENCE) as response:
+            response.raise_for_status()
+            for chunk in response.iter_bytes():
+                file.write(chunk)
+        file.seek(0)
+        yield file
+
+
+def git_id(place: Path) -> str:
+    """Git's id of a file, or of a folder of files that cannot be executed: SHA-1, hexadecimal."""
+    if place.is_file():
+        return _object("blob", place.read_bytes()).hexdigest()
+    content = b""
+    for file in sorted(place.iterdir(), key=lambda file: file.name.encode()):
+        content += b"100644 " + file.name.encode() + b"\0"
+        content += _object("blob", file.read_bytes()).digest()
+    return _object("tree", content).hexdigest()
+
+
+def _object(kind: str, content: bytes) -> "hashlib._Hash":
+    return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False)
