@@ -62,6 +62,7 @@ def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.M
     content = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert content["images"] == 20
     assert content["name"] == "coolsd δ=1.5"
+    assert [content["scorers"][key] for key in ("fid", "clip_score")] == [["toy", "toy"], ["toy"]]
     shares = content["rounds_by_tokens"]
     tau = sum(accepted * share for accepted, share in enumerate(shares))
     assert (sum(shares), tau) == pytest.approx((1, content["metrics"]["tau"]["value"]))

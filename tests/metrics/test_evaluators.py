@@ -1,5 +1,6 @@
 """The shipped evaluator, and the reference that it keeps."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,6 @@ import torch
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics.evaluators import Networks
 from tempera.metrics.quality import quality, reference_features, score_pictures
 from tempera.runtime.row_store import Store
 from tempera.shapes.evaluator import ShapesEvaluator
@@ -38,10 +38,10 @@ def test_the_evaluator_of_shapes(tmp_path: Path) -> None:
 def test_the_reference_is_kept_and_made_again_where_it_is_damaged(tmp_path: Path) -> None:
     (networks,) = SHAPES.load(CPU)
     first = reference_features(SHAPES, networks, 64, tmp_path / "cache")
-    never = Networks(features=lambda pictures: pytest.fail("made again"))
+    never = replace(networks, features=lambda pictures: pytest.fail("made again"))
     again = reference_features(SHAPES, never, 64, tmp_path / "cache")
     assert first is not None and np.array_equal(first, again)
-    assert reference_features(SHAPES, Networks(never.features, distances={}), 64) is None
+    assert reference_features(SHAPES, replace(never, distances={}), 64) is None
     (kept,) = (tmp_path / "cache").iterdir()
     kept.write_bytes(b"half")
     assert np.array_equal(first, reference_features(SHAPES, networks, 64, kept.parent))
@@ -49,6 +49,17 @@ def test_the_reference_is_kept_and_made_again_where_it_is_damaged(tmp_path: Path
     for other, edge in ((SHAPES, 32), (ShapesEvaluator(20), 64)):
         reference_features(other, networks, edge, kept.parent)
     assert len(list(kept.parent.glob("*.npy"))) == 3  # of each size and set
+
+
+def test_scores_do_not_depend_on_the_real_pictures() -> None:
+    """What distances are taken from has a name of its own."""
+    others = [
+        ShapesEvaluator(reference_count=30, reference_seed=5),
+        ShapesEvaluator(reference_count=31),
+        SHAPES,
+    ]
+    assert len({evaluator.identity for evaluator in others}) == 3
+    assert len({next(evaluator.load(CPU)).identity for evaluator in others}) == 1
 
 
 def test_what_an_evaluator_lacks_is_said_before_anything_is_generated() -> None:

@@ -35,9 +35,16 @@ def made_up_runs(
     runs: Sequence[tuple[str, float | None, float]] = RUNS,
     prompts: int = 6,
     grid: tuple[int, int] = (8, 8),
+    text: str = "a red ring",
+    reference: str = "scenes",
     **settings: Any,
 ) -> Path:
-    """A directory with one finished run each; pictures have 4 × 4 pixels a token."""
+    """A directory with one finished run each; pictures have 4 × 4 pixels a token.
+
+    Args:
+        text: how the prompts' texts begin.
+        reference: the real pictures of FID.
+    """
     for number, (method, delta, accepted) in enumerate(runs):
         one, rng, rows = directory / f"{number}_{method}", np.random.default_rng(number), []
         names = [f"world-{place:06d}" for place in range(prompts)]
@@ -48,7 +55,7 @@ def made_up_runs(
         for name, made in zip(names, replays, strict=True):
             rounds, clip = made["place"].count(1), 0.8 - 0.2 * accepted + 0.05 * rng.random()
             length, logprob = grid[0] * grid[1] / rounds, sum(made["logprob"])
-            rows.append({"id": name, "text": f"a red ring, {name}", "tokens": made["tokens"]})
+            rows.append({"id": name, "text": f"{text}, {name}", "tokens": made["tokens"]})
             rows[-1] |= {"rounds": rounds, "accepted_length": length, "logprob": logprob}
             rows[-1]["clip_score"] = clip
             picture = rng.integers(0, 256, (3, *grid), np.uint8).repeat(4, 1).repeat(4, 2)
@@ -73,6 +80,7 @@ def made_up_runs(
             "results": sha256_file(results),
             "images": prompts,
             "grid": list(grid),
+            "scorers": {"fid": ["classifier", reference], "clip_score": ["clip"]},
             "metrics": {
                 key: {"value": value, "low": value - width, "high": value + width, "n": prompts}
                 for key, (value, width) in values.items()
@@ -101,7 +109,9 @@ def finished(
         given: fields of `Run`; other names are settings.
     """
     frame = pd.DataFrame(values or {}, dtype=float)
-    frame.index = [f"p{place}" for place in range(len(frame))]
+    names = [f"p{place}" for place in range(len(frame))]
+    texts = given.pop("texts", [f"prompt {name}" for name in names])
+    frame.index = pd.MultiIndex.from_arrays([names, texts], names=["id", "text"])
     ones = pd.DataFrame(1.0, frame.index, frame.columns).assign(**(weights or {}))
     fields = {name: given.pop(name) for name in list(given) if name in Run.model_fields}
     means = {key: {"value": float(frame[key].mean()), "low": None, "high": None} for key in frame}
@@ -115,7 +125,6 @@ def finished(
         metrics=means | (metrics or {}),
         values=frame,
         weights=ones,
-        texts={name: f"prompt {name}" for name in frame.index},
         **fields,
     )
 

@@ -122,7 +122,11 @@ def evaluate(
         size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), once, size)
         for size in protocol.batches
     }
-    scores, metrics = _evaluated(plan, pipeline, prompts, run.evaluator) if pictured else ({}, {})
+    scores: dict[str, Row] = {}
+    metrics: dict[str, Interval] = {}
+    scorers: dict[str, list[str]] = {}
+    if pictured:
+        scores, metrics, scorers = _evaluated(plan, pipeline, prompts, run.evaluator)
     metrics = acceptance(rows) | metrics | _included(run.scores, scores)
     if timings:
         metrics |= latency.speed(timings, len(rows[0]["tokens"]))
@@ -133,6 +137,7 @@ def evaluate(
         "images": len(rows),
         "grid": list(pipeline.target.grid),
         "metrics": {name: _plain(interval.as_dict()) for name, interval in metrics.items()},
+        "scorers": scorers,
         **_profiles(rows),
         "memory": peak_memory(pipeline.device),
         "time": _plain(latency.breakdown(timings)) if timings else {},
@@ -209,12 +214,14 @@ def _timed(
 
 def _evaluated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], evaluator: Evaluator
-) -> tuple[dict[str, Row], dict[str, Interval]]:
-    """Scores by prompt id, with pseudo-values of metrics of the whole set, and the quality metrics;
-    both empty if the evaluator has no networks.
+) -> tuple[dict[str, Row], dict[str, Interval], dict[str, list[str]]]:
+    """Scores by prompt id, with pseudo-values of metrics of the whole set; the quality metrics; and
+    what measured each: the identities of its networks and, for a distance, of the real pictures.
+    All are empty if the evaluator has no networks.
     """
     scores: dict[str, Row] = {}
     metrics: dict[str, Interval] = {}
+    scorers: dict[str, list[str]] = {}
 
     def picture(prompt: Prompt) -> Pictures:
         return read_picture(picture_path(plan.directory, prompt.id), plan.made_by)
@@ -227,13 +234,17 @@ def _evaluated(
         reference = reference_features(evaluator, networks, picture(prompts[0]).shape[-1])
         measured = quality(rows, networks, reference, evaluator.resamples, pipeline.device)
         metrics |= measured
+        for key in measured:
+            scorers[key] = [networks.identity or evaluator.identity]
+            if key in networks.distances:
+                scorers[key].append(evaluator.identity)
         for place, row in enumerate(rows):
             values = scores.setdefault(row["id"], {})
             values.update(row)
             for key, interval in measured.items():
                 if interval.pseudovalues is not None:
                     values[key] = float(interval.pseudovalues[place])
-    return scores, metrics
+    return scores, metrics, scorers
 
 
 def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:

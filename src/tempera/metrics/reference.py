@@ -46,8 +46,8 @@ class Reference:
 
     @property
     def identity(self) -> str:
-        """Names the options and the files as they are now."""
-        return identity((self, self._repository), self._files())
+        """Names the images as they are now, however their place is written."""
+        return identity(self._repository, self._files())
 
     def check(self) -> None:
         """Raise TemperaError unless there are enough images, each of which can be read, or the hub

@@ -124,14 +124,18 @@ class TorchMetrics(Evaluator):
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
         yield from self.base.load(device)
-        if self.made:
-            options = [repr(metric) for metric in self.metrics.values()]
-            run = [] if self.against is None else [self.against / RESULTS]
+        for key, metric in self.made.items():
             yield Networks(
-                scores=[self._score(key, metric.to(device)) for key, metric in self.made.items()],
+                scores=[self._score(key, metric.to(device))],
                 distances={},
-                identity=f"torchmetrics-{identity((options, str(self.against)), run)}",
+                identity=f"{key}-{self._identity_of(self.metrics[key])}",
             )
+
+    def _identity_of(self, metric: TorchMetric) -> str:
+        """Names a metric with its options, and the other run if it compares with that."""
+        if metric.kind == "picture" or self.against is None:
+            return identity(repr(metric), [])
+        return identity((repr(metric), self._made_by), [self.against / RESULTS])
 
     def _score(self, key: str, metric: Any) -> Score:
         def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:

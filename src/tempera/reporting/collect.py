@@ -85,10 +85,9 @@ def read_run(directory: Path) -> Run:
     frame = _prompts(results)
     if content.get("results") != sha256_file(results):
         raise TemperaError(f"{results} is not the one that {path.name} tells of: run it again.")
-    run.texts = dict(zip(frame["id"], frame["text"], strict=True))
     spread = [name for name in ("accepted_length", "latency") if name in frame]
     run.deviations = frame[spread].astype(float).std().to_dict()
-    run.values, run.weights = _paired(frame.set_index("id"), int(np.prod(run.grid)))
+    run.values, run.weights = _paired(frame.set_index(["id", "text"]), int(np.prod(run.grid)))
     for key, total in run.values.sum(skipna=True).items():  # JSON has no infinite numbers
         if np.isinf(total) and run.metrics.get(str(key), {}).get("value", 0) is None:
             run.metrics[str(key)]["value"] = float(total)

@@ -40,12 +40,16 @@ class Run(BaseModel):
     Attributes:
         made_by: what the parts of the run carry (`tempera.evaluation.run_directory`).
         values, weights: each prompt's value of the paired metrics, and its weight in their means, a
-            row a prompt, a column a metric's key; NaN where a prompt has none.
+            column a metric's key; NaN where a prompt has none. A row is a prompt, under its id and
+            text: ids alone repeat from one list of prompts to another.
         deviations: standard deviations over prompts, of the accepted length and the latency.
-        texts: the prompts' texts by id.
+        scorers: by metric, what measured it: the identities of its networks and, for a distance
+            from real pictures, of these.
         baseline: the name of the run that this one is compared with, and `baseline_length` its
             accepted length (`tempera.reporting.baseline`).
+        gaps: the difference of each prompt that both have, a column a metric's key.
         differences: by metric, the mean difference from that run.
+        uncompared: why there are none, where another run could have been the baseline.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
@@ -66,6 +70,7 @@ class Run(BaseModel):
     paper: dict[str, str] | None = _of("about", "paper")
     matched: Matched | None = _of("about", "matched")
     images: int = 0
+    scorers: dict[str, list[str]] = {}
     metrics: dict[str, Numbers] = {}
     grid: list[int] = [1, 1]
     acceptance_by_depth: Profile = []
@@ -74,12 +79,13 @@ class Run(BaseModel):
     proximity_by_place: Profile = []
     time: dict[str, Any] = {}
     deviations: dict[str, float] = {}
-    texts: dict[str, str] = {}
     values: pd.DataFrame = Field(default_factory=pd.DataFrame)
     weights: pd.DataFrame = Field(default_factory=pd.DataFrame)
     baseline: str | None = None
     baseline_length: float | None = None
+    gaps: pd.DataFrame = Field(default_factory=pd.DataFrame)
     differences: dict[str, Values] = {}
+    uncompared: str = ""
 
     @property
     def family(self) -> str:
@@ -111,6 +117,11 @@ class Run(BaseModel):
         """Whether this is plain autoregression: method=ar with one token per step."""
         return self.method == "ar" and self.settings.get("steps") is None
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """The prompts' texts by id."""
+        return dict(self.values.index)
+
     def value(self, metric: str) -> float:
         """A metric; NaN if it is unknown."""
         value = self.metrics.get(metric, {}).get("value")
@@ -124,7 +135,13 @@ class Run(BaseModel):
         """What reports show of a difference from the baseline: nothing if it needs more images."""
         return self.differences.get(metric.key, {}) if self.images >= metric.fewest else {}
 
-    def weighted(self, metric: str, prompts: Sequence[str], sign: float = 1.0) -> Weighted:
+    def measured_as(self, other: "Run", metric: str) -> bool:
+        """Whether the same networks measured a metric of both runs, with the same settings and
+        against the same real pictures.
+        """
+        return self.scorers.get(metric) == other.scorers.get(metric)
+
+    def weighted(self, metric: str, prompts: pd.Index, sign: float = 1.0) -> Weighted:
         """A metric by prompt, times a sign; prompts without it have no weight."""
         values = self.values[metric].reindex(prompts)
         weights = self.weights[metric].reindex(prompts)

@@ -22,7 +22,7 @@ from tempera.decoding.replay import REPLAYS
 from tempera.errors import TemperaError, misfit
 from tempera.metrics import table
 from tempera.reporting import pareto
-from tempera.reporting.baseline import same_draws
+from tempera.reporting.baseline import nearest, same_draws
 from tempera.reporting.finished_run import Run, labels, round_seconds
 from tempera.reporting.tables import Section, html_of, is_of_few
 from tempera.runtime.files import write_text
@@ -131,7 +131,7 @@ def _prompts(
                 replay["blank"] = blank_columns(replay, picture.shape[1:])
         except TemperaError as problem:
             problems.append(f"Not shown: {problem}")
-        values = run.values.loc[name]
+        values = run.values.loc[name, text]
         length = float(values["accepted_length"])
         seconds = pace and pace * math.prod(run.grid) / length
         prompt = {
@@ -160,11 +160,9 @@ def _metrics(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """A run's names and metrics, and the place of the plain run beside which its pictures stand."""
-    references = [
-        place
-        for place, other in enumerate(runs)
-        if other is not run and other.plain and same_draws(other, run)
-    ]
+    plain = [other for other in runs if other.plain and same_draws(other, run)]
+    beside = nearest(run, [other for other in plain if other is not run])
+    reference = next((place for place, other in enumerate(runs) if other is beside), None)
     metrics = {}
     for key, interval in run.metrics.items():
         ends = ("value",) if is_of_few(interval) else ("value", "low", "high")
@@ -175,7 +173,7 @@ def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
         "seed": run.seed,
         "images": run.images,
         "metrics": metrics,
-        "reference": references[0] if references else None,
+        "reference": reference,
     }
 
 

@@ -5,6 +5,7 @@ the same files.
 """
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,8 @@ from tempera.runtime.files import reason, writable_directory, write_text
 GIB = 2**30
 COLUMNS = 6
 """Metrics beside the verdict."""
+NAMED = 3
+"""Prompts that a sentence names."""
 
 
 def write_report(
@@ -47,7 +50,7 @@ def write_report(
             written, and is named at the end.
     """
     sections = sections_of(runs, baseline)
-    warnings = cautions(runs, unfinished, damaged)
+    warnings = cautions(runs, unfinished, damaged, baseline)
     failed: list[TemperaError] = []
     figures: list[Path] = []
     writable_directory(output)
@@ -133,8 +136,8 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
     if not compared:
         return []
     text = (
-        "Compared prompt by prompt, on the same prompts and seeds. Where nothing differs, one "
-        "interval in twenty still excludes 0 by chance."
+        "Compared prompt by prompt, on the prompts that a run shares with its baseline, with the "
+        "same seed. Where nothing differs, one interval in twenty still excludes 0 by chance."
     )
     columns: dict[str, list[Cell]] = {}
     formats = {"length": ".2f", "baseline's length": ".2f", "t": ".1f"}
@@ -155,7 +158,27 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
         columns[metric.title] = [run.difference(metric) for run in compared]
         formats[metric.title] = f"+{metric.format}"
     title = f"Difference from {baseline or 'plain autoregression'}"
-    return [Section(title, table(labels(runs, compared), columns), formats, text)]
+    notes = _left_out(runs, compared)
+    return [Section(title, table(labels(runs, compared), columns), formats, text, notes)]
+
+
+def _left_out(runs: Sequence[Run], compared: Sequence[Run]) -> list[str]:
+    """Sentences about the prompts of runs that their baselines lack."""
+    sentences = []
+    for run, label in zip(compared, labels(runs, compared), strict=True):
+        names = [name for name, _ in run.values.index.difference(run.gaps.index, sort=False)]
+        if names:
+            sentences.append(
+                f"{label}: {len(names)} of its {len(run.values)} prompts are not among those of "
+                f"{run.baseline}, and are left out: {_some(names)}."
+            )
+    return sentences
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many others there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _speed(runs: Sequence[Run]) -> list[Section]:
@@ -207,7 +230,10 @@ def report_markdown(
 
 
 def cautions(
-    runs: Sequence[Run], unfinished: Sequence[Path] = (), damaged: Sequence[str] = ()
+    runs: Sequence[Run],
+    unfinished: Sequence[Path] = (),
+    damaged: Sequence[str] = (),
+    baseline: str | None = None,
 ) -> list[str]:
     """What a reader must know before comparing."""
     sentences = []
@@ -216,13 +242,68 @@ def cautions(
             "The runs differ in their number of images, on which FID and recall depend: compare "
             "only runs with the same number of images."
         )
+    sentences += _other_prompts(runs)
+    sentences += _measured_otherwise(runs)
     if len({run.machine for run in runs if "speedup" in run.metrics}) > 1:
         sentences.append("Speed was measured on different machines.")
-    if not any(run.plain for run in runs):
-        sentences.append(
-            "No run here is plain autoregression (method=ar), the baseline to compare quality with."
-        )
+    sentences += _uncompared(runs, baseline)
     if unfinished:
         sentences.append(f"Left out because unfinished: {', '.join(map(str, unfinished))}.")
     sentences += [f"Left out because damaged: {problem}" for problem in damaged]
     return sentences
+
+
+def _other_prompts(runs: Sequence[Run]) -> list[str]:
+    """A sentence if the runs differ in their prompts."""
+    prompts = [set(run.values.index) for run in runs]
+    common = len(set.intersection(*prompts))
+    every = len(set.union(*prompts))
+    if common == every:
+        return []
+    return [
+        f"The runs differ in their prompts: of {every}, each an id with its text, {common} are in "
+        "all runs. A difference is taken over the prompts that both runs have."
+    ]
+
+
+def _measured_otherwise(runs: Sequence[Run]) -> list[str]:
+    """Sentences about the metrics that were not measured alike in all runs."""
+    groups_by_key: dict[str, dict[tuple[str, ...], list[str]]] = {}
+    for run, label in zip(runs, labels(runs), strict=True):
+        for key in run.metrics:
+            scorer = tuple(run.scorers.get(key, ()))
+            groups_by_key.setdefault(key, {}).setdefault(scorer, []).append(label)
+    titles_by_fault: dict[tuple[str, str], list[str]] = {}
+    for metric in report_order():
+        groups = groups_by_key.get(metric.key, {})
+        if len(groups) > 1:
+            networks = {scorer[:1] for scorer in groups}
+            what = "with different networks or settings"
+            if len(networks) == 1:
+                what = "against different real pictures"
+            sides = " and in ".join(f"({', '.join(names)})" for names in groups.values())
+            titles_by_fault.setdefault((what, sides), []).append(metric.title)
+    return [
+        f"{', '.join(titles)}: measured {what} in {sides}. They are not subtracted; compare only "
+        "runs that were measured alike."
+        for (what, sides), titles in titles_by_fault.items()
+    ]
+
+
+def _uncompared(runs: Sequence[Run], baseline: str | None) -> list[str]:
+    """Sentences about the runs that have no differences, and why."""
+    drafted = [run for run in runs if not run.plain]
+    if baseline is None and len(drafted) == len(runs):
+        named = shlex.quote(f"baseline={labels(runs)[0]}")
+        return [
+            "No run here is plain autoregression, so there are no differences: add method=ar to "
+            f"the sweep, or name another run in the report's options, such as {named}."
+        ]
+    labels_by_reason: dict[str, list[str]] = {}
+    for run, label in zip(runs, labels(runs), strict=True):
+        if run.uncompared:
+            labels_by_reason.setdefault(run.uncompared, []).append(label)
+    return [
+        f"No difference is given of {', '.join(names)}: {reason}."
+        for reason, names in labels_by_reason.items()
+    ]

@@ -7,6 +7,7 @@ its seeds; resamples draw prompts.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pandas as pd
@@ -215,16 +216,18 @@ def _compared(
     return [Section(title, table([arm.name for arm, _ in pairs], columns), formats, text)]
 
 
-def _prompts(arms: Sequence[Run]) -> list[str]:
+def _prompts(arms: Sequence[Run]) -> pd.Index:
     """The prompts of all arms."""
-    return list(dict.fromkeys(prompt for arm in arms for prompt in arm.values.index))
+    return reduce(pd.Index.union, (arm.values.index for arm in arms))
 
 
 def _comparable(metric: Metric, arms: Sequence[Run]) -> bool:
-    """Whether all arms have values of the metric for a prompt; and for the same ones, if they are
-    of the whole set.
+    """Whether all arms have values of the metric for a prompt, which were measured alike; and for
+    the same ones, if they are of the whole set.
     """
     if not all(metric.key in arm.values for arm in arms):
+        return False
+    if not all(arm.measured_as(arms[0], metric.key) for arm in arms):
         return False
     measured = pd.concat([arm.values[metric.key].notna() for arm in arms], axis=1)
     by_all = measured.eq(True).all(axis=1)

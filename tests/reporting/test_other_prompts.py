@@ -1,0 +1,124 @@
+"""What a report says of runs over other prompts, or measured in other ways: it compares what they
+share, and nothing else.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_runs import RUNS, finished, made_up_runs
+
+from tempera.commands import report as report_command
+from tempera.config.compose import composed
+from tempera.reporting import page, tables
+from tempera.reporting.baseline import compare
+from tempera.reporting.report import cautions, sections_of
+from tempera.reporting.study import tables as study_tables
+
+AR, EAGLE, COOLSD = RUNS[0], RUNS[1], RUNS[2]
+
+
+@pytest.fixture(autouse=True)
+def no_chart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vega's scripts take seconds to bundle."""
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda: "")
+
+
+def reported(place: Path) -> str:
+    """The report.md of all runs there, by the command."""
+    report_command.main(composed("report", [f"runs={place}", f"output={place / 'out'}"]))
+    return (place / "out" / "report.md").read_text()
+
+
+def test_equal_ids_of_other_texts_are_not_compared(tmp_path: Path) -> None:
+    made_up_runs(tmp_path / "one", [AR])
+    made_up_runs(tmp_path / "two", [EAGLE], text="a blue star")
+    text = reported(tmp_path)
+    assert "> The runs differ in their prompts: of 12, each an id with its text, 0 are in" in text
+    told = "> No difference is given of eagle: the prompts of the baseline are other ones"
+    assert f"{told}, even where their ids agree.\n" in text
+    assert "## Difference" not in text
+
+
+def test_the_prompts_that_a_baseline_lacks_are_named(tmp_path: Path) -> None:
+    made_up_runs(tmp_path / "one", [AR], prompts=4)
+    made_up_runs(tmp_path / "two", [EAGLE], prompts=6)
+    made_up_runs(tmp_path / "three", [COOLSD], prompts=9)
+    text = reported(tmp_path)
+    assert "of 9, each an id with its text, 4 are in all runs." in text
+    left_out = "eagle: 2 of its 6 prompts are not among those of ar, and are left out: "
+    assert f"{left_out}world-000004, world-000005." in text
+    assert "world-000004, world-000005, world-000006 and 2 more." in text
+    row = next(line for line in text.split("## Difference")[1].splitlines() if "| eagle" in line)
+    assert "(" not in row  # four values have no interval
+
+
+def test_the_baseline_shares_most_prompts() -> None:
+    """And its pictures stand beside the run's."""
+    few = finished("ar", {"accepted_length": np.ones(2)})
+    others = finished("ar", {"accepted_length": np.ones(5)}, texts=list("abcde"))
+    many = finished("ar", {"accepted_length": np.ones(4)}, directory="many")
+    run = finished("eagle", {"accepted_length": np.full(6, 3.0)})
+    runs = [few, others, many, run]
+    compare(runs)
+    assert run.differences["accepted_length"]["n"] == 4
+    assert page._run(run, runs)["reference"] == 2
+    assert few.uncompared == others.uncompared == ""
+
+
+def test_a_run_of_other_settings_says_which() -> None:
+    runs = [finished("ar", {"fid": [1.0]}, seed=1), finished("eagle", {"fid": [1.0]}, seed=2)]
+    compare(runs)
+    assert cautions(runs)[-1] == "No difference is given of eagle seed=2: the baseline has seed=1."
+
+
+def test_other_real_pictures_are_told_and_not_subtracted(tmp_path: Path) -> None:
+    """What does not depend on them is."""
+    made_up_runs(tmp_path / "one", [AR, EAGLE])
+    made_up_runs(tmp_path / "two", [COOLSD], reference="photographs")
+    told = "FID: measured against different real pictures in (ar, eagle) and in (coolsd δ=1.1)."
+    assert f"> {told} They are not subtracted" in reported(tmp_path)
+    noise = np.arange(5.0)
+    values = {"kid": noise, "clip_score": noise}
+    ways = ([["a", "b"], ["c"]], [["a", "b"], ["c"]], [["a", "d"], ["c"]], [["a", "b"], ["e"]])
+    runs = [
+        finished(method, values, scorers=dict(zip(("kid", "clip_score"), way, strict=True)))
+        for method, way in zip(("ar", "eagle", "gsd", "medusa"), ways, strict=True)
+    ]
+    compare(runs)
+    assert [[*run.differences] for run in runs] == [[], [*values], ["clip_score"], ["kid"]]
+    assert cautions(runs) == [
+        "KID: measured against different real pictures in (ar, eagle, medusa) and in (gsd). They "
+        "are not subtracted; compare only runs that were measured alike.",
+        "CLIP score: measured with different networks or settings in (ar, eagle, gsd) and in "
+        "(medusa). They are not subtracted; compare only runs that were measured alike.",
+    ]
+
+
+def test_a_plain_run_that_was_measured_alike_is_preferred() -> None:
+    runs = [
+        finished(method, {"kid": np.full(5, kid)}, scorers={"kid": ["a", reference]})
+        for method, reference, kid in (("ar", "b", 1.0), ("ar", "c", 2.0), ("eagle", "c", 7.0))
+    ]
+    compare(runs)
+    assert runs[2].differences["kid"]["value"] == 5
+
+
+def test_a_study_pairs_prompts_of_one_text() -> None:
+    """Relaxations at one length over lists whose ids agree have no common prompt."""
+    noise = np.arange(9.0)
+    found = {"option": "delta", "value": 2.0, "length": 3.5}
+    for texts, expected in ((None, 2), (list("abcdefghi"), 0)):
+        runs = [
+            finished(
+                method,
+                {"clip_score": noise, "accepted_length": np.full(9, 3.5)},
+                expected_length=3.5,
+                matched=found,
+                **({"texts": texts} if texts and method == "coolsd" else {}),
+            )
+            for method in ("uniform_rsd", "coolsd")
+        ]
+        differences = study_tables(runs)[1]
+        assert sum("(" in cell for cell in tables.texts(differences).iloc[0]) == expected
+        assert sections_of(runs)
