@@ -5,7 +5,7 @@ from tiny_targets import composed
 
 from tempera.config.parts import Parts
 from tempera.errors import TemperaError
-from tempera.targets import chameleon, emu3, glm_image, janus, qwen2
+from tempera.targets import chameleon, emu3, emu3_5, glm_image, janus, qwen2
 from tempera.targets.family import Family
 
 
@@ -18,6 +18,7 @@ from tempera.targets.family import Family
         ("glm_image", glm_image.GLM_IMAGE),
         ("janus_pro_1b", janus.JANUS),
         ("simplear_05b", qwen2.QWEN2),
+        ("emu3_5_image", emu3_5.EMU3_5),
     ],
 )
 def test_a_preset_names_its_family(model: str, family: Family) -> None:

@@ -1,9 +1,10 @@
 """The VQ image tokenizer of LlamaGen (Sun et al. 2024) with its official parameter names, at any
 size; Chameleon's, the same network except for attention and normalisation, from the layout of
-VQGAN (Esser et al. 2021); and MoVQ's (Zheng et al. 2022), whose decoder is modulated by the codes.
+VQGAN (Esser et al. 2021); MoVQ's (Zheng et al. 2022), whose decoder is modulated by the codes; and
+Emu3.5's, an IBQ tokenizer (Shi et al. 2024, arXiv 2412.02692), in VQGAN's layout.
 
 An image [B, 3, h·f, w·f] in [−1, 1] becomes codes [B, h, w]. LlamaGen's codebook is ℓ2-normalised
-for both encoding and decoding; VQGAN's is not.
+for both encoding and decoding; VQGAN's is not. IBQ takes the entry with the largest inner product.
 """
 
 from collections import OrderedDict
@@ -35,6 +36,7 @@ class VQConfig:
 
     Attributes:
         normalised: whether the codebook is ℓ2-normalised (its file then has usage counts).
+        inner_product: whether a code is the entry with the largest inner product, not the nearest.
         level_attention: whether the coarsest level has attention after its residual blocks, like
             the middle block.
         spatial_norms: whether the decoder's norms are MoVQ's `SpatialNorm`.
@@ -49,6 +51,7 @@ class VQConfig:
     z_channels: int = 256
     norm_groups: int = 32
     normalised: bool = True
+    inner_product: bool = False
     level_attention: bool = True
     spatial_norms: bool = False
 
@@ -234,7 +237,9 @@ def decoder(config: VQConfig) -> Parts:
 
 
 class Quantizer(nn.Module):
-    """The nearest codebook entry; if the codebook is ℓ2-normalised, between unit vectors."""
+    """The nearest codebook entry, between unit vectors if the codebook is ℓ2-normalised; or that of
+    the largest inner product.
+    """
 
     codebook_used: Tensor
 
@@ -243,6 +248,7 @@ class Quantizer(nn.Module):
         self.embedding = nn.Embedding(config.codebook_size, config.codebook_dim)
         nn.init.normal_(self.embedding.weight)
         self.normalised = config.normalised
+        self.inner_product = config.inner_product
         if config.normalised:
             self.register_buffer("codebook_used", torch.zeros(65536))
 
@@ -257,6 +263,8 @@ class Quantizer(nn.Module):
         codebook = self.codebook
         if self.normalised:
             return (F.normalize(z, dim=-1) @ codebook.T).argmax(-1)
+        if self.inner_product:
+            return (z @ codebook.T).argmax(-1)
         return (2 * z @ codebook.T - codebook.pow(2).sum(-1)).argmax(-1)
 
 
@@ -328,13 +336,22 @@ MOVQ = VQConfig(
     spatial_norms=True,
 )
 """The sizes of MoVQGAN-270M, from its movqgan_270M.yaml."""
+EMU3_5 = VQConfig(
+    codebook_size=131072,
+    codebook_dim=256,
+    channels=256,
+    res_blocks=4,
+    normalised=False,
+    inner_product=True,
+)
+"""The sizes of Emu3.5's tokenizer, from transformers' conversion of its encoder (apertus1p5)."""
 
 
 def load_vq(
     weights: str,
     files: list[str],
     hub: str,
-    layout: Literal["llamagen", "vqgan", "movq", "janus"] = "llamagen",
+    layout: Literal["llamagen", "vqgan", "movq", "ibq", "janus"] = "llamagen",
     lines: bool = False,
     config: VQConfig | None = None,
 ) -> VQModel | LinedTokenizer:
@@ -342,18 +359,20 @@ def load_vq(
 
     Args:
         weights, files, hub: see `tempera.runtime.pretrained.PretrainedFiles`.
-        layout: LlamaGen's own; VQGAN's, with the decoder that Hugging Face's Chameleon lacks; MoVQ,
-            which has VQGAN's names; or Janus-Pro's, in the model's own file.
+        layout: LlamaGen's own; VQGAN's, with the decoder that Hugging Face's Chameleon lacks; MoVQ
+            and IBQ, which have VQGAN's names; or Janus-Pro's, in the model's own file.
         lines: whether the target ends every line of codes with an extra token.
-        config: sizes; by default those of Chameleon's for `vqgan`, of MoVQGAN-270M for `movq`, and
-            else of LlamaGen's VQ-16.
+        config: sizes; by default those of Chameleon's for `vqgan`, of MoVQGAN-270M for `movq`, of
+            Emu3.5's for `ibq`, and else of LlamaGen's VQ-16.
     """
-    sizes = config or {"vqgan": CHAMELEON, "movq": MOVQ}.get(layout, VQConfig())
+    usual = {"vqgan": CHAMELEON, "movq": MOVQ, "ibq": EMU3_5}
+    sizes = config or usual.get(layout, VQConfig())
     levels = len(sizes.decoder_multipliers)
     translate: dict[str, Callable[[dict[str, Tensor]], Mapping[str, Tensor]]] = {
         "llamagen": lambda state: state,
         "vqgan": lambda state: from_vqgan(state, levels),
         "movq": lambda state: from_vqgan(state, levels),
+        "ibq": lambda state: from_vqgan(state, levels),
         "janus": lambda state: from_janus(state, levels),
     }
     published = PretrainedFiles(weights, files, hub)
