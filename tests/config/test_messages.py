@@ -9,7 +9,7 @@ from hydra.errors import MissingConfigException
 from submitit.core.utils import UncompletedJobError
 
 from tempera.config.messages import sentence
-from tempera.config.resolvers import at, trained_or_public
+from tempera.config.resolvers import at, trained_or
 from tempera.errors import TemperaError
 
 LAUNCHERS = ["basic"]
@@ -47,10 +47,10 @@ def test_a_bug_is_not_told_as_a_mistake(problem: Exception) -> None:
 
 def test_a_draft_of_ones_own_comes_before_the_hubs(tmp_path: Path) -> None:
     own = str(tmp_path)
-    assert trained_or_public(own, None) == own
-    assert trained_or_public(own, "owner/draft") == "owner/draft"
+    assert trained_or(own, None) == own
+    assert trained_or(own, "owner/draft") == "owner/draft"
     (tmp_path / "config.json").touch()
-    assert trained_or_public(own, "owner/draft") == own
+    assert trained_or(own, "owner/draft") == own
 
 
 def test_a_revision_is_of_a_repository_alone(tmp_path: Path) -> None:

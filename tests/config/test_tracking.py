@@ -85,3 +85,32 @@ def test_the_runs_of_a_sweep_have_their_own_names_and_tags(
     told = capsys.readouterr().out
     assert told.count("from earlier sweeps in this directory") == 1
     assert f"from earlier sweeps in this directory: {names[0]}, {names[1]}\n" in told
+
+
+@pytest.mark.slow
+def test_a_job_after_a_failed_job_has_a_tracked_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With W&B itself, offline: its `init` returns a run that is still open."""
+    monkeypatch.chdir(tmp_path)
+    tiny = [one for one in tiny_options(tmp_path) if not one.startswith(("tracking", "speed.p"))]
+    given = ["speed.prompts=0", "tracking.mode=offline", "hydra.sweep.dir=s", "depth=2"]
+
+    def sweep(limit: int) -> int:
+        line = ["run.py", "-m", "method=coolsd", "delta=1.1,2", *tiny, *given]
+        monkeypatch.setattr(sys, "argv", [*line, f"limit={limit}"])
+        try:
+            runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    assert sweep(2) == 0
+    (cut,) = (tmp_path / "s/0/records").glob("*.parquet")
+    cut.write_bytes(cut.read_bytes()[:100])
+    assert sweep(3) == 1
+    told = capsys.readouterr().out
+    for job, starts in ((0, 2), (1, 2)):
+        runs = [*(tmp_path / f"s/{job}/wandb").glob("offline-run-*")]
+        assert len(runs) == starts
+        assert all(f"/s/{job}/wandb/{run.name}\n" in told for run in runs)

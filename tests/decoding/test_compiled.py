@@ -271,29 +271,6 @@ def test_a_smaller_last_batch_is_filled_up(replays):
     assert found.trace.rounds.equal(expected.trace.rounds)
 
 
-def test_compiled_rounds_that_do_not_fit_into_the_memory(replays, monkeypatch, capsys):
-    """They cost a line, and the images are drawn without them."""
-    prompts = [Prompt(str(row), text) for row, text in enumerate(PROMPTS[:2])]
-    calls = []
-
-    def full(part, *arguments):
-        calls.append(part.__name__)
-        if len(calls) > 6:
-            raise torch.OutOfMemoryError("no room")
-        return replays(part, *arguments)
-
-    monkeypatch.setattr(loop, "compiled", full)
-    target, plain = captioned(), captioned()
-    target.compile()
-    found, expected = (
-        Pipeline(made, Method(eagle(made, CHAIN), Exact()), None, 0, made.device).tokens(prompts)
-        for made in (target, plain)
-    )
-    assert found.tokens.equal(expected.tokens)
-    told = "compiled rounds do not fit into the memory: from here on they are not compiled\n"
-    assert capsys.readouterr().out == told and not target.compiled
-
-
 def test_without_a_step_each_part_overwrites_the_one_before(replays, monkeypatch):
     monkeypatch.setattr(loop, "begin_step", lambda: None)
     with pytest.raises(IndexError, match="out of bounds"):

@@ -1,17 +1,31 @@
 """What `tempera-eval` makes of its options, on a tiny model and one prompt."""
 
+import contextlib
 import json
+import runpy
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pandas as pd
 import pytest
-from tiny_evaluation import tiny_options
+import torch
+from paths import ROOT
+from tiny_evaluation import ToyEvaluator, network, tiny_evaluate, tiny_options
 
 from tempera.commands import evaluate
 from tempera.config.compose import composed
+from tempera.config.parts import Parts
+from tempera.decoding import loop
+from tempera.drafters.draft_files import save_draft
+from tempera.drafters.eagle_network import EagleModel
+from tempera.metrics.evaluators import Networks
 from tempera.reporting import run_report
+from tempera.runtime.network_directory import weights_hash
+from tempera.runtime.processor import peak_memory
 
 
 def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
@@ -61,3 +75,117 @@ def test_a_relaxation_stricter_than_exact_decoding_is_told(
     for options, told in ((["delta=0.5"], 1), (["delta=0.5", "floor=1"], 0), (["delta=1"], 0)):
         evaluate.main(composed("eval", [*shared, *options], tmp_path / ",".join(options)))
         assert capsys.readouterr().out.count("warning: the relaxation ω = 0.5, 0.5") == told
+
+
+def test_rounds_stay_compiled_while_a_batch_that_fits_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the memory of a device that holds two images at a time."""
+    sizes: list[tuple[int, bool]] = []
+    decode = loop.decode
+
+    def full(target: Any, drafter: Any, rule: Any, streams: Any, prompts: Any, **given: Any) -> Any:
+        sizes.append((len(prompts), target.compiled))
+        if len(prompts) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return decode(target, drafter, rule, streams, prompts, **given)
+
+    monkeypatch.setattr("tempera.evaluation.pipeline.decode", full)
+    monkeypatch.setattr(loop, "compiled", loop.plain)  # a CPU takes a minute to compile
+    given = [*tiny_options(tmp_path), "depth=2", "speed.prompts=0", "compile=true", "limit=4"]
+    auto = ["method=eagle", *given, "batch_size=auto", "family.batch_size=4"]
+    evaluate.main(composed("eval", auto, tmp_path / "run"))
+    assert sizes == [(4, True), (2, True), (2, True)]
+    assert json.loads((tmp_path / "run/run.json").read_text())["identity"]["compiled"] is True
+
+
+RULE = """
+from tempera.rules.standard import Exact
+
+class Plain(Exact):
+    def __init__(self, alpha: float = 1.0, near: str = "") -> None:
+        pass
+"""
+
+
+def test_a_rule_that_is_a_plain_class_resumes_and_differs_by_its_options_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plain_rule.py").write_text(RULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.txt").write_text("first")
+    rule = ["rule._target_=plain_rule.Plain", "+rule.alpha=2", "+rule.near=table.txt"]
+    given = ["method=eagle", *tiny_options(tmp_path), *rule, "depth=2", "hydra.run.dir=run"]
+
+    def run(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["run.py", *given, *options])
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
+        return capsys.readouterr().err
+
+    assert "error" not in run("limit=2")
+    assert "error" not in run("limit=3")
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["images"] == 3
+    assert "rule.alpha=2, but this run has rule.alpha=3" in run("rule.alpha=3")
+    (tmp_path / "table.txt").write_text("second")
+    assert "was made with verification.rule.near=" in run()
+
+
+def test_a_draft_that_one_trained_is_used_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = [one for one in tiny_options(tmp_path) if not one.startswith("drafter.path")]
+    given = ["method=eagle", *tiny, "depth=2", "speed.prompts=0", "limit=1"]
+    trained = Path("outputs/train_draft/shapes/draft")
+    save_draft(EagleModel.of(network(), "tiny"), trained)
+    evaluate.main(composed("eval", given, tmp_path / "run"))
+    assert f"draft: {trained} (on this machine)" in capsys.readouterr().out.splitlines()
+    content = json.loads((tmp_path / "run/run.json").read_text())
+    assert content["draft_from"] == {"path": str(trained), "origin": "on this machine"}
+    assert content["identity"]["draft"] == weights_hash(trained)
+
+
+@pytest.mark.parametrize("method", ["parallel", "medusa"])
+def test_other_drafts_that_one_trained_come_before_the_models_own(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = Parts.of(composed("eval", [f"method={method}"])).draft_from()
+    assert own is not None and own["origin"] == "comes with tempera"
+    trained = Path(f"outputs/train_draft/shapes-{method}/draft")
+    trained.mkdir(parents=True)
+    (trained / "config.json").touch()
+    found = Parts.of(composed("eval", [f"method={method}"])).draft_from()
+    assert found == {"path": str(trained), "origin": "on this machine"}
+
+
+@pytest.mark.parametrize("content", [{}, {"model": "shapes", "columns": 3}, {"device": "cpu"}])
+def test_what_a_run_takes_is_told_beside_a_benchmark_of_another_version(
+    content: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs/bench").mkdir(parents=True)
+    (tmp_path / "outputs/bench/bench.json").write_text(json.dumps(content))
+    evaluate.main(composed("eval", ["dry_run=true", "device=cpu", "tracking=none"]))
+    assert "time: unknown" in capsys.readouterr().out
+
+
+def test_the_peak_of_memory_is_that_of_decoding(tmp_path: Path) -> None:
+    """Not of the networks that score the pictures."""
+    result = tiny_evaluate(tmp_path, evaluator=Heavy())
+    assert "clip_score" in result
+    memory = json.loads((tmp_path / "metrics.json").read_text())["memory"]
+    assert 0 < memory < peak_memory(torch.device("cpu")) - 2**26
+
+
+class Heavy(ToyEvaluator):
+    """It takes more than the process ever had."""
+
+    def load(self, device: torch.device) -> Iterator[Networks]:
+        torch.ones(peak_memory(device) + 2**27, dtype=torch.uint8)
+        yield from super().load(device)

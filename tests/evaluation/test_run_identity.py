@@ -26,7 +26,8 @@ def recorded(
     method = Method(drafter, Exact())
     pipeline = Pipeline(target, method, Blocks(lambda: None), 0, torch.device("cpu"))
     choices = {"tree": "chain", "data": "coco"}
-    return run_identity(options or {}, choices, pipeline, torch.float32)
+    verification = {"rule": {"_target_": "mine.Power", "alpha": 2}}
+    return run_identity(options or {}, choices, pipeline, verification, torch.float32)
 
 
 def test_options_weights_tree_and_rule_are_recorded(tmp_path):
@@ -47,8 +48,9 @@ def test_options_weights_tree_and_rule_are_recorded(tmp_path):
         "compiled": None,
         "target": target.identity,
         "draft": sha256_file(tmp_path / "model.safetensors")[:16],
-        "verification": "Exact()",
+        "verification": {"rule": {"_target_": "mine.Power", "alpha": 2}},
         "branching": [-1, 0],
+        "image_decoder": None,
     }
 
 

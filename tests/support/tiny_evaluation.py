@@ -19,7 +19,7 @@ from tempera.evaluation.run import Evaluation, RunPlan, evaluate
 from tempera.evaluation.run_directory import claim
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.image_tokenizers.vq import VQConfig, VQModel
-from tempera.metrics.evaluators import Networks, NoEvaluator
+from tempera.metrics.evaluators import Evaluator, Networks, NoEvaluator
 from tempera.metrics.scores import read_scores
 from tempera.reporting import run_report
 from tempera.reporting.run_names import run_name
@@ -84,6 +84,7 @@ def tiny_evaluate(
     batch_size: int = 8,
     scores: str | None = None,
     report: bool = False,
+    evaluator: Evaluator | None = None,
     **settings: object,
 ) -> dict[str, float]:
     """A whole evaluation; with a report if one is wanted or there is a tracker."""
@@ -97,7 +98,7 @@ def tiny_evaluate(
         plan=plan,
         pipeline=pipeline or tiny_pipeline(),
         prompts=prompts,
-        evaluator=ToyEvaluator(),
+        evaluator=evaluator or ToyEvaluator(),
         protocol=SpeedProtocol(timed, warmup=3, batches=[batch] if batch else []),
         processes=Processes(cpu=True),
         scores=read_scores(scores, [prompt.id for prompt in prompts]),
@@ -105,7 +106,9 @@ def tiny_evaluate(
     result = evaluate(run)
     assert result is not None
     if report or tracker:
-        run_report.write(directory, result, tracker or Tracker())
+        tracker = tracker or Tracker()
+        run_report.write(directory, result, tracker)
+        tracker.finish()
     return {name: one["value"] for name, one in result["metrics"].items()}
 
 

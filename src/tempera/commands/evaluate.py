@@ -121,13 +121,15 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
         pipeline = parts.pipeline(target, rule)
     notes = {expected_length.MATCHED: notes} if notes else {}
     notes |= _notes(cfg, options, parts, prompts, unread) | {"taken": taken}
+    if processes.is_main and not quiet and (draft := notes["draft_from"]):
+        print(f"draft: {draft['path']} ({draft['origin']})")
     plan = _plan(cfg, options, parts, pipeline, directory, notes)
     claim(directory, plan.settings, plan.about, write=processes.is_main)
     tracking = replace(tracking, config=tracked(cfg))
     facts = {**plan.settings, **plan.about}
-    tracker = in_background(partial(tracking.start, directory, facts, plan.name))
     evaluation = Evaluation(plan, pipeline, prompts, evaluator, protocol, processes, scores)
-    return _work(evaluation, tracker, None if quiet else options.verbose)
+    with in_background(partial(tracking.start, directory, facts, plan.name)) as tracker:
+        return _work(evaluation, tracker, None if quiet else options.verbose)
 
 
 def read_options(
@@ -264,6 +266,7 @@ def _notes(
         source = {"prompts": plain(cfg.data, resolve=True), "preset": options.choices["data"]}
     return about(parts.place.device, options.overrides) | {
         "paper": options.paper,
+        "draft_from": parts.draft_from(),
         "data": source | described(prompts) | {"warnings": unread},
         "changes": changes(cfg, options.choices),
     }
@@ -278,7 +281,9 @@ def _plan(
     notes: Mapping[str, Any],
 ) -> RunPlan:
     """Where the run is written, under which name and identity, and how its images are decoded."""
-    identity = run_identity(identity_options(cfg), options.choices, pipeline, parts.place.dtype)
+    identity = run_identity(
+        identity_options(cfg), options.choices, pipeline, parts.verification, parts.place.dtype
+    )
     name = run_name(
         identity["method"],
         notes["changes"],

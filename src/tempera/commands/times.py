@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from pydantic import BaseModel, ValidationError
 
 from tempera.config.compose import option_name, typed
 from tempera.config.parts import Parts
@@ -23,6 +24,27 @@ PLACE = {"device", "dtype", "compile", "weights", "outputs"}
 """Options that a benchmark of plain autoregression takes, too."""
 STEP = ("batch_size", "gradient_accumulation", "mixed_precision", "ttt_steps", "logit_chunk")
 """Options of the recipe that the time of a step depends on."""
+
+
+class Column(BaseModel):
+    """What is read of a benchmark's column; see `evaluation.benchmark.BenchmarkColumn`."""
+
+    batch_size: int
+    images: float
+    ratio: float
+    method: dict[str, dict[str, float]]
+
+
+class Bench(BaseModel):
+    """What is read of a bench.json; see `evaluation.benchmark.BenchmarkReport`."""
+
+    model: str
+    round: Any
+    device: str
+    dtype: str
+    steps: int
+    bandwidth: float | None
+    columns: list[Column]
 
 
 @dataclass(frozen=True)
@@ -73,11 +95,11 @@ def decoding_time(parts: Parts, timing: Timing, images: int | None, batch_size: 
     fitting = list(_fitting(parts, timing.benches, batch_size))
     if not fitting:
         return f"unknown; {times_it} rounds for the next dry_run"
-    own = timing.method and [one for one in fitting if one[1].get("round") == parts.round]
+    own = timing.method and [one for one in fitting if one[1].round == parts.round]
     file, found, column = (own or fitting)[0]
-    plain = _clock((images or 1) / column["images"])
+    plain = _clock((images or 1) / column.images)
     what = "each image" if images is None else "the images"
-    place = f"on {found['device']} ({file})"
+    place = f"on {found.device} ({file})"
     if own:
         by_method = f"{_by_method(found, column, images or 1)} by {timing.method}"
         return f"about {by_method}, {plain} by plain autoregression (h:mm:ss) for {what} {place}"
@@ -85,26 +107,29 @@ def decoding_time(parts: Parts, timing: Timing, images: int | None, batch_size: 
     return f"about {plain} (h:mm:ss) for {what} by plain autoregression {place}{advice}"
 
 
-def _fitting(parts: Parts, benches: Path, batch_size: int) -> Iterator[tuple[Path, Any, Any]]:
+def _fitting(parts: Parts, benches: Path, batch_size: int) -> Iterator[tuple[Path, Bench, Column]]:
     """Benchmarks of the model in its place, each with its column of a batch size; latest first."""
     for file in _newest(benches, "bench.json"):
-        bench: Any = read_json(file)
-        fits = bench["model"] == parts.model and bench["dtype"] == parts.place.dtype_name
-        if not fits or not _is_of(parts.place, bench["device"]):
+        try:
+            bench = Bench.model_validate(read_json(file))
+        except (TemperaError, ValidationError):  # of an earlier version, or of another program
             continue
-        for column in bench["columns"]:
-            if column["batch_size"] == batch_size:
+        fits = bench.model == parts.model and bench.dtype == parts.place.dtype_name
+        if not fits or not _is_of(parts.place, bench.device):
+            continue
+        for column in bench.columns:
+            if column.batch_size == batch_size:
                 yield file, bench, column
 
 
-def _by_method(bench: Any, column: Any, images: int) -> str:
+def _by_method(bench: Bench, column: Column, images: int) -> str:
     """How long the benchmark's method takes: for discrete tokens from … to, since that depends on
     how many drafts are accepted.
     """
-    if bench["bandwidth"] is None:  # continuous tokens: whole images were decoded
-        return _clock(images * column["method"]["whole"]["median"] / 1000 / column["batch_size"])
-    most = images / (column["images"] * column["ratio"])
-    least = most / (1 + bench["steps"])
+    if bench.bandwidth is None:  # continuous tokens: whole images were decoded
+        return _clock(images * column.method["whole"]["median"] / 1000 / column.batch_size)
+    most = images / (column.images * column.ratio)
+    least = most / (1 + bench.steps)
     return f"{_clock(least)} (all drafts accepted) to {_clock(most)} (none)"
 
 

@@ -6,9 +6,11 @@ import difflib
 import functools
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import hydra
@@ -19,6 +21,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.nodes import plain
 from tempera.errors import TemperaError, shortened
+from tempera.runtime.files import sha256_file
 
 T = TypeVar("T")
 
@@ -44,6 +47,14 @@ class Part(Generic[T]):
         """Its `_target_` and its options, without those that are parts."""
         own = {name: value for name, value in self.options.items() if not isinstance(value, Part)}
         return {"_target_": _name_of(self.call), **own}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Its `_target_` and its options, those of its parts included, and in place of the name of
+        a file a hash of what that holds: what it makes is the same where this is.
+        """
+        options = {name: _identified(value) for name, value in self.options.items()}
+        return {"_target_": _name_of(self.call), **options}
 
     def takes(self, name: str) -> bool:
         """Whether it has an argument of this name that no option sets."""
@@ -202,6 +213,22 @@ def _made(value: object) -> object:
         case list():
             return list(map(_made, value))
     return value
+
+
+def _identified(value: object) -> object:
+    """A value in an identity, as JSON has it."""
+    match value:
+        case Part():
+            return value.identity
+        case Mapping():
+            return {str(key): _identified(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return list(map(_identified, value))
+        case str() | Path() if os.path.isfile(value):  # noqa: PTH113 (False for a long text)
+            return sha256_file(Path(value))[:16]
+        case None | bool() | int() | float():
+            return value
+    return str(value)
 
 
 def _has_target(value: object) -> bool:

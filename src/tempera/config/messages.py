@@ -19,8 +19,8 @@ from tempera.runtime.files import FULL
 
 OUT_OF_MEMORY = (
     "out of memory: give a smaller batch_size (an evaluation takes auto), dtype=bfloat16 (on a T4 "
-    "float16), or a shorter draft (depth=, window=); in training a smaller train_data.batch_size "
-    "or decodes, a larger gradient_accumulation, or mixed_precision=bf16"
+    "float16), compile=false, or a shorter draft (depth=, window=); in training a smaller "
+    "train_data.batch_size or decodes, a larger gradient_accumulation, or mixed_precision=bf16"
 )
 OF_OPTIONS = {"hydra", "omegaconf", "submitit"}
 """Packages whose words say what is wrong with an option."""

@@ -25,7 +25,6 @@ from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.rules.schedules import floored
 from tempera.rules.standard import BlockVerification
-from tempera.runtime.distributed import started_as_main
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
@@ -52,6 +51,7 @@ AnyTokenizer: TypeAlias = "ImageTokenizer | KLModel"
 """An image tokenizer."""
 Tokens: TypeAlias = Literal["discrete", "continuous"]
 META = torch.device("meta")
+PACKAGE = Path(__file__).resolve().parent.parent
 METHODS_FOR = {
     "discrete": "method=ar, eagle or coolsd",
     "continuous": "method=ar, cspd or cspd_exact",
@@ -219,6 +219,18 @@ class Parts:
         return self.drafter_part.call is NoDraft and one_by_one
 
     @property
+    def verification(self) -> dict[str, Any]:
+        """What decodes the tokens, beside networks and tree, as an identity."""
+        parts = {
+            "decoding": self.decoding_part,
+            "rule": self.rule_part,
+            "schedule": self.schedule_part,
+            "neighbours": self.neighbours_part,
+        }
+        described: dict[str, Any] = {name: one.identity for name, one in parts.items() if one}
+        return described if self.floor is None else described | {"floor": self.floor}
+
+    @property
     def round(self) -> dict[str, Any]:
         """What the time of a method's rounds depends on, beside model, place and weights."""
         drafter = self.drafter_part.described
@@ -267,6 +279,25 @@ class Parts:
     def check_draft(self, option: str = "drafter.path", *, of_the_hub: bool = True) -> None:
         """See `check_draft`."""
         check_draft(self.drafter_part, self.model, option, of_the_hub=of_the_hub)
+
+    def draft_from(self) -> dict[str, str] | None:
+        """Where the draft's network comes from: its `path`, and its `origin` in words; None of a
+        method without one.
+        """
+        place = _place(self.drafter_part)
+        if place is None:
+            return None
+        origin = "on this machine"
+        if place == RANDOM:
+            origin = "random weights"
+        elif not Path(place).exists():
+            is_draft = "path" in self.drafter_part.options
+            origin = (
+                f"of the hub, commit {draft_directory(place).name}" if is_draft else "of the hub"
+            )
+        elif Path(place).resolve().is_relative_to(PACKAGE):
+            origin = "comes with tempera"
+        return {"path": place, "origin": origin}
 
     def captions(self) -> "CaptionCheck | None":
         """Its `check(prompts)` raises TemperaError for a prompt or caption that the model cannot
@@ -500,13 +531,20 @@ def check_draft(
         return
     trained_by = getattr(drafter.call, "trained_by", None)
     kind = f" draft={trained_by}" if trained_by else ""
-    place = draft_directory(
+    draft_directory(
         str(path),
         f"train a draft with `{command('train')} model={model}{kind}`, give another with "
         f"{option}=DIR or owner/name, or take a method without one, such as method=sjd",
     )
-    if not is_here and started_as_main():
-        print(f"draft: {path} of the hub, commit {place.name}")
+
+
+def _place(drafter: Part[Any]) -> str | None:
+    """Where a drafter or a network in it is read from; None if it is not read."""
+    for name in ("path", "directory", "weights"):
+        if isinstance(place := drafter.options.get(name), str):
+            return place
+    inside = [value for value in drafter.options.values() if isinstance(value, Part)]
+    return next(filter(None, map(_place, inside)), None)
 
 
 def _part(node: DictConfig, name: str) -> Part[Any] | None:

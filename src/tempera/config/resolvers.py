@@ -1,5 +1,5 @@
 """The resolvers that conf/ uses: `package`, `started`, `directory_of`, `at`, `unless_random`,
-`trained_or_public`, `drafter_of`, `jobs` and `each`; `of_family` and `summaries` stand in
+`trained_or`, `drafter_of`, `jobs` and `each`; `of_family` and `summaries` stand in
 search.py.
 """
 
@@ -45,11 +45,11 @@ def unless_random(weights: str, other: str) -> str:
     return "random" if weights == "random" else other
 
 
-def trained_or_public(directory: str, public: str | None) -> str:
-    """`${trained_or_public:DIRECTORY,HUB}`: the draft in the directory, or if there is none, that
-    of the hub, if that is not null.
+def trained_or(directory: str, other: str | None) -> str:
+    """`${trained_or:DIRECTORY,OTHER}`: the draft that a training wrote to the directory, or while
+    there is none, the model's own or a public one, if that is not null.
     """
-    return directory if public is None or (Path(directory) / "config.json").is_file() else public
+    return directory if other is None or (Path(directory) / "config.json").is_file() else other
 
 
 def drafter_of(builder: str) -> str:
@@ -98,7 +98,7 @@ for _resolver in (
     package,
     directory_of,
     unless_random,
-    trained_or_public,
+    trained_or,
     drafter_of,
     at,
     jobs,

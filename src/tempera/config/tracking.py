@@ -105,14 +105,13 @@ class Tracking:
             table: what it prints.
             files: what it wrote, kept as an artifact.
         """
-        tracker = self.start(directory)
-        tracker.summary(values)
-        if table is not None:
-            rows = table.astype(str).to_numpy().tolist()
-            tracker.table(self.job_type, [*map(str, table)], rows)
-        if files:
-            tracker.artifact(f"{self.job_type}-{directory.name}", self.job_type, files)
-        tracker.finish()
+        with self.start(directory) as tracker:
+            tracker.summary(values)
+            if table is not None:
+                rows = table.astype(str).to_numpy().tolist()
+                tracker.table(self.job_type, [*map(str, table)], rows)
+            if files:
+                tracker.artifact(f"{self.job_type}-{directory.name}", self.job_type, files)
 
 
 def tracked(cfg: DictConfig) -> dict[str, Any]:

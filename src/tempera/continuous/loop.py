@@ -318,7 +318,6 @@ class Parallel(Decoding):
         return {
             "method": "parallel" if self.model is None else "draft",
             "draft": None if self.model is None else self.model.identity,
-            "verification": repr(self) if self.model is None else None,
             "branching": None,
         }
 
@@ -391,7 +390,6 @@ class Speculative(Decoding):
         return {
             "method": type(self.rule).__name__.lower(),
             "draft": self.drafter.identity,
-            "verification": repr(self.rule),
             "branching": None,
         }
 

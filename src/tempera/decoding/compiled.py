@@ -57,6 +57,11 @@ def compiled(part: Callable[..., Result], *arguments: Any) -> Result:
         ) from problem
 
 
+def forget() -> None:
+    """Free the graphs of compiled rounds and their memory; the next rounds are compiled anew."""
+    torch._dynamo.reset()
+
+
 def why_not(device: torch.device) -> str | None:
     """Why rounds cannot be compiled for a device, in one sentence; None if they can. A small
     function is compiled and called, which takes seconds.

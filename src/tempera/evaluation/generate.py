@@ -15,6 +15,7 @@ from tempera.decoding.replay import REPLAYS, DraftLog, replays
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Decoded, Pipeline, records, watchers
 from tempera.runtime.image_files import is_whole, picture_path, write_picture
+from tempera.runtime.processor import forget_peak_memory, peak_memory
 from tempera.runtime.row_store import Row, Store
 from tempera.runtime.side_services import side_service
 
@@ -65,10 +66,12 @@ def generate(
     for prompts in waiting:
         shown = any(prompt.id in replayed for prompt in prompts)
         watch: list[Watcher] = [*bar, drafts] if shown and has_ids else bar
+        forget_peak_memory(pipeline.device)
         batch = pipeline.decoded(prompts, diagnostics=diagnostics, watch=watch, filled=filled)
         if shown:
             _keep_replays(pipeline, batch, drafts, directory, store.identity, replayed)
-        store.add(records(batch))
+        memory = peak_memory(pipeline.device)
+        store.add([{**row, "memory": memory} for row in records(batch)])
         with suppress(Exception):
             texts = [prompt.text for prompt in batch.prompts]
             pictures = pipeline.pictures(batch.output.tokens, texts)

@@ -85,15 +85,14 @@ class Method:
         return Method(NoDraft(), Exact())
 
     def describe(self) -> dict[str, Any]:
-        """The options that results depend on: `method` (the name to use without a preset), `draft`
-        (the identity of its weights), `verification` (the rule with its options) and `branching`
-        (the parents of the draft tree's nodes); the last three are None without a draft.
+        """What results depend on that no option says: `method` (the name to use without a preset),
+        `draft` (the identity of its weights) and `branching` (the parents of the draft tree's
+        nodes); the last two are None without a draft.
         """
         tree = self.drafter.tree
         return {
             "method": type(self.rule).__name__.lower(),
             "draft": self.drafter.identity,
-            "verification": repr(self.rule),
             "branching": None if tree is None else tree.parents.tolist(),
         }
 
@@ -208,15 +207,6 @@ class Pipeline:
             options["run"] = run
         if isinstance(method, Method):
             options["diagnostics"] = diagnostics
-        try:
-            return method.decode(target, self.streams(prompts, seeds), texts, **options)
-        except torch.OutOfMemoryError:
-            if not target.compiled:
-                raise
-        print("compiled rounds do not fit into the memory: from here on they are not compiled")
-        target.compile(on=False)
-        torch._dynamo.reset()  # frees the memory of graphs
-        torch.cuda.empty_cache()
         return method.decode(target, self.streams(prompts, seeds), texts, **options)
 
     def decoded(
@@ -366,6 +356,7 @@ def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
         "accepted_by_tenth": Numbers(0, whole=True, at_most="tested_by_tenth"),
         "accepted_length": Numbers(positive=True),
         "seconds": Numbers(positive=True),
+        "memory": Numbers(0, whole=True),
     }
 
 

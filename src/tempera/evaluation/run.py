@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from tempera.data.prompts import Prompt
+from tempera.decoding.compiled import forget
 from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.latency import SpeedProtocol, whole_batches
@@ -28,7 +28,6 @@ from tempera.metrics.scores import intervals as intervals_of
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import sha256_file, write_json
 from tempera.runtime.image_files import picture_path, read_picture
-from tempera.runtime.processor import peak_memory
 from tempera.runtime.row_store import Numbers, Row, Store, write_table
 
 
@@ -109,8 +108,6 @@ def evaluate(
     protocol = run.protocol
     if run.processes.is_main:
         run.evaluator.fetch()
-    if pipeline.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(pipeline.device)
     rows = _generated(plan, pipeline, prompts, run.processes)
     if not run.processes.is_main:
         return None
@@ -139,7 +136,7 @@ def evaluate(
         "metrics": {name: _plain(interval.as_dict()) for name, interval in metrics.items()},
         "scorers": scorers,
         **_profiles(rows),
-        "memory": peak_memory(pipeline.device),
+        "memory": max(row["memory"] for row in rows),
         "time": _plain(latency.breakdown(timings)) if timings else {},
         "about": dict(plan.about),
     }
@@ -182,11 +179,8 @@ def _generated(
             batches = todo(store, share, size)
             generate(pipeline, batches, plan.directory, store, plan.diagnostics, bar.update, first)
 
-        size = min(plan.batch_size, max(1, len(share)))
         if plan.shrinks:
-            from accelerate.utils import find_executable_batch_size  # it imports transformers
-
-            find_executable_batch_size(decode, size)()
+            _with_smaller_batches(decode, min(plan.batch_size, max(1, len(share))))
         else:
             decode(plan.batch_size)
         processes.wait()
@@ -194,6 +188,19 @@ def _generated(
         return []
     records = store.rows()
     return [records[prompt.id] for prompt in prompts]
+
+
+def _with_smaller_batches(decode: Callable[[int], None], size: int) -> None:
+    """Decode in batches of `size`; of half as many prompts each time that the memory runs out."""
+    from accelerate.utils import find_executable_batch_size  # it imports transformers
+
+    def smaller() -> int:
+        nonlocal size
+        forget()  # compiled rounds of the larger batch
+        size //= 2
+        return size
+
+    find_executable_batch_size(decode, size, smaller)()
 
 
 def _timed(

@@ -29,7 +29,7 @@ from tempera.runtime.files import (
     write_json,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Raise it where a run that an earlier version began cannot go on: with other columns of records,
 or other random draws.
 """

@@ -7,10 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from torch import nn
 
 from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
 from tempera.runtime.installation import commit
+from tempera.runtime.network_identity import identity_of
 
 PACKAGES = ("tempera-decoding", "torch", "transformers")
 """Distributions whose versions are recorded with a run."""
@@ -22,6 +24,7 @@ def run_identity(
     options: Mapping[str, Any],
     choices: Mapping[str, str | None],
     pipeline: Pipeline,
+    verification: Mapping[str, Any],
     dtype: torch.dtype,
 ) -> dict[str, Any]:
     """The run's identity: the options that its numbers depend on, and the networks. Differences
@@ -30,10 +33,12 @@ def run_identity(
     Args:
         options: those with `tempera.config.options.Role.IDENTITY`.
         choices: Hydra's choice in each group.
-        pipeline: target and method, built.
+        pipeline: target, method and image decoder, built.
+        verification: how drafts are verified (`tempera.config.parts.Parts.verification`).
         dtype: of the target's weights.
     """
     target = pipeline.target
+    decoder = pipeline.image_decoder
     method = pipeline.method.describe()
     scalars = {name: value for name, value in options.items() if _is_value(value)}
     parts = {name: value for name, value in options.items() if isinstance(value, Mapping)}
@@ -47,8 +52,9 @@ def run_identity(
         "compiled": target.compiled or None,
         "target": target.identity,
         "draft": method["draft"],
-        "verification": method["verification"],
+        "verification": dict(verification),
         "branching": method["branching"],
+        "image_decoder": identity_of(decoder) if isinstance(decoder, nn.Module) else None,
     }
 
 

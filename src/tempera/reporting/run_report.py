@@ -27,7 +27,7 @@ def write(
     Args:
         directory: of a finished run.
         result: the content of its metrics.json.
-        tracker: finished at the end.
+        tracker: gets what is shown.
         verbose: print all metrics; None prints nothing.
     """
     rows = read_table(directory / "results.parquet", most=LOGGED)
@@ -102,4 +102,3 @@ def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
         lines.append([*cells, picture_path(directory, row["id"])])
     tracker.table("images", [*columns, "image"], lines)
     tracker.artifact(f"{run.model}-{run.name}", "evaluation", kept)
-    tracker.finish()

@@ -1,9 +1,11 @@
 """The device and the dtype of a run, what processors compute fast, and how much memory was used."""
 
+import functools
 import os
 import platform
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
@@ -20,6 +22,8 @@ DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """Where the driver of an NVIDIA GPU shows that there is one."""
+CPUINFO = Path("/proc/cpuinfo")
+"""Where Linux describes each processor."""
 
 
 def tell_device() -> None:
@@ -147,11 +151,28 @@ def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
 
 
 def name_of(device: torch.device) -> str:
-    """A GPU's name; otherwise the kind of device and the number of threads."""
+    """A GPU's name; otherwise the kind of device, the processor and the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{device.type} {_processor()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+@functools.cache
+def _processor() -> str:
+    """The processor's name as Linux tells it, else its architecture."""
+    with suppress(OSError):
+        for line in CPUINFO.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    return platform.processor() or platform.machine()
+
+
+def forget_peak_memory(device: torch.device) -> None:
+    """Count the peak from here on; that of a CPU's process cannot be forgotten."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int:

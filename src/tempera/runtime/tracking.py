@@ -6,11 +6,12 @@ without it.
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import Any, Concatenate, Literal, ParamSpec, Self
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
@@ -26,7 +27,15 @@ Given = ParamSpec("Given")
 
 
 class Tracker:
-    """Records a run's numbers and images; its own methods do nothing."""
+    """Records a run's numbers and images; its own methods do nothing. At the end of a `with` block
+    it is finished, whatever happened there.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.finish()
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Log scalars during a run. A resumed run may log the same step again."""
@@ -204,12 +213,17 @@ def wandb_tracker(
     return Tracker()
 
 
-def in_background(start: Callable[[], Tracker]) -> Future[Tracker]:
-    """Start a tracker in a thread, while the run begins: W&B takes seconds."""
-    pool = ThreadPoolExecutor(1)
-    starting = pool.submit(start)
-    pool.shutdown(wait=False)
-    return starting
+@contextmanager
+def in_background(start: Callable[[], Tracker]) -> Iterator[Future[Tracker]]:
+    """Start a tracker in a thread, while the `with` block begins: W&B takes seconds. At the end of
+    the block it is finished, whatever happened there.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(start)
+        try:
+            yield starting
+        finally:
+            starting.result().finish()
 
 
 def _mode(mode: str) -> str:
@@ -233,7 +247,9 @@ def _run_id(directory: Path) -> str:
 
 
 def _start(arguments: dict[str, Any], mode: Any, why: str = "not logged in") -> Any:
-    """Start the run, offline if the server is unreachable, so that no evaluation is lost."""
+    """Start the run, offline if the server is unreachable, so that no evaluation is lost. A run
+    that is open already, such as a notebook's own, is another one and stays as it is.
+    """
     import wandb
 
     settings = wandb.Settings(
@@ -247,7 +263,7 @@ def _start(arguments: dict[str, Any], mode: Any, why: str = "not logged in") -> 
         arguments = {key: value for key, value in arguments.items() if key != "resume"}
     try:
         with waiting("W&B to answer"):
-            run = wandb.init(mode=mode, settings=settings, **arguments)
+            run = wandb.init(mode=mode, reinit="create_new", settings=settings, **arguments)
     except (wandb.Error, ValueError) as problem:
         if mode == "offline" or isinstance(problem, ValueError):
             raise TemperaError(
