@@ -95,6 +95,8 @@ def test_every_choice_composes_and_fits_its_target(config: str, group: str, choi
     if (group, choice) in PLUGINS:
         pytest.importorskip(PLUGINS[group, choice])
     under = [f"method={UNDER[group]}"] if config in ("eval", "generate") and group in UNDER else []
+    if config == "score":
+        under = ["runs=run"]
     cfg = resolves(*under, f"{group}={choice}", config=config)
     for name, node in cfg.items():
         if OmegaConf.is_dict(node) and "_target_" in node and not OmegaConf.missing_keys(node):

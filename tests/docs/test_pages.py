@@ -22,6 +22,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 SCRIPTS = {
     "eval/run.py": "eval",
     "eval/bench.py": "bench",
+    "eval/score.py": "score",
     "eval/report.py": "report",
     "eval/gpu_check.py": "gpu_check",
     "eval/tune.py": "tune",

@@ -22,6 +22,7 @@ from tempera.config.parts import Parts
 from tempera.decoding import loop
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle_network import EagleModel
+from tempera.evaluation.pipeline import Pipeline
 from tempera.metrics.evaluators import Networks
 from tempera.reporting import run_report
 from tempera.runtime.network_directory import weights_hash
@@ -189,3 +190,26 @@ class Heavy(ToyEvaluator):
     def load(self, device: torch.device) -> Iterator[Networks]:
         torch.ones(peak_memory(device) + 2**27, dtype=torch.uint8)
         yield from super().load(device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "timed"), [([], 1), (["speed.paired=true"], 2)])
+def test_plain_autoregression_is_timed_once_in_a_sweep(
+    options: list[str], timed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain: list[str] = []
+    tokens = Pipeline.tokens
+
+    def spy(self: Pipeline, prompts: Any, method: Any = None, **given: Any) -> Any:
+        if (method or self.method).is_plain:
+            plain.append(prompts[0].id)
+        return tokens(self, prompts, method, **given)
+
+    monkeypatch.setattr(Pipeline, "tokens", spy)
+    given = ["-m", "method=coolsd", "delta=1.1,2", *tiny_options(tmp_path), "depth=2", *options]
+    monkeypatch.setattr(sys, "argv", ["run.py", *given, "limit=1", "hydra.sweep.dir=s"])
+    runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
+    assert len(plain) == timed
+    for job in ("0", "1"):
+        assert "speedup" in json.loads((tmp_path / f"s/{job}/metrics.json").read_text())["metrics"]

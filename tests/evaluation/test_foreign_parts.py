@@ -82,7 +82,7 @@ FOREIGN: dict[str, Callable[[Path, Path], None]] = {
     "records": copied("records/*"),
     "a part beside the records": among("records/*"),
     "timings": copied("timings/*/*"),
-    "scores": copied("evaluated-toy/*"),
+    "scores": copied("scores/toy/*"),
     "pictures": copied("images/*"),
     "a black picture": black,
     "another prompt's picture": swapped,

@@ -10,6 +10,7 @@ from tiny_networks import captions, tiny_target
 
 from tempera.data.prompts import Prompt
 from tempera.evaluation.latency import (
+    PLAIN,
     batch_speedups,
     breakdown,
     measure,
@@ -52,6 +53,28 @@ def test_plain_and_method_in_turn_with_alternating_order_after_warm_up(
     calls.clear()
     assert measure(tiny_pipeline(), prompts, Store(tmp_path, "run")) == rows
     assert calls == []
+
+
+def test_methods_of_a_sweep_share_the_timings_of_plain_autoregression(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    prompts = world_prompts(3)
+    one, two, three = (prompt.id for prompt in prompts)
+    plain = Store(tmp_path / "plain", "model", PLAIN)
+    first = measure(tiny_pipeline(), prompts[:2], Store(tmp_path / "a", "a"), plain=plain)
+    assert calls[:4] == [("ar", one), ("ar", one), ("ar", two), ("method", one)]  # warm-ups too
+    assert calls[4:] == [("method", one), ("clocked", one), ("method", two), ("clocked", two)]
+    calls.clear()
+    second = measure(tiny_pipeline(), prompts, Store(tmp_path / "b", "b"), plain=plain)
+    assert [call for call in calls if call[0] == "ar"] == [("ar", three), ("ar", three)]
+    assert [row["ar"] for row in second[:2]] == [row["ar"] for row in first]
+    calls.clear()
+    last = measure(tiny_pipeline(plain=True), prompts, Store(tmp_path / "ar", "ar"), plain=plain)
+    assert [row["ar"] for row in last] == [row["method"] for row in last]
+    other = [Prompt(prompt.id, "another text") for prompt in prompts]
+    assert len(plain.rows()) == 3
+    measure(tiny_pipeline(), other, Store(tmp_path / "c", "c"), plain=plain)
+    assert len(plain.rows()) == 6
 
 
 def test_a_larger_batch_is_timed_as_a_whole_and_shared_out(

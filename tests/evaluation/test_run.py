@@ -57,7 +57,7 @@ def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.M
     names = {path.name for path in (tmp_path / "run" / "timings").iterdir()}
     assert names == {place, f"{place}-batch-8"}
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    files = "run.json metrics.json results.parquet images report.html evaluated-toy"
+    files = "run.json metrics.json results.parquet images report.html scores"
     assert names >= set(f"{files} grid.png acceptance.png".split())
     content = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert content["images"] == 20
@@ -92,7 +92,7 @@ def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.M
     for row in found:
         assert sum(row["tested_by_tenth"]) == sum(row["tested"])
         assert row["logprob_squares"] < row["logprob"] ** 2 < 6 * row["logprob_squares"]
-    scored = Store(tmp_path / "run" / "evaluated-toy", made_by(content["settings"])).rows()
+    scored = Store(tmp_path / "run" / "scores" / "toy", made_by(content["settings"])).rows()
     real = next(ToyEvaluator().reference(48))[:, 0, 0, ::8].astype(float)
     fid = frechet(np.array([scored[row["id"]]["features"] for row in found]), real)
     assert [row["fid"] for row in found] == pytest.approx(fid.pseudovalues)
@@ -162,7 +162,8 @@ def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: 
 def test_a_run_is_finished_when_all_its_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempera.evaluation.run.write_table", Mock(side_effect=KeyboardInterrupt))
+    stopped = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("tempera.evaluation.summary.write_table", stopped)
     with pytest.raises(KeyboardInterrupt):
         tiny_evaluate(tmp_path)
     assert not (tmp_path / "metrics.json").exists()
@@ -238,7 +239,7 @@ def test_a_picture_does_not_depend_on_those_that_are_decoded_beside_it(
     pictures = [path.read_bytes() for path in paths]
     for path in paths[:lost]:
         path.unlink()
-    shutil.rmtree(tmp_path / "evaluated-toy")
+    shutil.rmtree(tmp_path / "scores" / "toy")
     assert tiny_evaluate(tmp_path, pipeline) == before
     assert [path.read_bytes() for path in paths] == pictures
 

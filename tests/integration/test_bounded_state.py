@@ -2,14 +2,11 @@
 
 import gc
 import importlib
-import json
 import pkgutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from report_runs import RUNS, made_up_runs
 from tiny_evaluation import tiny_pipeline
 
 import tempera
@@ -18,16 +15,15 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.evaluation.pipeline import Method
 from tempera.exactness.tables import TableDraft, TableTarget
-from tempera.metrics import table
-from tempera.reporting.collect import collect
 from tempera.rules import codebook_neighbours
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.neighbourhood import Lantern
 from tempera.rules.standard import Relaxed
-from tempera.runtime.files import sha256_file, write_json
 
-CONSTANT = {"_named", "_named_paths", "_adapter", "_clips_tokens", "results"}
-"""Caches of what the package ships: trees, options' types, CLIP's tokens, the papers' results."""
+CONSTANT = {"_named", "_named_paths", "_adapter", "_clips_tokens", "results", "_processor"}
+"""Caches of what the package ships, trees, options' types, CLIP's tokens, the papers' results, and
+of the processor's name.
+"""
 
 
 def live_tensors() -> int:
@@ -50,23 +46,6 @@ def test_thirty_settings_and_hundreds_of_prompts_leave_nothing_behind() -> None:
             counts.append(live_tensors())
     assert max(counts[4:]) <= max(counts[2:4]), counts
     assert len(codebook_neighbours._BUILT) <= codebook_neighbours.MOST
-
-
-def test_the_table_of_metrics_holds_those_of_the_runs_that_are_read(tmp_path: Path) -> None:
-    table.forget()
-    shipped = [metric.key for metric in table.METRICS if metric.imported]
-    for number in range(5):
-        made_up_runs(tmp_path / str(number), RUNS[:1], prompts=2)
-        (run,) = (tmp_path / str(number)).iterdir()
-        content: dict[str, Any] = {
-            **json.loads((run / "metrics.json").read_text()),
-            "results": sha256_file(run / "results.parquet"),
-        }
-        content["metrics"][f"mine_{number}"] = {"value": 1.0, "low": 0.0, "high": 2.0, "n": 2}
-        write_json(run / "metrics.json", content)
-        collect([run])
-        imported = [metric.key for metric in table.METRICS if metric.imported]
-        assert imported == [*shipped, f"mine_{number}"]
 
 
 def caches() -> Iterator[tuple[str, Any]]:

@@ -349,7 +349,7 @@ def test_a_batch_that_does_not_fit_is_made_smaller_only_where_that_is_wanted(
         return tokens(self, prompts, *args, **options)
 
     def generated(name: str, **options: Any) -> list[list[int]]:
-        plan = RunPlan(tmp_path / name, "tiny", {}, {}, 8, False, 0, **options)
+        plan = RunPlan(tmp_path / name, {}, 8, False, 0, **options)
         rows = run._generated(plan, tiny_pipeline(), world_prompts(20), Processes(cpu=True))
         return [list(row["tokens"]) for row in rows]
 

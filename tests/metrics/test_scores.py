@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_evaluation import tiny_evaluate, tiny_pipeline
 
+from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import table
-from tempera.metrics.scores import intervals, read_scores
+from tempera.metrics.quality import quality, score_pictures
+from tempera.metrics.scores import GivenScores, read_scores
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import collect
 from tempera.reporting.report import all_metrics
+from tempera.runtime.row_store import Store
 
 IDS = ["a", "b"]
 GOOD = "id,name,value\na,pick,1\nb,pick,3\na,other,\nb,other,-2.5\n"
@@ -25,13 +28,19 @@ def written(directory: Path, text: str | bytes) -> str:
 
 @pytest.mark.parametrize("text", [GOOD, "\ufeff" + GOOD.replace("\n", "\r\n")])
 def test_values_and_means(text: str, tmp_path: Path) -> None:
-    found = read_scores(written(tmp_path, text), IDS)
-    assert found["pick"] == {"a": 1, "b": 3}
-    means = intervals(found)
+    path = written(tmp_path, text)
+    assert read_scores(path, IDS)["pick"] == {"a": 1, "b": 3}
+    scorer = GivenScores(path)
+    prompts = [Prompt(name, "a text") for name in IDS]
+    scorer.check_prompts(prompts)
+    (networks,) = scorer.load(torch.device("cpu"))
+    store = Store(tmp_path / "store", "run")
+    rows = score_pictures(networks, prompts, lambda _: pytest.fail("no picture is read"), store)
+    scored = [rows[name] for name in IDS]
+    means = quality(scored, networks, None, scorer.resamples, own=scorer.metrics)
     assert (means["pick"].value, means["pick"].n) == (2, 2)
     assert (means["other"].value, means["other"].n) == (-2.5, 1)
     assert 1 <= means["pick"].low <= means["pick"].high <= 3
-    assert read_scores(None, IDS) == {}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +66,6 @@ def test_what_is_refused(text: str | bytes, words: str, tmp_path: Path) -> None:
 def test_the_scores_of_two_runs_are_shown_and_paired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(table, "METRICS", table.METRICS)  # restored afterwards
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = {"timed": 0, "model": "tiny", "seed": 0}
     tiny_evaluate(tmp_path / "ar", tiny_pipeline(plain=True), method="ar", delta=None, **options)
@@ -72,7 +80,6 @@ def test_the_scores_of_two_runs_are_shown_and_paired(
     assert "pick" in capsys.readouterr().out
     found = json.loads((tmp_path / "cool" / "metrics.json").read_text())["metrics"]["pick"]
     assert found["value"] == 5 + (len(ids) - 1) / 2 and found["n"] == len(ids)
-    monkeypatch.setattr(table, "METRICS", table.METRICS[:-1])  # as another process begins
     rows, damaged = collect([tmp_path / "ar", tmp_path / "cool"])
     assert not damaged
     compare(rows)

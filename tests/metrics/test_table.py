@@ -30,7 +30,8 @@ def test_a_score_that_a_prompt_leaves_open_does_not_count() -> None:
 
 def test_a_prompts_own_value() -> None:
     row = {"rounds": 2.0, "accepted_length": 2.0, "logprob": -6.0, "shape1": 1.0}
-    values, weights = _paired(pd.DataFrame([{**row, "shape2": one} for one in (None, 0.0)]), 4)
+    frame = pd.DataFrame([{**row, "shape2": one} for one in (None, 0.0)])
+    values, weights = _paired(frame, 4, METRICS)
     found = {key: (values[key].tolist(), weights[key].tolist()) for key in values}
     assert found["accepted_length"] == ([2.0, 2.0], [2.0, 2.0])
     assert found["logprob_per_token"] == ([-1.5, -1.5], [1.0, 1.0])

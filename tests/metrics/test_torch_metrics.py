@@ -17,8 +17,6 @@ from torchmetrics.image import (
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import table
-from tempera.metrics.evaluators import NoEvaluator
 from tempera.metrics.quality import quality, score_pictures
 from tempera.metrics.torch_metrics import TorchMetric, TorchMetrics
 from tempera.runtime.files import fingerprint, write_json
@@ -30,11 +28,6 @@ PROMPTS = [Prompt(f"p{number}", f"text {number}") for number in range(16)]
 PICTURES = np.random.default_rng(0).integers(0, 256, (16, 3, 24, 24), np.uint8)
 OTHERS = np.random.default_rng(1).integers(0, 256, (16, 3, 24, 24), np.uint8)
 SSIM = TorchMetric("pair", partial(StructuralSimilarityIndexMeasure, data_range=1.0))
-
-
-@pytest.fixture(autouse=True)
-def _own_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "METRICS", table.METRICS)
 
 
 @pytest.fixture
@@ -56,7 +49,9 @@ def measured(evaluator: TorchMetrics, store: Path) -> dict[str, Any]:
     for networks in evaluator.load(CPU):
         place = Store(store / networks.identity, "run")
         rows = score_pictures(networks, PROMPTS, lambda prompt: pictures[prompt.id], place)
-        found |= quality([rows[one.id] for one in PROMPTS], networks, None, evaluator.resamples)
+        scored = [rows[one.id] for one in PROMPTS]
+        own = evaluator.metrics
+        found |= quality(scored, networks, None, evaluator.resamples, own=own)
     return found
 
 
@@ -66,11 +61,11 @@ def test_pictures_and_pairs_have_intervals_over_prompts(run: Path, tmp_path: Pat
         "psnr": TorchMetric("pair", partial(PeakSignalNoiseRatio, data_range=1.0)),
         "variation": TorchMetric("picture", partial(TotalVariation, reduction="sum")),
     }
-    evaluator = TorchMetrics(NoEvaluator(), metrics, str(run))
+    evaluator = TorchMetrics(metrics, str(run))
     evaluator.check("any")
     evaluator.check_prompts(PROMPTS)
     found = measured(evaluator, tmp_path)
-    assert found.keys() == metrics.keys() and table.find("variation").key == "variation"
+    assert found.keys() == metrics.keys()
     left, right = (torch.tensor(one).float() / 255 for one in (PICTURES, OTHERS))
     errors = (left - right).square().mean((1, 2, 3))
     assert found["psnr"].value == pytest.approx(float((-10 * errors.log10()).mean()), rel=1e-4)
@@ -79,7 +74,7 @@ def test_pictures_and_pairs_have_intervals_over_prompts(run: Path, tmp_path: Pat
     assert found["ssim"].value == pytest.approx(float(torch.stack(values).mean()), rel=1e-5)
     assert found["ssim"].low < found["ssim"].value < found["ssim"].high
     assert found["variation"].value == pytest.approx(float(TotalVariation()(left)) / 16, rel=1e-4)
-    fewer = TorchMetrics(NoEvaluator(), {"ssim": SSIM}, str(run))
+    fewer = TorchMetrics({"ssim": SSIM}, str(run))
     fewer.check("any")
     (alone,) = fewer.load(CPU)  # whatever is measured beside it
     assert alone.identity == next(evaluator.load(CPU)).identity
@@ -94,7 +89,7 @@ def test_a_class_with_an_argument_of_another_meaning(run: Path, tmp_path: Path) 
         sigma=0.5,
         betas=(0.4, 0.6),
     )
-    evaluator = TorchMetrics(NoEvaluator(), {"ms_ssim": TorchMetric("pair", make)}, str(run))
+    evaluator = TorchMetrics({"ms_ssim": TorchMetric("pair", make)}, str(run))
     evaluator.check("any")
     left, right = (torch.tensor(one).float() / 255 for one in (PICTURES, OTHERS))
     assert measured(evaluator, tmp_path)["ms_ssim"].value == pytest.approx(
@@ -115,7 +110,7 @@ def with_other_texts(run: Path) -> None:
 def test_another_run_must_have_the_prompts(change: Callable[[Path], None], run: Path) -> None:
     change(run)
     with pytest.raises(TemperaError, match="no picture of the prompt p") as problem:
-        TorchMetrics(NoEvaluator(), {}, str(run)).check_prompts(PROMPTS)
+        TorchMetrics({}, str(run)).check_prompts(PROMPTS)
     assert problem.value.option == "against"
 
 
@@ -127,7 +122,7 @@ def test_what_cannot_be_measured(run: Path, tmp_path: Path) -> None:
             measured_after_its_check({key: metric}, against)
 
     def measured_after_its_check(metrics: dict[str, TorchMetric], against: str | None) -> None:
-        evaluator = TorchMetrics(NoEvaluator(), metrics, against)
+        evaluator = TorchMetrics(metrics, against)
         evaluator.check("any")
         measured(evaluator, tmp_path)
 

@@ -138,7 +138,7 @@ def whole(place: Path) -> dict[Path, Reader]:
     made_up_runs(place / "runs", RUNS[1:2], prompts=2)
     run = next((place / "runs").iterdir())
     pipeline, prompts = tiny_pipeline(), [Prompt("a", "a ring"), Prompt("b", "a star")]
-    store = Store(place / "records", "run", record_columns(pipeline.target))
+    store = Store(place / "records", "run", record_columns(pipeline.target.length, 4))
     store.add(records(Decoded(prompts, pipeline.tokens(prompts), 1.0)))
     save_file({"a": torch.rand(3, 3)}, place / "a.safetensors")
     torch.save({"a": torch.rand(3, 3)}, place / "a.pt")

@@ -7,8 +7,18 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from PIL import Image
 
-from tempera.runtime.tracking import Tracker, WandbTracker, no_tracker, wandb_tracker
+from tempera.config.compose import composed
+from tempera.config.tracking import Tracking
+from tempera.runtime.tracking import (
+    Tracker,
+    WandbTracker,
+    csv_tracker,
+    no_tracker,
+    tensorboard_tracker,
+    wandb_tracker,
+)
 
 USUAL: dict[str, Any] = {"project": "tempera", "mode": "auto"}
 SCRIPT = """
@@ -142,3 +152,46 @@ def test_a_tracker_that_fails_is_told_of_once(
     (record,) = caplog.records  # in the run's log file
     assert record.exc_info is not None and record.exc_info[0] is OSError
     run.finish.assert_not_called()
+
+
+def test_numbers_of_a_run_and_of_its_resumption_are_rows(tmp_path: Path) -> None:
+    for step in (1, 2):
+        with csv_tracker(directory=tmp_path, project="not read") as tracker:
+            tracker.log({"loss": 1.5}, step=step)
+            tracker.summary({"fid": 2.0})
+            tracker.image("grid", tmp_path / "missing.png")
+    lines = (tmp_path / "tracked.csv").read_text().splitlines()
+    assert lines == ["step,name,value", *("1,loss,1.5", ",final/fid,2.0", "2,loss,1.5"), lines[2]]
+
+
+def test_tensorboard_that_is_not_installed_is_told_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert type(tensorboard_tracker(directory=tmp_path)) is Tracker
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("TensorBoard does not start (it is not installed: pip install")
+
+
+def test_tensorboard_gets_numbers_and_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    with tensorboard_tracker(directory=tmp_path, config={"delta": 2}) as tracker:
+        tracker.log({"loss": 1.5, "word": "no number"}, step=3)
+        tracker.summary({"fid": 2.0})
+        tracker.image("grid", tmp_path / "a.png")
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    (event,) = found.Scalars("loss")
+    assert (event.step, event.value) == (3, 1.5)
+    assert found.Tags()["images"] == ["grid"] and "final/fid" in found.Tags()["scalars"]
+
+
+@pytest.mark.parametrize("tracking", ["csv", "none"])
+def test_a_tracker_is_a_yaml(tracking: str, tmp_path: Path) -> None:
+    part = Tracking.of(composed("eval", [f"tracking={tracking}"]), "eval")
+    with part.start(tmp_path) as tracker:
+        tracker.log({"loss": 1.5})
+    assert (tmp_path / "tracked.csv").exists() == (tracking == "csv")

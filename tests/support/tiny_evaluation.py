@@ -15,12 +15,12 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Method, Pipeline
-from tempera.evaluation.run import Evaluation, RunPlan, evaluate
+from tempera.evaluation.run import Evaluation, RunPlan, evaluate, facts
 from tempera.evaluation.run_directory import claim
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.image_tokenizers.vq import VQConfig, VQModel
 from tempera.metrics.evaluators import Evaluator, Networks, NoEvaluator
-from tempera.metrics.scores import read_scores
+from tempera.metrics.scores import GivenScores
 from tempera.reporting import run_report
 from tempera.reporting.run_names import run_name
 from tempera.rules.standard import Exact, Relaxed
@@ -90,18 +90,24 @@ def tiny_evaluate(
     """A whole evaluation; with a report if one is wanted or there is a tracker."""
     prompts = world_prompts(20) if prompts is None else prompts
     identity = {"method": "coolsd", "delta": 1.5, **settings}
-    about = {"overrides": [], "changes": {}, "machine": "cpu"}
     name = run_name(str(identity["method"]), {}, identity["delta"])  # type: ignore[arg-type]
-    plan = RunPlan(directory, name, identity, about, batch_size, True, 24)
+    pipeline = pipeline or tiny_pipeline()
+    protocol = SpeedProtocol(timed, warmup=3, batches=[batch] if batch else [])
+    about = {"overrides": [], "changes": {}, **facts(name, pipeline, protocol)}
+    plan = RunPlan(directory, identity, batch_size, True, 24)
     claim(directory, identity, about)
+    scorers: list[Evaluator] = [evaluator or ToyEvaluator()]
+    if scores is not None:
+        scorers.append(GivenScores(scores))
+    for scorer in scorers:
+        scorer.check_prompts(prompts)
     run = Evaluation(
         plan=plan,
-        pipeline=pipeline or tiny_pipeline(),
+        pipeline=pipeline,
         prompts=prompts,
-        evaluator=evaluator or ToyEvaluator(),
-        protocol=SpeedProtocol(timed, warmup=3, batches=[batch] if batch else []),
+        scorers=scorers,
+        protocol=protocol,
         processes=Processes(cpu=True),
-        scores=read_scores(scores, [prompt.id for prompt in prompts]),
     )
     result = evaluate(run)
     assert result is not None

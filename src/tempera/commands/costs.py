@@ -52,7 +52,7 @@ def dry_evaluation(
     parts: Parts,
     read: Callable[[], list[Prompt]],
     limit: int | None,
-    evaluator: Evaluator,
+    scorers: Sequence[Evaluator],
     timing: Timing,
 ) -> dict[str, float]:
     """Print what an evaluation takes; see `dry_decoding`.
@@ -61,7 +61,7 @@ def dry_evaluation(
         parts: model and method.
         read: reads the prompts; without a network, captions stand for them.
         limit: how many there are then; None: as many as the set has.
-        evaluator: may have files to download.
+        scorers: may have files to download.
         timing: where decoding is timed.
     """
     if not parts.reads_files:  # that are not read here
@@ -76,7 +76,7 @@ def dry_evaluation(
     batch = prompts[: min(parts.batch_size, limit or parts.batch_size)]
     images = "all images" if limit is None else "1 image" if limit == 1 else f"{limit:,} images"
     work = f"{images} of {{tokens}} tokens, {len(batch)} at a time"
-    found = dry_decoding(parts, batch, work, evaluator=evaluator, unread=unread)
+    found = dry_decoding(parts, batch, work, scorers=scorers, unread=unread)
     if found.get("download") != 0:
         timing = timing.without_weights
     print(f"time: {decoding_time(parts, timing, limit, len(batch))}")
@@ -88,7 +88,7 @@ def dry_decoding(
     batch: list[str],
     work: str,
     *,
-    evaluator: Evaluator | None = None,
+    scorers: Sequence[Evaluator] = (),
     unread: Sequence[CannotReach] = (),
     pictures: bool = True,
     checks_draft: bool = True,
@@ -100,7 +100,7 @@ def dry_decoding(
         parts: model and method.
         batch: the prompts.
         work: what is to be done, with `{tokens}` in place of the tokens of an image.
-        evaluator: may have files to download.
+        scorers: may have files to download.
         unread: what else cannot be downloaded.
         pictures: whether pictures are made.
         checks_draft: whether to tell that the draft is missing.
@@ -110,21 +110,20 @@ def dry_decoding(
         memory = decoding_memory(target, sized, batch, pictures=pictures)
     work = work.format(tokens=f"{target.length:,}")
     checks = [partial(parts.check_draft, of_the_hub=False)] if checks_draft else []
-    problems = list(_refusals(checks, parts.model, evaluator))
-    found = _shown(work, parts.place, memory, files, None if problems else evaluator, unread)
+    problems = list(_refusals(checks, parts.model, scorers))
+    found = _shown(work, parts.place, memory, files, () if problems else scorers, unread)
     for problem in problems:
         print(f"the run would stop: {problem}")
     return found
 
 
 def _refusals(
-    checks: Sequence[Callable[[], None]], model: str, evaluator: Evaluator | None
+    checks: Sequence[Callable[[], None]], model: str, scorers: Sequence[Evaluator]
 ) -> Iterator[TemperaError]:
     """What a run refuses that a dry run answers: by `checks`, and metrics that it lacks."""
-    base = evaluator.base if isinstance(evaluator, TorchMetrics) else evaluator
-    if base is not None:
-        checks = [*checks, partial(base.check, model)]
-    for check in checks:
+    checked = [scorer for scorer in scorers if not isinstance(scorer, TorchMetrics)]
+    own: list[Callable[[], None]] = [partial(scorer.check, model) for scorer in checked]
+    for check in (*checks, *own):
         try:
             check()
         except TemperaError as problem:
@@ -212,11 +211,11 @@ def _shown(
     place: Place,
     memory: Memory,
     files: Sequence[PretrainedFiles],
-    evaluator: Evaluator | None = None,
+    scorers: Sequence[Evaluator] = (),
     unread: Sequence[CannotReach] = (),
 ) -> dict[str, float]:
     print(f"to do: {work}")
-    download = to_download(files, evaluator, unread)
+    download = to_download(files, scorers, unread)
     # the image decoder works when the logits are gone
     total = sum(memory.values()) - min(memory["logits"], memory.get("image decoder", 0))
     parts = ", ".join(f"{name} {decimal(size)}" for name, size in memory.items() if size)
@@ -229,7 +228,7 @@ def _shown(
 
 def to_download(
     files: Sequence[PretrainedFiles],
-    evaluator: Evaluator | None = None,
+    scorers: Sequence[Evaluator] = (),
     unread: Sequence[CannotReach] = (),
 ) -> int | None:
     """Print what this machine lacks of these files and of a run's metrics: its bytes beside the
@@ -237,7 +236,7 @@ def to_download(
 
     Args:
         files: of the networks.
-        evaluator: may have files, too.
+        scorers: may have files, too.
         unread: what else cannot be downloaded.
 
     Returns:
@@ -248,7 +247,7 @@ def to_download(
     """
     different = {(network.weights, *network.files): network for network in files}
     lacks = [network.to_download for network in different.values()]
-    lacks += [evaluator.to_download] if evaluator else []
+    lacks += [scorer.to_download for scorer in scorers]
     missing = 0
     problems: list[TemperaError] = list(unread)
     for lack in lacks:

@@ -9,7 +9,9 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
 from pydantic import NonNegativeInt
 
 from tempera.commands import expected_length
@@ -18,24 +20,24 @@ from tempera.commands.expected_length import Wanted
 from tempera.commands.times import PLACE, Timing
 from tempera.config.changes import changes
 from tempera.config.compose import option_name, with_options
-from tempera.config.instantiate import Part, fitting, from_options, instantiate, part
+from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
-from tempera.config.options import Role, identity_options, role_of
+from tempera.config.options import Role, identity_options, names_with, role_of
 from tempera.config.parts import Parts
+from tempera.config.scorers import build_scorers
 from tempera.config.tracking import Tracking, tracked
 from tempera.data.prompts import Prompt, check_prompts, described, one_prompt, warnings_of
 from tempera.errors import TemperaError
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
-from tempera.evaluation.run import Evaluation, RunPlan, evaluate
+from tempera.evaluation.run import Evaluation, RunPlan, evaluate, facts
 from tempera.evaluation.run_directory import claim, shared_directory
 from tempera.evaluation.run_identity import about, run_identity
 from tempera.metrics.evaluators import Evaluator
-from tempera.metrics.scores import read_scores
-from tempera.metrics.torch_metrics import Kind, TorchMetric, TorchMetrics
 from tempera.reporting.run_names import run_name
 from tempera.rules.standard import Relaxed
 from tempera.runtime.distributed import Processes
+from tempera.runtime.files import fingerprint
 from tempera.runtime.pretrained import recording_taken
 from tempera.runtime.processor import tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
@@ -88,7 +90,7 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     Args:
         quiet: print no results: the caller shows them.
     """
-    options, wanted, protocol, evaluator = read_options(cfg)
+    options, wanted, protocol, scorers = read_options(cfg)
     tracking = Tracking.of(cfg, "eval", options.choices, options.overrides)
     parts = Parts.of(cfg)
     if not options.dry_run:
@@ -101,16 +103,16 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
         if not processes.is_main:
             return {}
         timing = _timing(options, parts, Path(str(cfg.outputs)))
-        return dry_evaluation(parts, read, cfg.limit, evaluator, timing)
+        return dry_evaluation(parts, read, cfg.limit, scorers, timing)
     prompts = read() if cfg.family.toy else read_with_files(parts, _networks, read)
     parts.check_draft()
     rule = None if wanted else parts.rule()
     directory = shared_directory(processes, options.directory)
-    evaluator.check(parts.model)
-    unread = _check_prompts(options.prompt, parts, prompts, evaluator, wanted)
+    for scorer in scorers:
+        scorer.check(parts.model)
+    unread = _check_prompts(options.prompt, parts, prompts, scorers, wanted)
     for warning in [*unread, *_too_strict(rule)] if processes.is_main else ():
         print(f"warning: {warning}.")
-    scores = read_scores(options.scores, [prompt.id for prompt in prompts])
     with recording_taken() as taken:
         target = parts.fast_target(len(prompts))
         notes = {} if wanted is None else wanted.found(parts, target, directory, processes)
@@ -123,23 +125,26 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     notes |= _notes(cfg, options, parts, prompts, unread) | {"taken": taken}
     if processes.is_main and not quiet and (draft := notes["draft_from"]):
         print(f"draft: {draft['path']} ({draft['origin']})")
-    plan = _plan(cfg, options, parts, pipeline, directory, notes)
-    claim(directory, plan.settings, plan.about, write=processes.is_main)
+    plan = _plan(cfg, options, parts, pipeline, directory)
+    if protocol.paired is False or (protocol.paired is None and _sweep() is not None):
+        plan = replace(plan, shared=_shared(_sweep() or directory, plan.settings))
+    notes |= facts(_name(plan, options, notes), pipeline, protocol)
+    claim(directory, plan.settings, notes, write=processes.is_main)
     tracking = replace(tracking, config=tracked(cfg))
-    facts = {**plan.settings, **plan.about}
-    evaluation = Evaluation(plan, pipeline, prompts, evaluator, protocol, processes, scores)
-    with in_background(partial(tracking.start, directory, facts, plan.name)) as tracker:
+    told = {**plan.settings, **notes}
+    evaluation = Evaluation(plan, pipeline, prompts, scorers, protocol, processes)
+    with in_background(partial(tracking.start, directory, told, notes["name"])) as tracker:
         return _work(evaluation, tracker, None if quiet else options.verbose)
 
 
 def read_options(
     cfg: DictConfig,
-) -> tuple[Options, Wanted | None, SpeedProtocol, Evaluator]:
+) -> tuple[Options, Wanted | None, SpeedProtocol, list[Evaluator]]:
     """What this command reads itself; a sweep reads it of all jobs before the first begins."""
     options = from_options(cfg, Options)
     _check_paper(options.paper)
-    evaluator = build_evaluator(cfg, options.against)
-    return options, Wanted.of(cfg), _protocol(cfg, options), evaluator
+    scorers = build_scorers(cfg, options.scores, options.against)
+    return options, Wanted.of(cfg), _protocol(cfg, options), scorers
 
 
 def check_files(cfgs: Sequence[DictConfig]) -> None:
@@ -164,6 +169,20 @@ def _reader(cfg: DictConfig) -> Callable[[], list[Prompt]]:
     return data.make if cfg.prompt is None else partial(one_prompt, cfg.prompt)
 
 
+def _sweep() -> Path | None:
+    """The directory of the sweep that is running."""
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    return Path(hydra.sweep.dir) if hydra and hydra.mode == RunMode.MULTIRUN else None
+
+
+def _shared(place: Path, settings: Mapping[str, Any]) -> Path:
+    """Where the jobs of a sweep share what plain autoregression takes: runs whose images it decodes
+    alike.
+    """
+    names = (*names_with(Role.PAIRED), "target", "compiled")
+    return place / "plain_timings" / fingerprint({name: settings.get(name) for name in names})
+
+
 def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:
     """How speed is measured: that of one `prompt=` only on demand, since it takes longer than the
     picture.
@@ -171,21 +190,6 @@ def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:
     protocol: SpeedProtocol = instantiate(cfg.speed)
     asked = any(option_name(option) == "speed.prompts" for option in options.overrides)
     return protocol if options.prompt is None or asked else replace(protocol, prompts=0)
-
-
-def build_evaluator(cfg: DictConfig, against: str | None) -> Evaluator:
-    """Build `metrics`, with the metrics of `torchmetrics` beside its own."""
-    evaluator: Evaluator = instantiate(cfg.metrics)
-    named = cfg.get("torchmetrics") or {}
-    if not named and against is None:
-        return evaluator
-    metrics = {}
-    for name in map(str, named):
-        place = f"torchmetrics.{name}"
-        kind = fitting(OmegaConf.select(cfg, f"{place}.kind"), Kind, f"{place}.kind")
-        metric: Part[object] = part(OmegaConf.select(cfg, f"{place}.metric"))
-        metrics[name] = TorchMetric(kind, metric.partial())  # its network is read in its turn
-    return TorchMetrics(evaluator, metrics, against)
 
 
 def _check_paper(paper: Any) -> None:
@@ -219,7 +223,7 @@ def _check_prompts(
     prompt: str | None,
     parts: Parts,
     prompts: Sequence[Prompt],
-    evaluator: Evaluator,
+    scorers: Sequence[Evaluator],
     wanted: Wanted | None,
 ) -> list[str]:
     """Raise TemperaError for prompts that the model cannot draw, that calibrate it, or that a
@@ -237,8 +241,8 @@ def _check_prompts(
         )
     if captions is not None:
         check_prompts(prompts, captions)
-    if isinstance(evaluator, TorchMetrics):
-        evaluator.check_prompts(prompts)
+    for scorer in scorers:
+        scorer.check_prompts(prompts)
     return warnings_of(prompts, captions)
 
 
@@ -278,29 +282,30 @@ def _plan(
     parts: Parts,
     pipeline: Pipeline,
     directory: Path,
-    notes: Mapping[str, Any],
 ) -> RunPlan:
-    """Where the run is written, under which name and identity, and how its images are decoded."""
+    """Where the run is written, under which identity, and how its images are decoded."""
     identity = run_identity(
         identity_options(cfg), options.choices, pipeline, parts.verification, parts.place.dtype
-    )
-    name = run_name(
-        identity["method"],
-        notes["changes"],
-        identity.get("delta"),
-        notes.get(expected_length.MATCHED, {}).get("option"),
-        options.expected_length,
     )
     is_on_gpu = parts.place.device.type == "cuda"
     return RunPlan(
         directory=directory,
-        name=name,
         settings=identity,
-        about=notes,
         batch_size=LARGEST if parts.shrinks and is_on_gpu else parts.batch_size,
         diagnostics=options.diagnostics,
         replays=options.replays,
         shrinks=parts.shrinks,
+    )
+
+
+def _name(plan: RunPlan, options: Options, notes: Mapping[str, Any]) -> str:
+    """How reports name the run."""
+    return run_name(
+        plan.settings["method"],
+        notes["changes"],
+        plan.settings.get("delta"),
+        notes.get(expected_length.MATCHED, {}).get("option"),
+        options.expected_length,
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CHECKED = {
     "eval": "evaluate",
+    "score": "score",
     "train_draft": "train",
     "prepare": "prepare",
     "bench": "bench",
@@ -30,6 +31,11 @@ command's configuration.
 def evaluate(cfg: "DictConfig | None" = None) -> object:
     """`tempera-eval`: generate images, and measure acceptance, speed and quality."""
     return _script("eval", "evaluate", cfg)
+
+
+def score(cfg: "DictConfig | None" = None) -> object:
+    """`tempera-score`: score pictures without the model that drew them."""
+    return _script("score", "score", cfg)
 
 
 def report(cfg: "DictConfig | None" = None) -> object:

@@ -156,7 +156,7 @@ def _tell(cfg: DictConfig, settings: "_Settings", evaluator: Evaluator) -> None:
     )
     batch = [CAPTION] * max(cfg.limit, cfg.batch_size)
     parts = settings.parts({"method": settings.drafts[0]})
-    found = dry_decoding(parts, batch, work, evaluator=evaluator, checks_draft=False)
+    found = dry_decoding(parts, batch, work, scorers=[evaluator], checks_draft=False)
     rounds = Timing.of_plain(cfg, has_files=found.get("download") == 0)
     together = settings.parts(PLAIN).batch_size
     print(f"time of the runs: {decoding_time(parts, rounds, cfg.runs * cfg.images, together)}")

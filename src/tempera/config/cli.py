@@ -36,7 +36,7 @@ UNREAD = 141
 AGAIN = "interrupted; run the command again"
 LITERAL = ("prompt", "baseline")
 """Options whose text is taken as it is typed, commas and quotes included."""
-STARTS_AGAIN = ("report", "bench", "gpu_check")
+STARTS_AGAIN = ("report", "score", "bench", "gpu_check")
 """Scripts that start over after an interruption."""
 
 

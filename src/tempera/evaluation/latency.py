@@ -1,5 +1,6 @@
 """The latency protocol: seconds per image at batch 1, after a warm-up, on a synchronised device,
-for plain autoregression and the method in turn. Larger batches can be timed in the same way.
+for plain autoregression and the method in turn, or for plain autoregression once in a sweep. Larger
+batches can be timed in the same way.
 
 The text encoder and the image decoder are excluded and reported separately. The speed-up is the
 median of the paired ratios. Separate decodes, of the first prompts, measure the parts of a round,
@@ -26,6 +27,7 @@ from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
 from tempera.rules.neighbourhood import Lantern, LanternPP
+from tempera.runtime.files import fingerprint
 from tempera.runtime.processor import name_of
 from tempera.runtime.row_store import Numbers, Row, Store
 
@@ -39,6 +41,8 @@ COLUMNS = {
     "clocked": Numbers(0, needed=False),
 }
 """Columns of a timing, besides the parts of a round."""
+PLAIN = {"ar": Numbers(positive=True)}
+"""Columns of a timing of plain autoregression alone."""
 AtLeast0 = Annotated[int, Field(ge=0)]
 MOST = 10**6
 """Prompts that can be timed."""
@@ -56,11 +60,14 @@ class SpeedProtocol:
             larger batches only one.
         batches: larger batch sizes to time as well, that metrics have; each with the same number of
             prompts, rounded up to whole batches.
+        paired: time plain autoregression in turn with each method; False: the jobs of a sweep time
+            it once a model and machine. None: so in a sweep.
     """
 
     prompts: Annotated[int, Field(ge=0, le=MOST)]
     warmup: AtLeast0
     batches: list[Literal[8, 32, 128, 256]]
+    paired: bool | None = None
 
 
 def measure(
@@ -70,8 +77,13 @@ def measure(
     warmup: int = 1,
     progress: Callable[[Prompt], object] = lambda prompt: None,
     batch_size: int = 1,
+    plain: Store | None = None,
 ) -> list[Row]:
     """Time each batch of prompts that has no timing in the store yet.
+
+    Args:
+        plain: timings of plain autoregression (`PLAIN`) that several methods share: what lacks
+            there is timed and added, and not timed in turn with the method.
 
     Returns:
         One row per batch, in the prompts' order, under the id of its first prompt: seconds of `ar`
@@ -86,6 +98,10 @@ def measure(
     waiting = set(store.missing([group[0].id for group in groups]))
     method = pipeline.method
     kinds = [method] if method.is_plain else [method.plain, method]
+    if plain is not None and not method.is_plain and waiting:
+        _share_plain(pipeline, [group for group in groups if group[0].id in waiting], plain, warmup)
+        kinds = [method]
+    shared = {} if plain is None else plain.rows()
     if waiting:
         for kind in warmup * kinds:
             _decoder_seconds(pipeline, pipeline.tokens(groups[0], kind), groups[0])
@@ -93,12 +109,36 @@ def measure(
         if group[0].id in waiting:
             turn = kinds if place % 2 == 0 else kinds[::-1]
             row = _time_one(pipeline, group, turn)
+            if "ar" not in row:
+                row["ar"] = shared[_name_of(group)]["ar"]
+            elif plain is not None and _name_of(group) not in shared:
+                plain.add([{"id": _name_of(group), "ar": row["ar"]}])
             if batch_size == 1 and place < CLOCKED:
                 row |= _parts(pipeline, group)
             store.add([row])
             progress(group[0])
     rows = store.rows()
     return [rows[group[0].id] for group in groups]
+
+
+def _share_plain(
+    pipeline: Pipeline, groups: Sequence[list[Prompt]], plain: Store, warmup: int
+) -> None:
+    """Time plain autoregression of the batches that have no timing yet."""
+    missing = set(plain.missing(map(_name_of, groups)))
+    todo = [group for group in groups if _name_of(group) in missing]
+    kind = pipeline.method.plain
+    for group in todo[:1]:
+        for _ in range(warmup):
+            pipeline.tokens(group, kind)
+    for group in todo:
+        row = _time_one(pipeline, group, [kind])
+        plain.add([{"id": _name_of(group), "ar": row["ar"]}])
+
+
+def _name_of(group: Sequence[Prompt]) -> str:
+    """A name of a batch of prompts, by their ids and texts."""
+    return fingerprint({prompt.id: prompt.text for prompt in group})
 
 
 def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prompt]:
@@ -125,10 +165,11 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
             outputs[name] = pipeline.tokens(prompts, kind)
             seconds[name] = pipeline.now() - start
     output = outputs.get("method") or outputs["ar"]
+    if "ar" in seconds:
+        seconds.setdefault("method", seconds["ar"])  # of plain autoregression, timed once
     return {
         "id": prompts[0].id,
-        "ar": seconds["ar"],
-        "method": seconds.get("method", seconds["ar"]),
+        **seconds,
         "text_encoder": text_seconds,
         "image_decoder": _decoder_seconds(pipeline, output, prompts),
         "rounds": output.trace.rounds.float().mean().item(),
@@ -234,6 +275,11 @@ def batch_speedups(timings: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[s
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> bootstrap.Array:
     return np.array([row[name] for row in rows], np.float64)
+
+
+def place_of(machine: str, batch_size: int) -> str:
+    """The name of the directory of a machine's timings."""
+    return machine if batch_size == 1 else f"{machine}-batch-{batch_size}"
 
 
 def machine(device: torch.device) -> str:

@@ -338,15 +338,19 @@ def progress_bar(description: str, tokens: int) -> "tqdm[Any]":
     return tqdm(desc=description, total=tokens, unit="token", unit_scale=True, leave=False)
 
 
-def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
-    """The columns of `records` that every computation needs, as this target can have made them."""
-    vocab = target.vocab_size if isinstance(target, Target) else math.inf
-    length = target.length
-    discrete = isinstance(target, Target)
-    least = 0 if discrete else -math.inf
+def record_columns(length: int, vocab: int | None) -> dict[str, Numbers | None]:
+    """The columns of `records` that every computation needs, as a target can have made them.
+
+    Args:
+        length: tokens of an image.
+        vocab: number of different tokens; None for continuous ones.
+    """
+    tokens = (
+        Numbers(length=length) if vocab is None else Numbers(0, vocab, whole=True, length=length)
+    )
     return {
         "text": None,
-        "tokens": Numbers(least, vocab, whole=discrete, length=length),
+        "tokens": tokens,
         "depth": Numbers(0, length + 1, whole=True, length=length),
         "proximity_by_place": Numbers(0, length=length, needed=False),
         "rounds": Numbers(1, length + 1, whole=True),
@@ -356,7 +360,7 @@ def record_columns(target: ImageModel) -> dict[str, Numbers | None]:
         "accepted_by_tenth": Numbers(0, whole=True, at_most="tested_by_tenth"),
         "accepted_length": Numbers(positive=True),
         "seconds": Numbers(positive=True),
-        "memory": Numbers(0, whole=True),
+        "memory": Numbers(0, whole=True, needed=False),
     }
 
 

@@ -1,34 +1,28 @@
-"""An evaluation, from prompts to metrics.json: generate, time, score the pictures. An interrupted
-evaluation resumes where it stopped.
+"""An evaluation, from prompts to metrics.json, in three stages over a run directory: generate,
+time, score. Each does what the directory lacks, so an interrupted evaluation resumes where it
+stopped.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.compiled import forget
+from tempera.decoding.interfaces import Target
 from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.latency import SpeedProtocol, whole_batches
 from tempera.evaluation.pipeline import Pipeline, record_columns
-from tempera.evaluation.run_directory import made_by
-from tempera.metrics import table
-from tempera.metrics.acceptance import acceptance
-from tempera.metrics.bootstrap import Array, Interval
-from tempera.metrics.evaluators import Evaluator, Pictures
-from tempera.metrics.quality import quality, reference_features, score_pictures
-from tempera.metrics.scores import Scores
-from tempera.metrics.scores import intervals as intervals_of
+from tempera.evaluation.run_directory import made_by, write_prompts
+from tempera.evaluation.score import Pictured, score
+from tempera.evaluation.summary import summarise
+from tempera.metrics.evaluators import Evaluator
 from tempera.runtime.distributed import Processes
-from tempera.runtime.files import sha256_file, write_json
-from tempera.runtime.image_files import picture_path, read_picture
-from tempera.runtime.row_store import Numbers, Row, Store, write_table
+from tempera.runtime.row_store import Row, Store
 
 
 @dataclass(frozen=True)
@@ -37,25 +31,24 @@ class RunPlan:
 
     Attributes:
         directory: the run directory, which the run has claimed
-            (`tempera.evaluation.run_directory.claim`).
-        name: how reports name the run.
+            (`tempera.evaluation.run_directory.claim`), with its `facts`.
         settings: the run's identity (`tempera.evaluation.run_identity`).
-        about: other facts to record.
         batch_size: number of prompts decoded together.
         shrinks: decode fewer together if the memory is too small, instead of stopping.
         diagnostics: record TV(p, q), the TV and KL bounds, and how certain the target is.
         replays: keep the decodes of this many first prompts round by round, for report.html; images
             that already exist get no replay.
+        shared: where the runs of a sweep share the timings of plain autoregression, named by what
+            these depend on; None times it in turn with the method.
     """
 
     directory: Path
-    name: str
     settings: Mapping[str, Any]
-    about: Mapping[str, Any]
     batch_size: int
     diagnostics: bool
     replays: int
     shrinks: bool = False
+    shared: Path | None = None
 
     @property
     def made_by(self) -> str:
@@ -71,19 +64,33 @@ class Evaluation:
         plan: where it is written, and how its images are decoded.
         pipeline: the model with its method.
         prompts: to decode, to time and to score.
-        evaluator: measures the pictures; it was checked before any weights were read.
+        scorers: score the pictures; they were checked before any weights were read.
         protocol: what is timed.
         processes: share the work.
-        scores: that were computed elsewhere (`tempera.metrics.scores`).
     """
 
     plan: RunPlan
     pipeline: Pipeline
     prompts: Sequence[Prompt]
-    evaluator: Evaluator
+    scorers: Sequence[Evaluator]
     protocol: SpeedProtocol
     processes: Processes
-    scores: Scores = field(default_factory=dict)
+
+
+def facts(name: str, pipeline: Pipeline, protocol: SpeedProtocol) -> dict[str, Any]:
+    """What run.json says beside the identity, so that the run is read without its model: `name`, as
+    reports call it; `length`, `grid` and `vocab` of an image's tokens (`vocab` None of continuous
+    ones); `machine`, and the batch sizes that are `timed` there.
+    """
+    target = pipeline.target
+    return {
+        "name": name,
+        "length": target.length,
+        "grid": list(target.grid),
+        "vocab": target.vocab_size if isinstance(target, Target) else None,
+        "machine": latency.machine(pipeline.device),
+        "timed": [1, *protocol.batches] if protocol.prompts else [],
+    }
 
 
 def evaluate(
@@ -105,66 +112,44 @@ def evaluate(
     plan = run.plan
     pipeline = run.pipeline
     prompts = run.prompts
-    protocol = run.protocol
     if run.processes.is_main:
-        run.evaluator.fetch()
+        write_prompts(plan.directory, prompts, plan.made_by)
+        for scorer in run.scorers:
+            scorer.fetch()
     rows = _generated(plan, pipeline, prompts, run.processes)
     if not run.processes.is_main:
         return None
     pictured = restore_pictures(pipeline, rows, plan.directory, plan.made_by)
     before_timing()
-    timings = _timed(plan, pipeline, prompts[: protocol.prompts], protocol.warmup)
-    once = min(protocol.warmup, 1)
-    larger: dict[int, list[Row]] = {
-        size: _timed(plan, pipeline, whole_batches(prompts, protocol.prompts, size), once, size)
-        for size in protocol.batches
-    }
-    scores: dict[str, Row] = {}
-    metrics: dict[str, Interval] = {}
-    scorers: dict[str, list[str]] = {}
+    _time(run)
     if pictured:
-        scores, metrics, scorers = _evaluated(plan, pipeline, prompts, run.evaluator)
-    metrics = acceptance(rows) | metrics | _included(run.scores, scores)
-    if timings:
-        metrics |= latency.speed(timings, len(rows[0]["tokens"]))
-    metrics |= latency.batch_speedups(larger)
-    result = {
-        "name": plan.name,
-        "settings": dict(plan.settings),
-        "images": len(rows),
-        "grid": list(pipeline.target.grid),
-        "metrics": {name: _plain(interval.as_dict()) for name, interval in metrics.items()},
-        "scorers": scorers,
-        **_profiles(rows),
-        "memory": max(row["memory"] for row in rows),
-        "time": _plain(latency.breakdown(timings)) if timings else {},
-        "about": dict(plan.about),
-    }
-    results = plan.directory / "results.parquet"
-    write_table(results, _results(rows, timings, scores), plan.made_by)
-    result["results"] = sha256_file(results)
-    write_json(plan.directory / "metrics.json", result)
-    return result
+        own = Pictured(plan.directory, plan.made_by, prompts)
+        score(own, run.scorers, pipeline.device)
+    return summarise(plan.directory)
 
 
-def _included(own: Scores, scores: dict[str, Any]) -> dict[str, Any]:
-    """Add scores that were computed elsewhere to those of each prompt; returns their metrics."""
-    for name, values in own.items():
-        for prompt, value in values.items():
-            scores.setdefault(prompt, {})[name] = value
-    table.forget()
-    table.include(own)
-    return intervals_of(own)
+def _time(run: Evaluation) -> None:
+    """Time what is to be timed."""
+    protocol = run.protocol
+    _timed(run.plan, run.pipeline, run.prompts[: protocol.prompts], protocol.warmup)
+    once = min(protocol.warmup, 1)
+    for size in protocol.batches:
+        batches = whole_batches(run.prompts, protocol.prompts, size)
+        _timed(run.plan, run.pipeline, batches, once, size)
 
 
 def _generated(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], processes: Processes
 ) -> list[Row]:
     """Generate the missing images and return all records, in the prompts' order."""
-    store = Store(plan.directory / "records", plan.made_by, record_columns(pipeline.target))
+    target = pipeline.target
+    columns = record_columns(
+        target.length, target.vocab_size if isinstance(target, Target) else None
+    )
+    store = Store(plan.directory / "records", plan.made_by, columns)
     share = prompts[processes.rank :: processes.count]
     waiting = sum(map(len, todo(store, share, plan.batch_size)))
-    length = pipeline.target.length
+    length = target.length
     first = {prompt.id for prompt in prompts[: plan.replays]}
     with tqdm(
         desc="generating",
@@ -205,115 +190,19 @@ def _with_smaller_batches(decode: Callable[[int], None], size: int) -> None:
 
 def _timed(
     plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], warmup: int, batch_size: int = 1
-) -> list[Row]:
-    """Timings of the prompts in batches, stored separately per machine and batch size."""
+) -> None:
+    """Time the prompts in batches; timings lie apart by machine and batch size."""
     if not prompts:
-        return []
-    batch = f"-batch-{batch_size}" if batch_size > 1 else ""
-    place = plan.directory / "timings" / f"{latency.machine(pipeline.device)}{batch}"
+        return
+    machine = latency.machine(pipeline.device)
+    place = plan.directory / "timings" / latency.place_of(machine, batch_size)
     store = Store(place, plan.made_by, latency.COLUMNS)
+    plain = None
+    if plan.shared is not None:
+        shared = plan.shared / latency.place_of(machine, batch_size)
+        plain = Store(shared, plan.shared.name, latency.PLAIN)
     groups = prompts[::batch_size]
     with tqdm(
         desc="timing", total=len(store.missing([prompt.id for prompt in groups])), leave=False
     ) as bar:
-        return latency.measure(pipeline, prompts, store, warmup, lambda _: bar.update(), batch_size)
-
-
-def _evaluated(
-    plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], evaluator: Evaluator
-) -> tuple[dict[str, Row], dict[str, Interval], dict[str, list[str]]]:
-    """Scores by prompt id, with pseudo-values of metrics of the whole set; the quality metrics; and
-    what measured each: the identities of its networks and, for a distance, of the real pictures.
-    All are empty if the evaluator has no networks.
-    """
-    scores: dict[str, Row] = {}
-    metrics: dict[str, Interval] = {}
-    scorers: dict[str, list[str]] = {}
-
-    def picture(prompt: Prompt) -> Pictures:
-        return read_picture(picture_path(plan.directory, prompt.id), plan.made_by)
-
-    for networks in evaluator.load(pipeline.device):
-        folder = plan.directory / f"evaluated-{networks.identity or evaluator.identity}"
-        store = Store(folder, plan.made_by, {"features": Numbers(needed=False)})
-        scored = score_pictures(networks, prompts, picture, store)
-        rows = [scored[prompt.id] for prompt in prompts]
-        reference = reference_features(evaluator, networks, picture(prompts[0]).shape[-1])
-        measured = quality(rows, networks, reference, evaluator.resamples, pipeline.device)
-        metrics |= measured
-        for key in measured:
-            scorers[key] = [networks.identity or evaluator.identity]
-            if key in networks.distances:
-                scorers[key].append(evaluator.identity)
-        for place, row in enumerate(rows):
-            values = scores.setdefault(row["id"], {})
-            values.update(row)
-            for key, interval in measured.items():
-                if interval.pseudovalues is not None:
-                    values[key] = float(interval.pseudovalues[place])
-    return scores, metrics, scorers
-
-
-def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
-    """Means over all images by depth of the draft, by tenth of the image in the order of decoding,
-    and by place in the image; None where nothing was tested.
-
-    Returns:
-        `acceptance_by_depth`, `acceptance_by_tenth`, `acceptance_by_place` (the share of images
-        whose token is an accepted draft), `rounds_by_tokens` (the share of rounds with 1, 2, …
-        tokens; the last round of an image is cut at its end and counts as one more) and
-        `proximity_by_place` (the size of LANTERN's proximity set; empty without).
-    """
-
-    def total(name: str) -> Array:
-        return np.sum([row[name] for row in rows], axis=0) if name in rows[0] else np.zeros(0)
-
-    rounds = sum(row["rounds"] for row in rows)
-    drafted = np.mean([np.array(row["depth"]) > 0 for row in rows], axis=0)
-    proximity: list[float | None] = []
-    measured = [row["proximity_by_place"] for row in rows if "proximity_by_place" in row]
-    if measured:
-        sizes = np.array(measured, np.float64)  # NaN where no draft was tested
-        proximity = _shares(np.nansum(sizes, axis=0), (~np.isnan(sizes)).sum(axis=0))
-    return {
-        "acceptance_by_depth": _shares(total("accepted"), total("tested")),
-        "acceptance_by_tenth": _shares(total("accepted_by_tenth"), total("tested_by_tenth")),
-        "acceptance_by_place": drafted.tolist(),
-        "rounds_by_tokens": list(-np.diff([rounds, *total("accepted"), 0]) / rounds),
-        "proximity_by_place": proximity,
-    }
-
-
-def _shares(parts: Array, wholes: Array) -> list[float | None]:
-    """part ÷ whole, element by element; None where the whole is 0."""
-    shares: list[float | None] = []
-    for part, whole in zip(parts, wholes, strict=True):
-        shares.append(float(part / whole) if whole else None)
-    return shares
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, None for NaN and infinite ones: JSON has neither."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in values.items()
-    }
-
-
-def _results(
-    rows: Sequence[Row], timings: Sequence[Row], scores: Mapping[str, Row]
-) -> list[dict[str, Any]]:
-    """The rows of results.parquet: a prompt's record but for its tokens, its latencies if it was
-    timed, its scores.
-    """
-    timed = {row["id"]: {"latency_ar": row["ar"], "latency": row["method"]} for row in timings}
-    results = []
-    for row in rows:
-        name = row["id"]
-        values = row | timed.get(name, {}) | scores.get(name, {})
-        result: dict[str, Any] = {"id": name, "latency_ar": None, "latency": None}
-        for column, value in values.items():
-            if column not in ("id", "tokens", "features"):
-                result[column] = value
-        results.append(result)
-    return results
+        latency.measure(pipeline, prompts, store, warmup, lambda _: bar.update(), batch_size, plain)

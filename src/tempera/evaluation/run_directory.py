@@ -7,18 +7,21 @@ A run directory holds
     records/            generated tokens and their trace, a part file per batch
     replays/            decodes of the first prompts, round by round (`tempera.decoding.replay`)
     images/<id>.png     the pictures
-    evaluated-…/        each picture's features and scores, by the evaluator's identity
-    timings/            one timed pair per prompt, or per batch
-and, derived from these at the end, results.parquet and metrics.json; and from these two
-(`tempera.reporting.run_report`) grid.png, acceptance.png and report.html.
+    timings/<machine>/  one timed pair per prompt, or per batch
+    scores/<scorer>/    each picture's features and scores, by the identity of what scores them
+    prompts.parquet     ids and texts of what the last start was asked for, in order
+and, derived from these at the end (`tempera.evaluation.summary`), results.parquet and metrics.json;
+and from these two (`tempera.reporting.run_report`) grid.png, acceptance.png and report.html.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tempera.data.prompts import Prompt
+from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import (
     check_same,
@@ -28,7 +31,9 @@ from tempera.runtime.files import (
     writable_directory,
     write_json,
 )
+from tempera.runtime.row_store import write_table
 
+PROMPTS = "prompts.parquet"
 FORMAT = 3
 """Raise it where a run that an earlier version began cannot go on: with other columns of records,
 or other random draws.
@@ -38,6 +43,21 @@ or other random draws.
 def made_by(identity: Mapping[str, Any]) -> str:
     """What the parts of a run carry, given its identity as `claim` takes it."""
     return fingerprint({"format": FORMAT, **identity})
+
+
+def check_format(directory: Path, recorded: Mapping[str, Any]) -> None:
+    """Raise TemperaError unless this version wrote a run directory whose identity is `recorded`."""
+    if recorded.get("format") != FORMAT:
+        raise TemperaError(
+            f"{directory} was made by another version of tempera: use that version, or make its "
+            "images again in another directory."
+        )
+
+
+def write_prompts(directory: Path, prompts: Sequence[Prompt], made_by: str) -> None:
+    """Keep the prompts of a run, in their order."""
+    rows = [{"id": prompt.id, "text": prompt.text} for prompt in prompts]
+    write_table(directory / PROMPTS, rows, made_by)
 
 
 def shared_directory(processes: Processes, own: Path) -> Path:

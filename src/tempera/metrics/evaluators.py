@@ -16,6 +16,7 @@ from torch import Tensor
 from tempera.data.prompts import Prompt
 from tempera.metrics.bootstrap import Interval
 from tempera.metrics.distances import DISTANCES, Distance, Features
+from tempera.metrics.table import Metric
 
 Pictures = NDArray[np.uint8]
 BATCH = 64
@@ -41,6 +42,7 @@ class Networks:
         statistics: metrics of the generated pictures' features alone, by metric key.
         identity: names these networks and their settings, so that their scores can be stored apart
             from those of the evaluator's other networks; by default the evaluator's identity.
+        sees: whether they look at the pictures; otherwise the prompts suffice.
         pool: how many of the features, the first, distances compare; statistics read the others.
             None: both read all of them.
     """
@@ -50,11 +52,12 @@ class Networks:
     distances: Mapping[str, Distance] = field(default_factory=lambda: DISTANCES)
     statistics: Mapping[str, Statistic] = field(default_factory=dict)
     identity: str = ""
+    sees: bool = True
     pool: int | None = None
 
 
 class Evaluator(Protocol):
-    """Measures the quality of a run's pictures; by default not at all."""
+    """A scorer: of pictures and their prompts it makes columns of numbers; by default none."""
 
     @property
     def identity(self) -> str:
@@ -66,16 +69,27 @@ class Evaluator(Protocol):
         """Number of bootstrap resamples for each interval."""
         return 0
 
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """Its metrics that the table (`tempera.metrics.table`) lacks."""
+        return ()
+
     def check(self, model: str) -> None:
         """Check, before anything is generated, that all files are available and that this
-        evaluator suits the model preset.
+        evaluator suits the model preset; "" for pictures of an unknown one.
 
         Raises:
             TemperaError: a file is missing, or the evaluator is for other models.
         """
+        return
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raise TemperaError for prompts that it cannot score."""
+        return
 
     def fetch(self) -> None:
         """Download the files that are not on this machine yet."""
+        return
 
     def to_download(self) -> int:
         """Bytes that `fetch` will download; downloads nothing."""

@@ -2,7 +2,7 @@
 intervals.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 from rich.progress import track
+from torch import Tensor
 
 from tempera.data.prompts import Prompt
 from tempera.metrics import bootstrap, table
 from tempera.metrics.bootstrap import Array, Interval
 from tempera.metrics.evaluators import BATCH, Evaluator, Networks, Pictures
 from tempera.metrics.reference import feature_cache
+from tempera.metrics.table import Metric
 from tempera.runtime.files import cache_directory, replacing
 from tempera.runtime.row_store import Row, Store
 
 ENOUGH = 16
 """Distances between sets (FID, KID, precision, recall) need at least this many pictures."""
+UNSEEN = torch.empty(0, dtype=torch.uint8)
+"""In place of the pictures that a score does not look at."""
 
 
 @torch.inference_mode()
@@ -47,19 +51,33 @@ def score_pictures(
     todo = [prompt for prompt in prompts if prompt.id in missing]
     for first in track(range(0, len(todo), batch), "scoring", disable=not todo, transient=True):
         group = todo[first : first + batch]
-        images = torch.from_numpy(np.stack([picture(prompt) for prompt in group]))
-        outputs: dict[str, Any] = {}
-        if networks.features is not None:
-            outputs["features"] = networks.features(images)
-        for score in networks.scores:
-            outputs |= score(images, group)
-        columns = {name: values.double().cpu().tolist() for name, values in outputs.items()}
-        rows = [
-            {"id": prompt.id} | {name: values[place] for name, values in columns.items()}
-            for place, prompt in enumerate(group)
-        ]
-        store.add(rows)
+        for same, images in _of_one_size(group, picture) if networks.sees else [(group, UNSEEN)]:
+            store.add(_scored(networks, same, images))
     return store.rows()
+
+
+def _of_one_size(
+    prompts: Sequence[Prompt], picture: Callable[[Prompt], Pictures]
+) -> Iterator[tuple[list[Prompt], Tensor]]:
+    """Prompts whose pictures have one size, with these, uint8 [B, 3, h, w]."""
+    pictures = {prompt.id: picture(prompt) for prompt in prompts}
+    for size in dict.fromkeys(one.shape for one in pictures.values()):
+        same = [prompt for prompt in prompts if pictures[prompt.id].shape == size]
+        yield same, torch.from_numpy(np.stack([pictures[prompt.id] for prompt in same]))
+
+
+def _scored(networks: Networks, prompts: Sequence[Prompt], images: Tensor) -> list[Row]:
+    """The rows of some prompts."""
+    outputs: dict[str, Any] = {}
+    if networks.features is not None:
+        outputs["features"] = networks.features(images)
+    for score in networks.scores:
+        outputs |= score(images, prompts)
+    columns = {name: values.double().cpu().tolist() for name, values in outputs.items()}
+    return [
+        {"id": prompt.id} | {name: values[place] for name, values in columns.items()}
+        for place, prompt in enumerate(prompts)
+    ]
 
 
 @torch.inference_mode()
@@ -104,6 +122,7 @@ def quality(
     reference: Array | None,
     resamples: int,
     device: torch.device | None = None,
+    own: Sequence[Metric] = (),
 ) -> dict[str, Interval]:
     """The metrics of a set of pictures, by key: distances from the reference, other metrics of the
     whole set, and means of the pictures' scores.
@@ -114,6 +133,7 @@ def quality(
         reference: features of real pictures, [m, D].
         resamples: number of bootstrap resamples for each interval.
         device: computes the distances if it is CUDA; otherwise the CPU does.
+        own: metrics that the table lacks.
 
     Raises:
         TemperaError: a distance has no entry in the table of metrics.
@@ -133,7 +153,7 @@ def quality(
                 metrics[table.find(key).key] = distance(
                     features[:, : networks.pool], reference[:, : networks.pool], few
                 )
-    for metric in table.METRICS:
+    for metric in {metric.key: metric for metric in (*table.METRICS, *own)}.values():
         values = frame.reindex(columns=list(metric.columns)).to_numpy(np.float64)
         interval = bootstrap.ratio(np.nansum(values, 1), (~np.isnan(values)).sum(1), resamples)
         if interval.n:

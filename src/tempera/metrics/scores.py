@@ -2,35 +2,40 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
 
+from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import bootstrap, table
-from tempera.metrics.bootstrap import Interval
-from tempera.runtime.files import reason, regular_file
+from tempera.metrics import table
+from tempera.metrics.evaluators import Evaluator, Networks
+from tempera.metrics.table import Metric, entry
+from tempera.runtime.files import fingerprint, reason, regular_file
 
 COLUMNS = ["id", "name", "value"]
+RESAMPLES = 1000
+"""Bootstrap resamples for each interval."""
 Scores = dict[str, dict[str, float]]
 """Values by prompt id, by name of the score; NaN where a score does not apply to a prompt."""
 
 
-def read_scores(path: str | None, ids: Sequence[str]) -> Scores:
+def read_scores(path: str, ids: Sequence[str]) -> Scores:
     """Read a CSV file with the columns id, name and value, a row for each prompt and score. An
     empty value says that the score does not apply to the prompt.
 
     Args:
-        path: the file; None for no scores.
+        path: the file.
         ids: the ids of the run's prompts.
 
     Raises:
         TemperaError: a row has an unknown id, a name that is taken or no number, or one is missing
             or there twice.
     """
-    if path is None:
-        return {}
     import pandas as pd  # takes half a second
 
     try:
@@ -55,13 +60,42 @@ def read_scores(path: str | None, ids: Sequence[str]) -> Scores:
     return scores
 
 
-def intervals(scores: Scores) -> dict[str, Interval]:
-    """The mean of each score over the prompts that it applies to, with its interval."""
-    means = {}
-    for name, by_prompt in scores.items():
-        values = np.array(list(by_prompt.values()))
-        means[name] = bootstrap.mean(values[~np.isnan(values)])
-    return means
+class GivenScores(Evaluator):
+    """`scores=FILE.csv`: each prompt's numbers that another program computed.
+
+    Args:
+        path: the file; see `read_scores`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._scores: Scores = {}
+
+    @property
+    @override
+    def resamples(self) -> int:
+        return RESAMPLES
+
+    @property
+    @override
+    def metrics(self) -> Sequence[Metric]:
+        return list(map(entry, self._scores))
+
+    @override
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Read the file; see `read_scores`."""
+        self._scores = read_scores(self.path, [prompt.id for prompt in prompts])
+
+    @override
+    def load(self, device: torch.device) -> Iterator[Networks]:
+        def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+            columns = {}
+            for name, values in self._scores.items():
+                columns[name] = torch.tensor([values[prompt.id] for prompt in prompts])
+            return columns
+
+        identity = f"given-{fingerprint(self._scores)}"
+        yield Networks(scores=[score], distances={}, identity=identity, sees=False)
 
 
 def taken() -> set[str]:

@@ -79,26 +79,24 @@ def _read(path: Path) -> tuple[Metric, ...]:
     return tuple(Metric(**{**row, "scores": tuple(row.get("scores", ()))}) for row in rows)
 
 
-SHIPPED = _read(Path(__file__).with_name("metrics.yaml"))
-"""The metrics that are computed here."""
-METRICS: tuple[Metric, ...] = SHIPPED
-"""All metrics, in the order of the console and of results.csv."""
+METRICS = _read(Path(__file__).with_name("metrics.yaml"))
+"""The table, in the order of the console and of results.csv."""
 
 
-def include(keys: Iterable[str]) -> None:
-    """Add an entry for each key that the table lacks: a score that was computed elsewhere."""
-    global METRICS
-    listed = {metric.key for metric in METRICS}
-    for key in keys:
-        if key not in listed:
-            metric = Metric(key, key, format=".4g", in_report=True, paired=True, imported=True)
-            METRICS = (*METRICS, metric)
-
-
-def forget() -> None:
-    """Drop the entries that `include` added, before other runs are made or read."""
-    global METRICS
-    METRICS = SHIPPED
+def entry(key: str, higher_is_better: bool | None = None) -> Metric:
+    """The entry of a score, made for one that the table lacks."""
+    for metric in METRICS:
+        if metric.key == key:
+            return metric
+    return Metric(
+        key,
+        key,
+        format=".4g",
+        higher_is_better=higher_is_better,
+        in_report=True,
+        paired=True,
+        imported=True,
+    )
 
 
 def find(key: str) -> Metric:
@@ -113,7 +111,7 @@ def find(key: str) -> Metric:
     raise TemperaError(f"there is no metric `{key}`: add an entry to tempera/metrics/metrics.yaml.")
 
 
-def report_order() -> list[Metric]:
-    """All metrics, in the order of the report's columns and panels."""
+def report_order(metrics: Iterable[Metric] = METRICS) -> list[Metric]:
+    """Metrics in the order of the report's columns and panels; by default all of the table."""
     sections: tuple[Section, ...] = ("acceptance", "speed", "quality", "divergence")
-    return sorted(METRICS, key=lambda metric: sections.index(metric.section))
+    return sorted(metrics, key=lambda metric: sections.index(metric.section))

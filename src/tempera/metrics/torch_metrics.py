@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics import table
-from tempera.metrics.evaluators import Evaluator, Networks, Pictures, Score
+from tempera.metrics.evaluators import Evaluator, Networks, Score
 from tempera.metrics.scores import taken
+from tempera.metrics.table import Metric, entry
 from tempera.metrics.weights import identity
 from tempera.runtime.files import fingerprint, read_json, reason
 from tempera.runtime.image_files import picture_path, read_picture
@@ -26,6 +26,8 @@ Kind = Literal["picture", "pair"]
 """What a metric is computed on: each picture, or a picture and that of the same prompt in another
 run.
 """
+RESAMPLES = 1000
+"""Bootstrap resamples for each interval."""
 RESULTS = "results.parquet"
 """Of the other run."""
 
@@ -43,42 +45,37 @@ class TorchMetric(NamedTuple):
 
 
 class TorchMetrics(Evaluator):
-    """An evaluator, and metrics of torchmetrics beside its own, which have intervals over prompts.
-    They are given pictures float32 [1, 3, h, w] in [0, 1].
+    """Metrics of torchmetrics, which have intervals over prompts. They are given pictures float32
+    [1, 3, h, w] in [0, 1].
 
     Args:
-        base: the evaluator.
-        metrics: by their keys.
+        named: by their keys.
         against: the directory of the other run.
     """
 
-    def __init__(
-        self, base: Evaluator, metrics: Mapping[str, TorchMetric], against: str | None = None
-    ) -> None:
-        self.base = base
-        self.metrics = metrics
+    def __init__(self, named: Mapping[str, TorchMetric], against: str | None = None) -> None:
+        self.named = named
         self.against = None if against is None else Path(against).expanduser()
-        for key in metrics:
+        for key in named:
             if key in taken():
                 raise _refused(key, "the name is taken, so choose another")
-        table.include(metrics)
         self.made: dict[str, Any] = {}
 
     @property
     @override
-    def identity(self) -> str:
-        return self.base.identity
+    def resamples(self) -> int:
+        return RESAMPLES
 
     @property
     @override
-    def resamples(self) -> int:
-        return self.base.resamples or 200
+    def metrics(self) -> Sequence[Metric]:
+        """Each with the direction that its class declares, once it is made."""
+        return [entry(key, made.higher_is_better) for key, made in self.made.items()]
 
     @override
     def check(self, model: str) -> None:
-        """Check the evaluator, and make the metrics, which download what they need."""
-        self.base.check(model)
-        for key, (kind, make) in self.metrics.items():
+        """Make the metrics, which download what they need."""
+        for key, (kind, make) in self.named.items():
             try:
                 self.made[key] = make()
             except Exception as problem:  # whatever torchmetrics and its networks raise
@@ -95,6 +92,7 @@ class TorchMetrics(Evaluator):
                     key, "it compares with the pictures of another run: give against=RUN"
                 )
 
+    @override
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raise TemperaError unless the other run has pictures of these prompts."""
         if self.against is None:
@@ -110,25 +108,12 @@ class TorchMetrics(Evaluator):
                 )
 
     @override
-    def to_download(self) -> int:
-        return self.base.to_download()
-
-    @override
-    def fetch(self) -> None:
-        self.base.fetch()
-
-    @override
-    def reference(self, edge: int) -> Iterator[Pictures]:
-        return self.base.reference(edge)
-
-    @override
     def load(self, device: torch.device) -> Iterator[Networks]:
-        yield from self.base.load(device)
         for key, metric in self.made.items():
             yield Networks(
                 scores=[self._score(key, metric.to(device))],
                 distances={},
-                identity=f"{key}-{self._identity_of(self.metrics[key])}",
+                identity=f"{key}-{self._identity_of(self.named[key])}",
             )
 
     def _identity_of(self, metric: TorchMetric) -> str:
@@ -142,7 +127,7 @@ class TorchMetrics(Evaluator):
             values = []
             for picture, prompt in zip(pictures, prompts, strict=True):
                 shown = [picture]
-                if self.metrics[key].kind == "pair":
+                if self.named[key].kind == "pair":
                     shown.append(torch.from_numpy(read_picture(self._other(prompt), self._made_by)))
                 values.append(_value(key, metric, shown))
             return {key: torch.tensor(values)}

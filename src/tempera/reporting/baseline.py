@@ -138,7 +138,7 @@ def _gaps(run: Run, other: Run) -> pd.DataFrame:
     keys = [
         key
         for key in run.values.columns.intersection(other.values.columns)
-        if run.measured_as(other, key) and (same or not table.find(key).of_set)
+        if run.measured_as(other, key) and (same or not table.entry(key).of_set)
     ]
     return run.values.loc[prompts, keys] - other.values.loc[prompts, keys]
 

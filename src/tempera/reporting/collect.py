@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from tempera.errors import TemperaError, shortened
-from tempera.metrics import table
-from tempera.reporting.finished_run import Run
+from tempera.metrics.table import Metric
+from tempera.reporting.finished_run import Run, metrics_of
 from tempera.runtime.files import fingerprint, read_json, regular_file, sha256_file
 from tempera.runtime.installation import command
 
@@ -49,7 +49,6 @@ def collect(directories: Sequence[Path]) -> tuple[list[Run], list[str]]:
     Raises:
         TemperaError: all runs are damaged.
     """
-    table.forget()
     runs = []
     damaged = []
     for directory in directories:
@@ -80,14 +79,14 @@ def read_run(directory: Path) -> Run:
         if isinstance(problem, ValidationError):
             why = "{loc}: {msg}".format_map(problem.errors()[0])
         raise TemperaError(f"{path} is not an evaluation's result ({why}): run it again.") from None
-    table.include(run.metrics)
     results = directory / "results.parquet"
     frame = _prompts(results)
     if content.get("results") != sha256_file(results):
         raise TemperaError(f"{results} is not the one that {path.name} tells of: run it again.")
     spread = [name for name in ("accepted_length", "latency") if name in frame]
     run.deviations = frame[spread].astype(float).std().to_dict()
-    run.values, run.weights = _paired(frame.set_index(["id", "text"]), int(np.prod(run.grid)))
+    by_prompt = frame.set_index(["id", "text"])
+    run.values, run.weights = _paired(by_prompt, int(np.prod(run.grid)), metrics_of([run]))
     for key, total in run.values.sum(skipna=True).items():  # JSON has no infinite numbers
         if np.isinf(total) and run.metrics.get(str(key), {}).get("value", 0) is None:
             run.metrics[str(key)]["value"] = float(total)
@@ -124,11 +123,15 @@ def _prompts(path: Path) -> pd.DataFrame:
         ) from None
 
 
-def _paired(frame: pd.DataFrame, tokens: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Each prompt's values and weights of the paired metrics, for images of so many tokens."""
+def _paired(
+    frame: pd.DataFrame, tokens: int, metrics: Sequence[Metric]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Each prompt's values and weights of the paired ones of these metrics, for images of so many
+    tokens.
+    """
     values = {}
     weights = {}
-    for metric in table.METRICS:
+    for metric in metrics:
         columns = [name for name in metric.columns if name in frame]
         if metric.paired and columns:
             means = frame[columns].astype(float).mean(axis=1)

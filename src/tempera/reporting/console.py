@@ -8,7 +8,7 @@ import pandas as pd
 from rich.console import Console
 
 from tempera.metrics import table
-from tempera.reporting.finished_run import Run
+from tempera.reporting.finished_run import Run, metrics_of
 from tempera.reporting.tables import Output, cell, known, show
 
 ROWS = 10
@@ -20,7 +20,7 @@ def print_run(run: Run, verbose: bool = False, console: Console | None = None) -
     interval and its number of prompts: the ten that matter, or all.
     """
     console = console or Output()
-    metrics = [metric for metric in table.METRICS if metric.key in run.metrics]
+    metrics = [metric for metric in metrics_of([run]) if metric.key in run.metrics]
     lines = []
     for metric in metrics if verbose else main_metrics(metrics, [run], ROWS):
         interval = run.metrics[metric.key]
@@ -38,6 +38,8 @@ def headline(run: Run) -> list[str]:
     """What is gained, and what a round costs here: nothing is gained at an accepted length of as
     many AR rounds. The target scores a whole round in one pass.
     """
+    if "accepted_length" not in run.metrics:  # pictures of other code
+        return []
     if run.value("target_passes") == 0:
         return ["The draft's own images, without the target."]
     length = math.prod(run.grid)
@@ -78,7 +80,7 @@ def _rank(metric: table.Metric) -> tuple[int, bool]:
 def _notes(run: Run, verbose: bool) -> list[str]:
     """What stands below the table: metrics that are missing, and where the time of a round goes."""
     notes = []
-    for metric in table.METRICS:
+    for metric in metrics_of([run]):
         if metric.key in run.metrics and run.images < metric.fewest:
             notes.append(f"{metric.title} needs {metric.fewest} images.")
     if run.time:

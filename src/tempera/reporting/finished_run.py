@@ -43,6 +43,7 @@ class Run(BaseModel):
             column a metric's key; NaN where a prompt has none. A row is a prompt, under its id and
             text: ids alone repeat from one list of prompts to another.
         deviations: standard deviations over prompts, of the accepted length and the latency.
+        described: its metrics that the table lacks.
         scorers: by metric, what measured it: the identities of its networks and, for a distance
             from real pictures, of these.
         baseline: the name of the run that this one is compared with, and `baseline_length` its
@@ -70,6 +71,7 @@ class Run(BaseModel):
     paper: dict[str, str] | None = _of("about", "paper")
     matched: Matched | None = _of("about", "matched")
     images: int = 0
+    described: list[Metric] = []
     scorers: dict[str, list[str]] = {}
     metrics: dict[str, Numbers] = {}
     grid: list[int] = [1, 1]
@@ -150,6 +152,16 @@ class Run(BaseModel):
         return Weighted(sums.to_numpy(float), weights.where(measured, 0.0).to_numpy(float))
 
 
+def metrics_of(runs: Sequence[Run]) -> list[Metric]:
+    """The table's metrics, and those that only these runs have."""
+    own: dict[str, Metric] = {}
+    for run in runs:
+        own |= {metric.key: metric for metric in run.described}
+        own |= {key: table.entry(key) for key in run.metrics if key not in own}
+    known = {metric.key for metric in table.METRICS}
+    return [*table.METRICS, *(metric for key, metric in own.items() if key not in known)]
+
+
 def with_schedule(run: Run, runs: Sequence[Run]) -> Run:
     """The run; with its schedule among its changes where another run of its method changes that:
     in a sweep of schedules each is named.
@@ -203,7 +215,9 @@ def results(runs: Sequence[Run]) -> pd.DataFrame:
     columns `key`, `key_low`, `key_high` and `key_n`.
     """
     ends = {"": "value", "_low": "low", "_high": "high", "_n": "n"}
-    measured = [f"{metric.key}{end}" for metric in table.report_order() for end in ends]
+    measured = [
+        f"{metric.key}{end}" for metric in table.report_order(metrics_of(runs)) for end in ends
+    ]
     rows = []
     for run in runs:
         row = {name: getattr(run, name) for name in FACTS}

@@ -20,10 +20,10 @@ from PIL import Image
 
 from tempera.decoding.replay import REPLAYS
 from tempera.errors import TemperaError, misfit
-from tempera.metrics import table
+from tempera.metrics.table import report_order
 from tempera.reporting import pareto
 from tempera.reporting.baseline import nearest, same_draws
-from tempera.reporting.finished_run import Run, labels, round_seconds
+from tempera.reporting.finished_run import Run, labels, metrics_of, round_seconds
 from tempera.reporting.tables import Section, html_of, is_of_few
 from tempera.runtime.files import write_text
 from tempera.runtime.image_files import Picture, picture_path, read_picture
@@ -132,14 +132,14 @@ def _prompts(
         except TemperaError as problem:
             problems.append(f"Not shown: {problem}")
         values = run.values.loc[name, text]
-        length = float(values["accepted_length"])
-        seconds = pace and pace * math.prod(run.grid) / length
+        length = values.get("accepted_length")  # None of pictures that other code made
+        seconds = pace and length and pace * math.prod(run.grid) / float(length)
         prompt = {
             "id": name,
             "text": text,
             "picture": number,
             "replay": replay,
-            "length": length,
+            "length": length and float(length),
             "seconds": seconds,
             "broken": bool(values.get("broken") == 1),
         }
@@ -153,7 +153,7 @@ def _metrics(runs: Sequence[Run]) -> list[dict[str, str]]:
     images = min(run.images for run in runs)
     return [
         {"key": metric.key, "heading": metric.heading}
-        for metric in table.report_order()
+        for metric in report_order(metrics_of(runs))
         if metric.key in measured and images >= metric.fewest
     ]
 

@@ -123,7 +123,8 @@
         const open = () => viewer.open(state.run, prompt, state.beside);
         const broken = prompt.broken ? ", broken" : "";
         const time = prompt.seconds === null ? "" : `${seconds(prompt.seconds)}, `;
-        const tokens = `${time}${prompt.length.toFixed(2)} tokens per round${broken}`;
+        const rounds = prompt.length === null ? "" : `${prompt.length.toFixed(2)} tokens per round`;
+        const tokens = `${time}${rounds}${broken}`;
         return make(
           "figure",
           {},

@@ -16,7 +16,7 @@ from tempera.errors import TemperaError
 from tempera.metrics.table import Metric, report_order
 from tempera.reporting import page, paper_tables, pareto, study
 from tempera.reporting.console import main_metrics
-from tempera.reporting.finished_run import Run, labels, results
+from tempera.reporting.finished_run import Run, labels, metrics_of, results
 from tempera.reporting.tables import Cell, Section, escaped, long, markdown_of, table
 from tempera.reporting.verdict import verdict
 from tempera.runtime.files import reason, writable_directory, write_text
@@ -100,13 +100,15 @@ def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Sectio
 def verdict_section(runs: Sequence[Run]) -> Section:
     """What the runs gain and cost, in a sentence and the metrics that matter most."""
     notes = ["Values have 95% intervals over prompts, where there are five or more."]
-    section = _metrics("Verdict", runs, main_metrics(report_order(), runs, COLUMNS))
+    section = _metrics("Verdict", runs, main_metrics(report_order(metrics_of(runs)), runs, COLUMNS))
     return replace(section, text=verdict(runs), notes=[*_shared(runs), *notes])
 
 
 def all_metrics(runs: Sequence[Run]) -> Section:
     """All metrics of the report."""
-    return _metrics("All metrics", runs, [one for one in report_order() if one.in_report])
+    return _metrics(
+        "All metrics", runs, [one for one in report_order(metrics_of(runs)) if one.in_report]
+    )
 
 
 def _metrics(title: str, runs: Sequence[Run], metrics: Sequence[Metric]) -> Section:
@@ -154,7 +156,7 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
             "baseline's length": [{"value": run.baseline_length} for run in compared],
             "t": [{"value": length.get("t")} for length in lengths],
         }
-    for metric in report_order():
+    for metric in report_order(metrics_of(runs)):
         columns[metric.title] = [run.difference(metric) for run in compared]
         formats[metric.title] = f"+{metric.format}"
     title = f"Difference from {baseline or 'plain autoregression'}"
@@ -191,7 +193,7 @@ def _speed(runs: Sequence[Run]) -> list[Section]:
         "peak memory, GiB": [_memory(run) for run in timed],
     }
     text = (
-        "Seconds are those of one image at batch 1, in turn with plain autoregression, without "
+        "Seconds are those of one image at batch 1, beside plain autoregression's, without "
         "text encoder and image decoder. Memory is allocated on a GPU, resident on a CPU; there "
         "it is the process's, which runs all rows."
     )
@@ -274,7 +276,7 @@ def _measured_otherwise(runs: Sequence[Run]) -> list[str]:
             scorer = tuple(run.scorers.get(key, ()))
             groups_by_key.setdefault(key, {}).setdefault(scorer, []).append(label)
     titles_by_fault: dict[tuple[str, str], list[str]] = {}
-    for metric in report_order():
+    for metric in report_order(metrics_of(runs)):
         groups = groups_by_key.get(metric.key, {})
         if len(groups) > 1:
             networks = {scorer[:1] for scorer in groups}

@@ -42,7 +42,8 @@ def write(
     with side_service(f"{places} cannot be drawn ({{why}}): the results are in {directory}."):
         from tempera.reporting import figures  # matplotlib takes a second to import
 
-        figures.acceptance(places, title, result)
+        if "acceptance_by_place" in result:
+            figures.acceptance(places, title, result)
     with side_service(f"{report} cannot be written ({{why}}): the results are in {directory}."):
         page.write(report, [run], sections_of([run]))
     if verbose is not None:
@@ -71,7 +72,8 @@ def _title_parts(run: Run) -> list[str]:
     for name in ("model", "guidance", "seed"):
         if name in run.settings:
             parts.append(f"{name} {run.settings[name]}")
-    parts.append(f"accepted length {run.value('accepted_length'):.2f}")
+    if "accepted_length" in run.metrics:
+        parts.append(f"accepted length {run.value('accepted_length'):.2f}")
     if "speedup" in run.metrics:
         parts.append(f"speed-up {run.value('speedup'):.2f}×")
     return parts

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from tempera.metrics.comparisons import Weighted, compare_all, rank_correlation
-from tempera.metrics.table import METRICS, Metric, find, report_order
+from tempera.metrics.table import Metric, find, report_order
 from tempera.reporting.baseline import CONTEXT
-from tempera.reporting.finished_run import Run
+from tempera.reporting.finished_run import Run, metrics_of
 from tempera.reporting.tables import Cell, Section, table
 
 REFERENCE = "uniform_rsd"
@@ -144,7 +144,7 @@ def _correlations(arms: Sequence[Run]) -> list[Section]:
     prompts = _prompts(arms)
     losses = [
         metric
-        for metric in METRICS
+        for metric in metrics_of(arms)
         if metric.section == "quality" and metric.paired and _comparable(metric, arms)
     ]
     lengths = sorted({arm.expected_length for arm in arms if arm.expected_length})
@@ -187,7 +187,8 @@ def _compared(
     if not pairs:
         return []
     prompts = _prompts([arm for pair in pairs for arm in pair])
-    metrics = [metric for metric in report_order() if metric.paired and metric.section in sections]
+    every = metrics_of([arm for pair in pairs for arm in pair])
+    metrics = [one for one in report_order(every) if one.paired and one.section in sections]
     compared: dict[tuple[int, str], tuple[Weighted, Weighted]] = {}
     for metric in metrics:
         for row, (left, right) in enumerate(pairs):

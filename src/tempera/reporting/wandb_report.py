@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tempera.errors import TemperaError
-from tempera.metrics import table
-from tempera.reporting.finished_run import Run, labels
+from tempera.reporting.finished_run import Run, labels, metrics_of
 from tempera.reporting.paper_tables import paper_values
 from tempera.reporting.report import cautions, sections_of
 from tempera.reporting.tables import escaped, markdown_of
@@ -102,7 +101,7 @@ def _plots(runs: Sequence[Run]) -> list[Any]:
     from wandb_workspaces.reports.v2 import interface as v2
 
     measured = [
-        metric for metric in table.METRICS if any(metric.key in run.metrics for run in runs)
+        metric for metric in metrics_of(runs) if any(metric.key in run.metrics for run in runs)
     ]
     gains = [metric for metric in measured if metric.in_pareto == "gain"]
     return [

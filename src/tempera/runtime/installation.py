@@ -12,6 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1]
 SCRIPTS = {
     "eval": "eval/run.py",
+    "score": "eval/score.py",
     "report": "eval/report.py",
     "bench": "eval/bench.py",
     "gpu-check": "eval/gpu_check.py",

@@ -1,8 +1,13 @@
-"""Experiment tracking: Weights & Biases, online when logged in and offline otherwise, or nothing.
-Only the main process tracks. A tracker that fails is told of in one sentence, and the run goes on
-without it.
+"""Experiment tracking: Weights & Biases, online when logged in and offline otherwise, TensorBoard,
+a CSV file, or nothing. Only the main process tracks. A tracker that fails is told of in one
+sentence, and the run goes on without it.
+
+A tracker of one's own is a function that takes what `wandb_tracker` takes and returns a `Tracker`;
+a file of `conf/tracking/` names it.
 """
 
+import csv
+import json
 import os
 import re
 import secrets
@@ -11,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, Self
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
@@ -61,16 +66,26 @@ class Tracker:
         """Flush all data and close the run."""
 
 
+class Service(Tracker):
+    """A tracker that may fail; `called` is what it is called then."""
+
+    called: str
+    failed = False
+
+
+Own = TypeVar("Own", bound=Service)
+
+
 def _unless_it_failed(
-    method: Callable[Concatenate["WandbTracker", Given], None],
-) -> Callable[Concatenate["WandbTracker", Given], None]:
+    method: Callable[Concatenate[Own, Given], None],
+) -> Callable[Concatenate[Own, Given], None]:
     """A method that never raises, and does nothing after a failure."""
 
-    def tried(self: "WandbTracker", /, *given: Given.args, **named: Given.kwargs) -> None:
+    def tried(self: Own, /, *given: Given.args, **named: Given.kwargs) -> None:
         if self.failed:
             return
         self.failed = True
-        with side_service("W&B failed ({why}): the run goes on without it."):
+        with side_service(f"{self.called} failed ({{why}}): the run goes on without it."):
             method(self, *given, **named)
             self.failed = False
 
@@ -78,28 +93,91 @@ def _unless_it_failed(
 
 
 def _alone(
-    method: Callable[Concatenate["WandbTracker", str, Given], None],
-) -> Callable[Concatenate["WandbTracker", str, Given], None]:
+    method: Callable[Concatenate[Own, str, Given], None],
+) -> Callable[Concatenate[Own, str, Given], None]:
     """A method that sends one thing, and never raises: what fails is named, and others are sent."""
 
-    def tried(
-        self: "WandbTracker", name: str, /, *given: Given.args, **named: Given.kwargs
-    ) -> None:
+    def tried(self: Own, name: str, /, *given: Given.args, **named: Given.kwargs) -> None:
         if not self.failed:
-            with side_service(f"W&B does not get {name} ({{why}}): the run goes on."):
+            with side_service(f"{self.called} does not get {name} ({{why}}): the run goes on."):
                 method(self, name, *given, **named)
 
     return update_wrapper(tried, method)
 
 
-class WandbTracker(Tracker):
+class CsvTracker(Service):
+    """`tracked.csv` in the run directory: step, name and value of each number, as they come.
+    Pictures, pages and files lie in the directory already.
+    """
+
+    called = "tracked.csv"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @_unless_it_failed
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Add numbers."""
+        is_new = not self.path.exists()
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            if is_new:
+                table.writerow(["step", "name", "value"])
+            table.writerows([step, name, value] for name, value in values.items())
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Add the final numbers, without a step."""
+        self.log({f"final/{name}": value for name, value in values.items()})
+
+
+class TensorBoardTracker(Service):
+    """Event files of TensorBoard: `tensorboard --logdir outputs` shows all runs below.
+
+    Args:
+        writer: a `torch.utils.tensorboard.SummaryWriter`.
+    """
+
+    called = "TensorBoard"
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    @_unless_it_failed
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Log the numbers among the values."""
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self.writer.add_scalar(name, value, step)
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Log the final numbers."""
+        self.log({f"final/{name}": value for name, value in values.items()})
+
+    @_alone
+    def image(self, name: str, path: Path, caption: str = "") -> None:
+        """Log one picture."""
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            pixels = np.asarray(picture.convert("RGB"))
+        self.writer.add_image(name, pixels, dataformats="HWC")
+
+    @_unless_it_failed
+    def finish(self) -> None:
+        """Write what is left."""
+        self.writer.close()
+
+
+class WandbTracker(Service):
     """A live W&B run. The step is logged as a metric and used as the x-axis of all others, because
     W&B's internal step cannot go back when a run is resumed.
     """
 
+    called = "W&B"
+
     def __init__(self, run: Any) -> None:
         self.run = run
-        self.failed = False
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
 
@@ -165,6 +243,32 @@ def _image(path: Path) -> Any:
 
 def no_tracker(**given: Any) -> Tracker:
     """`tracking=none`: accepts the arguments of `wandb_tracker` and records nothing."""
+    return Tracker()
+
+
+def csv_tracker(*, directory: Path, **given: Any) -> Tracker:
+    """`tracking=csv`: numbers in `tracked.csv` of the run directory; see `wandb_tracker`."""
+    return CsvTracker(directory / "tracked.csv") if started_as_main() else Tracker()
+
+
+def tensorboard_tracker(
+    *, directory: Path, config: Mapping[str, Any] | None = None, **given: Any
+) -> Tracker:
+    """`tracking=tensorboard`: event files in the run directory; see `wandb_tracker`.
+
+    Returns:
+        A `Tracker` that records nothing if TensorBoard is not installed.
+    """
+    if not started_as_main():
+        return Tracker()
+    with side_service("TensorBoard does not start ({why}): the run goes on without it."):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise TemperaError("it is not installed: pip install tensorboard") from None
+        writer: Any = SummaryWriter(str(directory / "tensorboard"))
+        writer.add_text("options", f"```json\n{json.dumps(config, indent=2, default=str)}\n```")
+        return TensorBoardTracker(writer)
     return Tracker()
 
 

@@ -65,8 +65,8 @@ class ShapesEvaluator(Evaluator):
     def check(self, model: str) -> None:
         if model not in TEXTURES:
             raise TemperaError(
-                f"metrics=shapes evaluates pictures of the shapes world, not of {model}: take "
-                "metrics=real or none",
+                "metrics=shapes evaluates pictures of the shapes world, not of "
+                f"{model or 'an unknown model'}: take metrics=real or none",
                 option="metrics",
             )
         if TEXTURES[model] != self.texture:

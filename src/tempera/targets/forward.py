@@ -73,11 +73,11 @@ class Session:
         self.packed = True
         self.cache = self.new_cache(self.cache.layers)
 
-    def compile(self, on: bool = True) -> None:
-        """Make rounds that can be compiled, or not any more: attention then loads the whole cache.
-        The prefix pass is not compiled.
+    def compile(self) -> None:
+        """Make rounds that can be compiled: attention then loads the whole cache. The prefix pass
+        is not compiled.
         """
-        self.compiled = on
+        self.compiled = True
         self.cache = self.new_cache(self.cache.layers)
 
     def capture_hidden_states(self, layers: tuple[int, ...]) -> None:

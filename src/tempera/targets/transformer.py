@@ -113,11 +113,9 @@ class TransformerTarget:
         """Whether rounds are compiled."""
         return self.session.compiled
 
-    def compile(self, on: bool = True) -> None:
-        """Let the loop compile all later rounds, or none; see `decoding.compiled`. Build drafts
-        after it.
-        """
-        self.session.compile(on)
+    def compile(self) -> None:
+        """Let the loop compile all later rounds; see `decoding.compiled`. Build drafts after it."""
+        self.session.compile()
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """See `interfaces.ImageModel.encoded`."""

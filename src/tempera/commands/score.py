@@ -1,0 +1,121 @@
+"""`tempera-score`: score pictures, of runs and of other code, without the model that drew them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from pydantic import PositiveInt
+
+from tempera.config.instantiate import from_options
+from tempera.config.scorers import build_scorers
+from tempera.config.tracking import Tracking
+from tempera.data.gallery import gallery
+from tempera.errors import TemperaError
+from tempera.evaluation.import_pictures import import_pictures
+from tempera.evaluation.score import Pictured, score
+from tempera.evaluation.summary import pictured, summarise
+from tempera.metrics.evaluators import Evaluator, NoEvaluator
+from tempera.runtime.files import read_json
+from tempera.runtime.processor import parse_device
+
+
+@dataclass(frozen=True)
+class Options:
+    """What this command reads itself; conf/score.yaml says what each is."""
+
+    runs: str | list[str]
+    output: str | None
+    outputs: str
+    captions: str | None
+    grid: PositiveInt
+    drawn_by: str | None
+    scores: str | None
+    against: str | None
+    device: str
+    verbose: bool
+
+
+def main(cfg: DictConfig) -> dict[str, dict[str, float]]:
+    """Score each run, print its metrics, and return them by directory."""
+    options, scorers = read_options(cfg)
+    tracking = Tracking.of(cfg, "eval")
+    device = parse_device(options.device)
+    places = list(_directories(options, scorers))
+    found = [(place, pictured(place)) for place in places]
+    for place, own in found:
+        _check(place, own, scorers)
+    for scorer in scorers:
+        scorer.fetch()
+    metrics = {}
+    for place, own in found:
+        with tracking.start(place, name=place.name) as tracker:
+            metrics[str(place)] = _scored(own, scorers, device, tracker, options.verbose)
+    return metrics
+
+
+def read_options(cfg: DictConfig) -> tuple[Options, list[Evaluator]]:
+    """What this command reads itself.
+
+    Raises:
+        TemperaError: also if nothing is to be scored with.
+    """
+    if "runs" not in cfg:
+        raise TemperaError("give runs=DIR: a run, or a folder of pictures", option="runs")
+    options = from_options(cfg, Options)
+    scorers = build_scorers(cfg, options.scores, options.against)
+    if all(isinstance(scorer, NoEvaluator) for scorer in scorers):
+        raise TemperaError(
+            "there is nothing to score with: give metrics=real, torchmetrics=NAME or scores=FILE",
+            option="metrics",
+        )
+    return options, scorers
+
+
+def _directories(options: Options, scorers: list[Evaluator]) -> Iterator[Path]:
+    """The run directories to score: those at or below `runs`, and those that are made of folders of
+    pictures, unless a scorer is not for these.
+    """
+    places = [options.runs] if isinstance(options.runs, str) else options.runs
+    for place in map(Path, places):
+        if not place.is_dir():
+            raise TemperaError(
+                f"{place} is not a directory: give a run, or a folder of pictures.", option="runs"
+            )
+        own = [place] if (place / "run.json").is_file() else []
+        runs = own or sorted(file.parent for file in place.rglob("run.json"))
+        if runs:
+            yield from runs
+            continue
+        for scorer in scorers:
+            scorer.check(options.drawn_by or "")
+        name = place.resolve().name
+        directory = Path(options.output or Path(options.outputs, "scored", name))
+        captions = None if options.captions is None else Path(options.captions)
+        shown = gallery(place, captions, options.grid)
+        import_pictures(place, shown, directory, options.drawn_by)
+        yield directory
+
+
+def _check(place: Path, own: Pictured, scorers: list[Evaluator]) -> None:
+    """Raise TemperaError for what would be in the way of scoring, before anything is scored."""
+    identity: Any = read_json(place / "run.json")["identity"]
+    own.check()
+    for scorer in scorers:
+        scorer.check(identity.get("model") or "")
+        scorer.check_prompts(own.prompts)
+
+
+def _scored(
+    own: Pictured, scorers: list[Evaluator], device: torch.device, tracker: Any, verbose: bool
+) -> dict[str, float]:
+    """Score a run's pictures, and show what the run holds then."""
+    from tempera.reporting import run_report  # matplotlib takes a second to import
+
+    score(own, scorers, device)
+    result = summarise(own.directory)
+    run_report.write(own.directory, result, tracker, verbose)
+    values = {key: interval["value"] for key, interval in result["metrics"].items()}
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,82 @@
+"""Make a run directory of pictures that other code made, so that they are scored and reported as
+runs are.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tempera.data.gallery import Shown
+from tempera.data.prompts import described
+from tempera.errors import TemperaError
+from tempera.evaluation.run_directory import claim, made_by, write_prompts
+from tempera.runtime.files import sha256_file
+from tempera.runtime.image_files import is_whole, picture_path, write_picture
+from tempera.runtime.row_store import Row, Store
+
+COLUMNS = {"text": None, "file": None, "sha256": None}
+BATCH = 64
+"""Pictures that are recorded together."""
+
+
+def import_pictures(
+    folder: Path, shown: Sequence[Shown], directory: Path, model: str | None = None
+) -> None:
+    """Copy pictures into a run directory that has the folder's name; those that are there already
+    stay.
+
+    Args:
+        folder: where they lie.
+        shown: the pictures with their captions.
+        directory: of the run.
+        model: the model that drew them, if that is known.
+
+    Raises:
+        TemperaError: the directory is of something else, or holds another picture or text under an
+            id.
+    """
+    place = str(folder.resolve())
+    identity = {"method": folder.resolve().name, "model": model, "folder": place}
+    prompts = [one.prompt for one in shown]
+    about = {
+        "name": identity["method"],
+        "data": {"prompts": place, "preset": "folder", **described(prompts)},
+        "changes": {},
+        "length": None,
+        "vocab": None,
+        "grid": [1, 1],
+        "machine": "",
+        "timed": [],
+    }
+    claim(directory, identity, about)
+    run = made_by(identity)
+    store = Store(directory / "records", run, COLUMNS)
+    recorded = store.rows()
+    hashes = {file: sha256_file(file) for file in dict.fromkeys(one.file for one in shown)}
+    new: list[Row] = []
+    for one in tqdm(shown, desc="reading pictures", unit="picture", leave=False):
+        row = {
+            "id": one.prompt.id,
+            "text": one.prompt.text,
+            "file": str(one.file.relative_to(folder)),
+            "sha256": hashes[one.file],
+        }
+        known = recorded.get(row["id"])
+        if known is not None and known != row:
+            raise TemperaError(
+                f"{one.file} or its caption changed since {directory} was made of it: delete that "
+                "directory, or give another with output=DIR.",
+                option="output",
+            )
+        path = picture_path(directory, row["id"])
+        if known is None or not is_whole(path, run):
+            write_picture(path, one.picture(), run)
+        if known is None:
+            new.append(row)
+        if len(new) == BATCH:
+            store.add(new)
+            new = []
+    if new:
+        store.add(new)
+    write_prompts(directory, prompts, run)
