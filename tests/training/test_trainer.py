@@ -5,7 +5,10 @@ trains.
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -30,8 +33,9 @@ from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.errors import TemperaError
 from tempera.runtime.image_files import read_picture
+from tempera.runtime.preemption import Preemption
 from tempera.runtime.tracking import Tracker
-from tempera.training import checkpoint, trainer
+from tempera.training import checkpoint, trainer, validation
 from tempera.training.averaging import moving_average
 from tempera.training.checkpoint import EXTRA, NETWORK, SEAL
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
@@ -92,6 +96,82 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, whole: Path)
         torch.testing.assert_close(*moments, rtol=0, atol=0)
     assert not torch.equal(before["fc.weight"], resumed["fc.weight"])
     assert {path.name for path in cut.iterdir()} == {"draft", LAST, "training.json", "conditions"}
+
+
+def same_results(run: Path, whole: Path) -> bool:
+    """Whether two trainings ended with the same weights, average, draft and metrics."""
+    for name in (f"{LAST}/{NETWORK}", f"{LAST}/{EXTRA}", "draft/model.safetensors"):
+        mine, expected = load_file(run / name), load_file(whole / name)
+        if not all(torch.equal(expected[key], mine[key]) for key in expected):
+            return False
+    mine, expected = (json.loads((at / "draft/metrics.json").read_text()) for at in (run, whole))
+    return all(mine[name] == expected[name] for name in ("best", "latest", "weights"))
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGTERM interrupts, as the commands set it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize(("at", "saved"), [(1, 2), (3, 4), (5, 6), (7, 8), (11, 12), (12, 12)])
+def test_a_training_that_is_told_to_end_loses_no_step(
+    at: int, saved: int, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor the validation that was due, for which there was no time."""
+    with pytest.raises(KeyboardInterrupt):
+        tiny_train(tmp_path, Notebook(at, terminate), **WHOLE)
+    assert (tmp_path / f"checkpoint-{saved}" / SEAL).is_file()
+    assert f"it goes on after step {saved}." in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    tiny_train(tmp_path, **WHOLE)
+    assert same_results(tmp_path, whole)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_validation_does_not_hold_a_training_that_is_told_to_end(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def imitation(*given: Any, stopped: Callable[[], bool]) -> torch.Tensor:
+        terminate()
+        asked.append(stopped())
+        return validation.imitation(*given, stopped=stopped)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "imitation", imitation)
+        tiny_train(tmp_path, **WHOLE)
+    assert asked == [True] and (tmp_path / "checkpoint-4").is_dir()
+    assert not (tmp_path / "draft").exists()
+    tiny_train(tmp_path, **WHOLE)
+    assert same_results(tmp_path, whole)
+
+
+def test_a_signal_whose_handler_returns_leaves_a_checkpoint_and_the_training_goes_on(
+    tmp_path: Path, whole: Path
+) -> None:
+    """As submitit's does for SIGTERM; the same signal again acts at once."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        tiny_train(tmp_path, Notebook(7, terminate), **WHOLE)
+        assert got == [signal.SIGTERM] and same_results(tmp_path, whole)
+        with Preemption() as preemption:
+            terminate()
+            assert preemption.came and len(got) == 1
+            terminate()
+            assert len(got) == 2
+        assert len(got) == 3
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_kill_between_a_draft_and_what_describes_it_is_no_foreign_draft(
@@ -314,7 +394,7 @@ def test_a_worse_draft_does_not_replace_the_best(
     top3, kept = iter([0.4, 0.6, 0.5]), list[bytes]()
     path = tmp_path / "draft" / "model.safetensors"
 
-    def measured(*_: Any) -> torch.Tensor:
+    def measured(*_: Any, **__: Any) -> torch.Tensor:
         kept.append(path.read_bytes() if path.is_file() else b"")
         return torch.tensor([100.0, 10.0, 100 * next(top3), 50.0], dtype=torch.float64)
 
@@ -412,6 +492,32 @@ def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(
     assert torch.equal(*weights)
 
 
+def test_what_a_user_keeps_beside_checkpoints_stays(tmp_path: Path, whole: Path) -> None:
+    """Under names like theirs, too, and inside of them."""
+    kept = [
+        "checkpoint-best/model.safetensors",
+        "checkpoint-5-copy/notes.txt",
+        ".checkpoint-mine.tmp/notes.txt",
+        "checkpoint-3/notes.txt",
+        "checkpoint-notes.txt",
+    ]
+    foreign = tmp_path / "checkpoint-2"
+    seal = json.loads((whole / LAST / SEAL).read_text()) | {"made_by": "another", "files": {}}
+
+    def keep() -> None:
+        foreign.mkdir()
+        (foreign / SEAL).write_text(json.dumps(seal))
+        for name in (*kept, "checkpoint-5/notes.txt"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("mine")
+
+    tiny_train(tmp_path, Notebook(6, keep), **WHOLE)
+    assert all((tmp_path / name).read_text() == "mine" for name in kept)
+    assert {path.name for path in (tmp_path / "checkpoint-5").iterdir()} == {"notes.txt"}
+    assert (foreign / SEAL).is_file() and (tmp_path / LAST / SEAL).is_file()
+    assert not (tmp_path / "checkpoint-10").exists()
+
+
 def test_the_files_of_a_checkpoint_have_reached_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,10 +598,42 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_last_good_checkpoint(
 def test_launchers_that_split_networks_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as `accelerate launch` does
-    with pytest.raises(TemperaError, match="launch with torchrun"):
-        tiny_train(tmp_path)
+    for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"ACCELERATE_USE_{engine}", "true")  # as `accelerate launch` does
+            with pytest.raises(TemperaError, match="launch with torchrun"):
+                tiny_train(tmp_path)
     assert not (tmp_path / "training.json").exists()
+
+
+SETTINGS: dict[str, dict[str, str]] = {
+    "": {},
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is not followed: this training has "
+    "gradient_accumulation=1": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+    "ACCELERATE_MIXED_PRECISION=bf16 is not followed: this training has mixed_precision=no": {
+        "ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_MODE": "reduce-overhead",
+    },
+    "ACCELERATE_DYNAMO_BACKEND=eager is not followed: this training has dynamo=no": {
+        "ACCELERATE_DYNAMO_BACKEND": "EAGER", "ACCELERATE_MIXED_PRECISION": "no",
+    },
+}  # fmt: skip
+"""What `accelerate launch` sets, after what the main process says of it."""
+
+
+@pytest.mark.slow
+def test_options_count_and_not_what_accelerates_launcher_sets(tmp_path: Path) -> None:
+    code = "import sys, pathlib, tiny_training as t; t.tiny_train(pathlib.Path(sys.argv[1]))"
+    usual = {name: one for name, one in os.environ.items() if not name.startswith("ACCELERATE_")}
+    usual["PYTHONPATH"] = os.pathsep.join(sys.path)
+    found = []
+    for number, (told, variables) in enumerate(SETTINGS.items()):
+        command = [sys.executable, "-c", code, str(tmp_path / str(number))]
+        done = subprocess.run(command, env=usual | variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stdout.splitlines() if "not followed" in line]
+        assert lines == [told] * bool(told)
+        found.append(load_file(tmp_path / str(number) / LAST / NETWORK))
+    assert all(torch.equal(run[key], found[0][key]) for run in found for key in found[0])
 
 
 def test_precisions_follow_each_other_in_one_process(tmp_path: Path) -> None:

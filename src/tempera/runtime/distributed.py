@@ -27,6 +27,15 @@ MPI = (
 """Where launchers of MPI say how many processes there are, and which this is; accelerate reads it.
 """
 
+LAUNCHER_SETTINGS = {
+    "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no"),
+    "gradient_accumulation": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"),
+    "dynamo": ("ACCELERATE_DYNAMO_BACKEND", "no"),
+}
+"""How `accelerate launch` passes on its settings that are options here, or nothing, and what it
+sets by default.
+"""
+
 FIRST_PORT, PORTS = 20000, 40000
 """Where the processes of a Slurm job meet, by its number."""
 
@@ -222,13 +231,23 @@ def first_node(nodes: str) -> str:
     return "".join(part or "" for part in match.groups()) if match else ""
 
 
-def check_launch() -> None:
-    """Raise TemperaError if accelerate is configured to split networks among processes."""
+def check_launch(options: Mapping[str, object]) -> None:
+    """Raise TemperaError if accelerate is configured to split networks among processes. What it is
+    configured to do otherwise than a training's options is not done, and the main process says so.
+
+    Args:
+        options: `mixed_precision` and `gradient_accumulation` of the training.
+    """
     from accelerate.utils import parse_flag_from_env
 
-    for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+    for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG"):
         if parse_flag_from_env(f"ACCELERATE_USE_{engine}"):
             raise TemperaError(
                 f"accelerate is configured to split networks among processes ({engine}), but here "
                 "each of them holds the whole target: launch with torchrun instead."
             )
+    own = {**options, "dynamo": "no"}
+    for option, (variable, usual) in LAUNCHER_SETTINGS.items():
+        given = os.environ.get(variable, usual).lower()
+        if given not in (usual, str(own[option])) and started_as_main():
+            print(f"{variable}={given} is not followed: this training has {option}={own[option]}")

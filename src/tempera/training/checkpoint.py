@@ -7,14 +7,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from accelerate import Accelerator
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -121,7 +121,7 @@ class Checkpoints:
                 files = {file.name: _flushed(file) for file in sorted(staging.iterdir())}
                 write_json(staging / SEAL, asdict(Seal(made_by, progress, files)))
                 staging.rename(path)
-            self._keep_only(path)
+            self._keep_only(path, made_by)
         self.accelerator.wait_for_everyone()
 
     def load(self, steps: int, made_by: str) -> TrainingProgress | None:
@@ -152,8 +152,8 @@ class Checkpoints:
             raise  # the checkpoint is whole
         except (TemperaError, OSError, ValueError, KeyError, RuntimeError) as problem:
             raise TemperaError(
-                f"training cannot resume from {path} ({reason(problem)}): delete {self.directory} "
-                "to start anew."
+                f"training cannot resume from {path} ({reason(problem)}): move it away to go on "
+                "from the one before, or anew without one."
             ) from problem
         return seal.progress
 
@@ -166,12 +166,15 @@ class Checkpoints:
         }
         return found[max(found)] if found else None
 
-    def _keep_only(self, kept: Path) -> None:
-        """Remove the other checkpoints, and those that were not finished."""
-        for pattern in (f"{PREFIX}*", f".{PREFIX}*.tmp"):
-            for path in self.directory.glob(pattern):
-                if path != kept:
-                    shutil.rmtree(path, ignore_errors=True)
+    def _keep_only(self, kept: Path, made_by: str) -> None:
+        """Remove the other checkpoints of this training, and those that were not finished. What
+        else lies there, or in one of them, stays.
+        """
+        for path in list(self.directory.iterdir()):
+            if re.fullmatch(rf"\.{PREFIX}\d+\.tmp", path.name):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != kept and re.fullmatch(rf"{PREFIX}\d+", path.name):
+                _remove(path, made_by)
 
     def _save_tensors(self, _: list[nn.Module], states: list[Any], directory: str) -> None:
         """Write what accelerate would write under the names of wrapped networks, or as pickles."""
@@ -204,12 +207,26 @@ def read_seal(path: Path) -> Seal:
         ValueError: the seal has a wrong value, or a file was changed.
         TemperaError: a file is missing or cannot be read.
     """
-    content = json.dumps(read_json(path / SEAL))
-    seal = TypeAdapter(Seal).validate_json(content, strict=True)
+    seal = _seal(path)
     for name, expected in seal.files.items():
         if sha256_file(regular_file(path / name)) != expected:
             raise ValueError(f"{name} is not what was saved")
     return seal
+
+
+def _remove(path: Path, made_by: str) -> None:
+    """Remove the files of a training's checkpoint, and its directory if nothing else is there."""
+    with suppress(TemperaError, ValidationError, OSError):  # it is none, or cannot be removed
+        seal = _seal(path)
+        if seal.made_by == made_by:
+            for name in (*seal.files, SEAL):
+                (path / Path(name).name).unlink(missing_ok=True)
+            path.rmdir()
+
+
+def _seal(path: Path) -> Seal:
+    content = json.dumps(read_json(path / SEAL))
+    return TypeAdapter(Seal).validate_json(content, strict=True)
 
 
 @contextmanager

@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
@@ -23,10 +22,11 @@ from tempera.drafters.draft_files import check_target, save_draft
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes, check_launch
-from tempera.runtime.files import read_json, writable_directory, write_json, write_text
+from tempera.runtime.files import read_json, reason, writable_directory, write_json, write_text
 from tempera.runtime.image_files import write_picture
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, WEIGHTS, weights_hash
+from tempera.runtime.preemption import Preemption
 from tempera.runtime.processor import name_of
 from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
@@ -86,18 +86,11 @@ class TrainingRun:
     tracker: Tracker = field(default_factory=Tracker)
 
     def __post_init__(self) -> None:
-        check_launch()
-        check_target(self.draft, self.target)
         recipe = self.recipe
         target = self.target
-        parts = self.recipe.gradient_accumulation
-        cpu = target.device.type == "cpu"
-        self.accelerator = Accelerator(
-            cpu=cpu,
-            gradient_accumulation_steps=parts,
-            # a batch is that of all processes, so schedules take one step for it
-            dataloader_config=DataLoaderConfiguration(split_batches=True),
-        )
+        check_launch(asdict(recipe))
+        check_target(self.draft, target)
+        self.accelerator = _accelerator(target.device, recipe.gradient_accumulation)
         processes = self.accelerator.num_processes
         first = self.accelerator.process_index
         recipe.part(processes)
@@ -116,6 +109,8 @@ class TrainingRun:
         self.schedules = list(map(self.accelerator.prepare_scheduler, schedules))
         self.checkpoints = Checkpoints(self.directory, self.accelerator, self.draft, extra)
         self.progress = TrainingProgress()
+        self.preemption = Preemption()
+        self.stopping = False
         mine = list(range(first, max(recipe.holdout, processes), processes))
         self.held = self.codes.holdout(mine)
         numbers = list(range(recipe.decodes))
@@ -191,22 +186,48 @@ class TrainingRun:
         progress = self.progress
         recipe = self.recipe
         began = time.monotonic() - progress.seconds
-        with tqdm(
-            total=recipe.steps, initial=progress.step, desc="train draft", disable=not self.is_main
-        ) as bar:
-            if progress.step >= recipe.steps and not progress.best:
+        steps = recipe.steps
+        shown = tqdm(
+            total=steps, initial=progress.step, desc="train draft", disable=not self.is_main
+        )
+        with self.preemption, shown as bar:
+            if self._validation_is_due() or (progress.step >= steps and not progress.best):
                 self.validate(bar)
-            while progress.step < recipe.steps:
+            if self.stopping:
+                self._stop(bar)
+            while progress.step < steps:
                 losses = self.step(progress.step)
                 progress.step += 1
                 progress.seconds = time.monotonic() - began
-                for task, every in (
-                    (partial(self.report, losses, bar), recipe.log_every),
-                    (partial(self.validate, bar), recipe.validate_every),
-                    (self.save, recipe.checkpoint_every),
-                ):
-                    if progress.step % every == 0 or progress.step == recipe.steps:
-                        task()
+                if self._is_due(recipe.log_every):
+                    self.report(losses, bar)
+                if self._validation_is_due() and not self.stopping:
+                    self.validate(bar)
+                if self._is_due(recipe.checkpoint_every) or self.stopping:
+                    self.save()
+                if self.stopping:
+                    self._stop(bar)
+
+    def _is_due(self, every: int) -> bool:
+        """Whether something is done after the step just taken."""
+        step = self.progress.step
+        return step % every == 0 or step == self.recipe.steps
+
+    def _validation_is_due(self) -> bool:
+        """Whether the draft is to be validated now, which a run that was stopped may owe."""
+        step = self.progress.step
+        is_done = self.progress.latest.get("step") == step
+        return step > 0 and self._is_due(self.recipe.validate_every) and not is_done
+
+    def _stop(self, bar: "tqdm[Any]") -> None:
+        """Let the signal act for which a checkpoint was written; go on if its handler returns."""
+        if self.is_main:
+            step = self.progress.step
+            bar.write(f"{self.directory}: a signal stops this run; it goes on after step {step}.")
+        self.stopping = False
+        self.preemption.pass_on()
+        if self._validation_is_due():
+            self.validate(bar)
 
     def step(self, number: int) -> dict[str, float]:
         """One optimiser step; returns the parts of its loss, averaged over its images, and the
@@ -225,7 +246,7 @@ class TrainingRun:
                 parts = self.losses(mine)
                 accelerator.backward(parts[TOTAL])
             losses.append(torch.stack([value.detach().float() for value in parts.values()]))
-        mean = accelerator.reduce(torch.stack(losses).mean(0), "mean")
+        mean = self._agreed(torch.stack(losses).mean(0), "mean")
         limit = recipe.grad_clip or torch.inf
         norm = accelerator.clip_grad_norm_(self.draft.parameters(), limit)
         values = dict(zip(parts, mean.tolist(), strict=True)) | {"gradient_norm": norm.item()}
@@ -242,6 +263,13 @@ class TrainingRun:
         if self.average is not None:
             self.average.update_parameters(self.draft)
         return values
+
+    def _agreed(self, values: Tensor, how: Literal["sum", "mean"]) -> Tensor:
+        """Sums or means over all processes, which with them learn whether a signal stops one."""
+        came = values.new_full((1,), float(self.preemption.came))
+        reduced: Tensor = self.accelerator.reduce(torch.cat([values, came]), how)
+        self.stopping = bool(reduced[-1] > 0)
+        return reduced[:-1]
 
     def losses(self, positions: list[int]) -> Parts:
         """The parts of the loss on these training images, with unrolled steps or slots weighted."""
@@ -291,11 +319,17 @@ class TrainingRun:
         bar.set_postfix({name: f"{value:.3f}" for name, value in losses.items()})
 
     def validate(self, bar: "tqdm[Any]") -> None:
-        """Measure the draft on the hold-out, and save it if it is the best so far."""
+        """Measure the draft on the hold-out, and save it if it is the best so far; a signal that
+        came leaves it undone.
+        """
         progress = self.progress
         target = self.target
         draft = self.averaged
-        metrics = metrics_of(self.accelerator.reduce(imitation(draft, target, self.held), "sum"))
+        sums = imitation(draft, target, self.held, stopped=lambda: self.preemption.came)
+        sums = self._agreed(sums, "sum")
+        if self.stopping:  # the run that goes on validates
+            return
+        metrics = metrics_of(sums)
         if self.captions:
             drawn = decoded(draft, target, self.captions, self.recipe.depth)
             metrics["accepted_length"] = accepted_length(drawn)
@@ -357,6 +391,35 @@ class TrainingRun:
         }
         write_json(self.directory / DRAFT / METRICS, values)
         write_text(self.directory / DRAFT / "README.md", _readme(values))
+
+
+def _accelerator(device: torch.device, parts: int) -> Accelerator:
+    """accelerate for a device and batches of so many parts; every setting that it would otherwise
+    read from the environment is given.
+
+    Raises:
+        TemperaError: this process uses accelerate in another way.
+    """
+    try:
+        accelerator = Accelerator(
+            cpu=device.type == "cpu",
+            mixed_precision="no",  # the losses are computed under autocast of their own
+            dynamo_backend="no",
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=parts),
+            # a batch is that of all processes, so schedules take one step for it
+            dataloader_config=DataLoaderConfiguration(split_batches=True),
+        )
+    except ValueError as problem:  # the state of accelerate is one for a process
+        raise TemperaError(
+            f"accelerate cannot be used for this training ({reason(problem)}): train in a process "
+            "of its own."
+        ) from problem
+    if accelerator.device.type != device.type:
+        raise TemperaError(
+            f"accelerate is configured for {accelerator.device.type}, and the target is on "
+            f"{device.type}: give device={accelerator.device.type}, or launch with torchrun."
+        )
+    return accelerator
 
 
 def make_optimisers(draft: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:

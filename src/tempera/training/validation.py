@@ -1,5 +1,6 @@
 """How good a draft is: on held-out images under teacher forcing, and in a short real decode."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,14 +25,18 @@ from tempera.training.teacher_forcing import teach
 
 @torch.no_grad()
 def imitation(
-    draft: DraftNetwork, target: TransformerTarget, images: CodedImages, batch_size: int = 4
+    draft: DraftNetwork,
+    target: TransformerTarget,
+    images: CodedImages,
+    batch_size: int = 4,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Tensor:
     """How well the draft predicts the next token of held-out images, under teacher forcing; a draft
     of several slots predicts it in each of them.
 
     p and q are the distributions that decoding draws from, after guidance and temperature. The
     accuracies are after guidance only, so they are comparable between greedy and truncated
-    sampling.
+    sampling. Between batches `stopped` is asked whether to leave it at that.
 
     Returns:
         float64 [4], sums over image tokens and slots: their number; how often the target's most
@@ -41,6 +46,8 @@ def imitation(
     sums = torch.zeros(4, dtype=torch.float64, device=target.device)
     rows = target.sampling.rows
     for start in range(0, len(images), batch_size):
+        if stopped():
+            break
         batch = images[range(start, min(start + batch_size, len(images)))]
         lesson = teach(
             target,
