@@ -73,6 +73,54 @@ def test_offline_run_says_how_to_sync_and_keeps_its_id(tmp_path: Path) -> None:
     assert list((tmp_path / "wandb").glob("offline-run-*"))
 
 
+VARIABLES = {
+    "MODE": "offline", "PROJECT": "mine", "ENTITY": "us", "NAME": "named", "RUN_GROUP": "grouped",
+    "JOB_TYPE": "job", "NOTES": "noted", "TAGS": "a, b", "RUN_ID": "foreign", "RESUME": "must",
+    "DIR": "elsewhere",
+}  # fmt: skip
+FOLLOWED = """
+from pathlib import Path
+from tempera.config.compose import composed
+from tempera.config.tracking import Tracking
+run = Tracking.of(composed("eval", ["limit=1"], Path("run")), "eval").start(Path("run")).run
+told = (run.project, run.entity, run.name, run.group, run.job_type, run.notes)
+print(*told, {"a", "b"} <= set(run.tags), run.id == Path("run/wandb_run_id").read_text().strip())
+print(run.dir)
+run.finish()
+"""
+
+
+@pytest.mark.slow
+def test_wandbs_own_variables_are_followed_or_not_as_the_page_says(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    environment = os.environ | {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    environment |= {f"WANDB_{name}": value for name, value in VARIABLES.items()}
+    command = [sys.executable, "-c", FOLLOWED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *_, told, place = done.stdout.splitlines()
+    assert told == "mine us named grouped job noted True True", done.stdout
+    assert (tmp_path / place).is_relative_to(tmp_path / "run") and not any(
+        (tmp_path / "elsewhere").iterdir()
+    )
+
+
+@pytest.mark.parametrize("value", ["true", "1", "false", ""])
+def test_wandb_disabled_is_followed_where_the_mode_is_auto(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Mock()
+    monkeypatch.setattr("wandb.init", started)
+    monkeypatch.setattr("wandb.login", lambda **_: False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_DISABLED", value)
+    for mode in ("auto", "offline"):
+        wandb_tracker(directory=tmp_path, project="tempera", mode=mode)
+    modes = [call.kwargs["mode"] for call in started.call_args_list]
+    assert modes == ["disabled" if value in ("true", "1") else "offline", "offline"]
+
+
 def test_a_step_is_a_value_because_a_resumed_run_may_log_it_again() -> None:
     tracker = WandbTracker(run := Mock())
     tracker.log({"loss": 1.0}, step=7)

@@ -290,10 +290,12 @@ def wandb_tracker(
     Args:
         directory: the run directory. It contains the W&B files and the run's id, so a resumed run
             continues the same W&B run.
-        mode: `auto`, `online` or `offline`. `auto` follows WANDB_MODE if set, and otherwise is
-            online when logged in. An offline run prints how to sync it.
-        group, job_type, tags: shown on the W&B run.
+        mode: `auto`, `online` or `offline`. `auto` follows WANDB_MODE and WANDB_DISABLED if set,
+            and otherwise is online when logged in. An offline run prints how to sync it.
+        group, job_type, tags: shown on the W&B run; WANDB_RUN_GROUP and WANDB_JOB_TYPE replace the
+            first two, and WANDB_TAGS are added.
         name: of the W&B run, of which 128 characters are kept; by default that of the directory.
+            WANDB_NAME replaces it.
         config: the run's options; the git commit is added to them.
 
     Returns:
@@ -305,12 +307,12 @@ def wandb_tracker(
         "dir": str(directory),
         "project": project,
         "entity": entity,
-        "group": group,
-        "job_type": job_type or None,
-        "tags": [tag[:64] for tag in tags],
+        "group": os.environ.get("WANDB_RUN_GROUP") or group,
+        "job_type": os.environ.get("WANDB_JOB_TYPE") or job_type or None,
+        "tags": [tag[:64] for tag in (*tags, *_variable_tags())],
         "config": {**(config or {}), "git_commit": commit()},
         "resume": "allow",
-        "name": (name or directory.name)[:128],
+        "name": (os.environ.get("WANDB_NAME") or name or directory.name)[:128],
     }
     with side_service("W&B does not start ({why}): the run goes on without it."):
         return WandbTracker(_start(arguments | {"id": _run_id(directory)}, _mode(mode)))
@@ -337,7 +339,14 @@ def _mode(mode: str) -> str:
         return mode
     if wanted := os.environ.get("WANDB_MODE"):
         return wanted
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes", "on"):
+        return "disabled"  # as transformers reads it; wandb itself no longer does
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
+
+
+def _variable_tags() -> list[str]:
+    """The tags of WANDB_TAGS."""
+    return [tag.strip() for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag.strip()]
 
 
 def _run_id(directory: Path) -> str:
