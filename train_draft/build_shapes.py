@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from shapes_recipe.recipe import Recipe, build
 
 from tempera.errors import TemperaError
+from tempera.runtime.terminal import take_all_text
 
 ConfigStore.instance().store("recipe", Recipe)
 ConfigStore.instance().store(
@@ -24,6 +25,7 @@ ConfigStore.instance().store(
 @hydra.main(version_base="1.3", config_path=None, config_name="build_shapes")
 def main(cfg: DictConfig) -> None:
     """Run the stages."""
+    take_all_text()
     try:
         build(OmegaConf.to_object(cfg))
     except TemperaError as problem:

@@ -93,7 +93,7 @@ def row_of(directory: Path) -> str:
 
 def directories(*places: Path) -> dict[str, Path]:
     """The finished runs at or below the places, by their rows."""
-    finished, _ = find_runs([place for place in places if place.is_dir()])
+    finished = find_runs([place for place in places if place.is_dir()]).finished
     return {row_of(directory): directory for directory in finished}
 
 

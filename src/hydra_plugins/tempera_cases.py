@@ -27,6 +27,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -36,7 +37,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
-from omegaconf import DictConfig, flag_override
+from omegaconf import DictConfig, OmegaConf, flag_override
 from tqdm import tqdm
 
 if TYPE_CHECKING:
@@ -86,8 +87,28 @@ class CaseSweeper(BasicSweeper):
 
             place = str(self.config.hydra.sweep.dir) if self.config else "."
             raise KeyboardInterrupt(str(problem) or goes_on("hydra.sweep.dir", place)) from None
-        self._tell_failures([job for batch in batches for job in batch])
+        jobs = [job for batch in batches for job in batch]
+        self._tell_places(jobs)
+        self._tell_failures(jobs)
         return batches
+
+    def _tell_places(self, jobs: Sequence[JobReturn]) -> None:
+        """Say where jobs of presets with directories of their own are: the table at the end is of
+        the sweep's.
+        """
+        from tempera.config.compose import pasted
+        from tempera.runtime.installation import command
+
+        own = Path(str(self.config.hydra.sweep.dir) if self.config else ".").absolute()
+        places = [
+            Path(str(job.hydra_cfg.hydra.runtime.output_dir)) for job in jobs if job.hydra_cfg
+        ]
+        elsewhere = {place.parent for place in places if not place.absolute().is_relative_to(own)}
+        for place in sorted(elsewhere):
+            print(
+                f"runs of this sweep in a directory of their own: {command('report')} "
+                f"{pasted('runs', place)}"
+            )
 
     def _tell_failures(self, jobs: Sequence[JobReturn]) -> None:
         """Show the results of the others, and raise TemperaError for jobs that failed."""
@@ -156,6 +177,7 @@ class CaseSweeper(BasicSweeper):
             try:
                 with in_one_sentence(script, job):
                     cfg = self.hydra_context.config_loader.load_sweep_config(self.config, job)
+                _check_same_sweep(self.config, cfg)
                 check_job(cfg)
                 with _configured(cfg):
                     check(script, cfg)
@@ -201,6 +223,23 @@ def _configured(cfg: DictConfig) -> Iterator[None]:
         yield
     finally:
         hydra.cfg = before
+
+
+def _check_same_sweep(sweep: DictConfig, job: DictConfig) -> None:
+    """Raise TemperaError for a job whose options say how a sweep runs, in another way than this
+    sweep: Hydra has chosen sweeper, launcher and callbacks before it composes a job.
+    """
+    from tempera.errors import TemperaError
+
+    for part in ("sweeper", "launcher", "callbacks"):
+        given, own = (
+            OmegaConf.to_container(cfg.hydra[part], resolve=False) for cfg in (sweep, job)
+        )
+        if own != given:
+            raise TemperaError(
+                f"these options change hydra.{part}, which a sweep reads once, before its jobs: "
+                "give one such preset or launcher in a command"
+            )
 
 
 def _refused(problems: "Mapping[str, TemperaError]", number: int) -> "TemperaError":

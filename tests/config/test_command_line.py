@@ -4,6 +4,7 @@ sentences, help, directories of one's own, and where things are written.
 
 import runpy
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,18 @@ def test_a_refused_run_leaves_no_directory(run: Run) -> None:
         == 1
     )
     assert (kept / "run.json").exists()
+
+
+@pytest.mark.parametrize("line", ["method=coolsd delta=abc", "dry_run=true method=ar limit=1"])
+@pytest.mark.parametrize("own", ["notes.log", "run.log", ".hydra/mine.yaml", "old/config.yaml"])
+def test_what_lay_in_a_directory_before_a_refused_or_dry_run_stays(
+    own: str, line: str, run: Run
+) -> None:
+    mine = Path("here") / own
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    run(f"eval/run.py {line} metrics=none tracking=none hydra.run.dir=here")
+    assert mine.exists()
 
 
 def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -> None:
@@ -310,6 +323,93 @@ def test_a_method_chooses_among_the_cases_of_a_preset(
     monkeypatch.setattr("tempera.commands.evaluate.main", main)
     status, _, err = run(f"eval/run.py -m experiment=frontier_continuous tracking=none {options}")
     assert (status, begun) == (0, jobs), err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "hydra.sweep.subdir=abc_${hydra:job.num}",
+        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+        "hydra.sweeper.max_batch_size=1",
+        "hydra/sweeper=basic",
+        "hydra.job.chdir=false",
+        "launcher=local",
+        "directory=elsewhere",
+        "optimized_metric=accepted_length",
+        "expected_length=null",
+        "gamma=3",
+    ],
+)
+@pytest.mark.parametrize("methods", ["cspd,cspd_exact", "choice(cspd,cspd_exact)", "glob(cspd*)"])
+def test_a_sweep_over_methods_takes_every_option(
+    option: str, methods: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(
+        "tempera.commands.evaluate.main", lambda cfg: begun.append(cfg.choices.method)
+    )
+    line = f"eval/run.py -m model=shapes_mar method={methods} tracking=none hydra.sweep.dir=a"
+    status, _, err = run(line, option)
+    assert (status, begun) == (0, ["cspd", "cspd_exact"]), err
+
+
+def test_a_launchers_own_options_reach_it_in_a_sweep_over_methods(run: Run) -> None:
+    line = "eval/run.py -m method=ar,coolsd launcher=slurm hydra.launcher.partition=gpu limit=1"
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    if shutil.which("srun"):
+        pytest.skip("this machine has Slurm")
+    status, _, err = run(f"{line} tracking=none hydra.sweep.dir=a")
+    assert status == 1 and "srun" in err and err.count("\n") == 1, err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "launcher=joblib hydra.launcher.n_jobs=2",
+        "hydra/launcher=submitit_local hydra.launcher.cpus_per_task=1 hydra.launcher.timeout_min=5",
+    ],
+)
+def test_a_launcher_runs_a_sweep_over_methods(launcher: str, tmp_path: Path) -> None:
+    plugin = "joblib" if "joblib" in launcher else "submitit"
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
+    line = f"-m method=ar,coolsd limit=1 metrics=none speed.prompts=0 tracking=none {launcher}"
+    command = [sys.executable, str(ROOT / "eval/run.py"), *line.split(), "hydra.sweep.dir=a"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("a/*/metrics.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ("experiment=frontier,coolsd_table1", "experiment=coolsd_table1: these options change"),
+        ("experiment=coolsd_table1,coolsd_table2", "these options change hydra.sweeper"),
+        ("experiment=glob(coolsd_*) seed=0,1", "these options change hydra.sweeper"),
+        ("experiment=choice(debug,evidence) method=ar", "experiment=evidence: these options"),
+        ("launcher=local,slurm method=ar", "launcher=slurm: these options change hydra.launcher"),
+        ("hydra.sweeper.cases=['experiment=coolsd_table1','method=ar']", "change hydra.sweeper"),
+    ],
+)
+def test_a_preset_that_is_a_sweep_is_not_one_job_of_another(
+    options: str, wrong: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr("tempera.commands.evaluate.main", begun.append)
+    status, _, err = run(f"eval/run.py -m {options} tracking=none hydra.sweep.dir=a")
+    assert (status, begun, Path("a").exists()) == (1, [], False)
+    assert wrong in err, err
+
+
+def test_presets_without_cases_are_swept_each_in_its_directory(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: begun.append(cfg.limit))
+    status, out, err = run("eval/run.py -m experiment=debug,frontier tracking=none method=ar")
+    assert (status, begun) == (0, [1, 256]), err
+    place = Path("outputs/frontier").resolve()
+    assert f"in a directory of their own: python eval/report.py runs={place}" in out, out
 
 
 def test_a_family_of_ones_own_is_one_file(run: Run, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made_up_runs(directory, RUNS[:4], prompts=3)
     (directory / "unfinished").mkdir()
     (directory / "unfinished" / "run.json").write_text("{}")
-    _, unfinished = find_runs([directory])
+    unfinished = find_runs([directory]).unfinished
     assert [path.name for path in unfinished] == ["unfinished"]
     with pytest.MonkeyPatch.context() as patch:  # Vega's scripts take seconds to bundle
         patch.setattr("vl_convert.javascript_bundle", lambda: "")
@@ -347,6 +347,37 @@ def test_bad_directories(tmp_path: Path) -> None:
     for path, words in ((tmp_path / "nowhere", "nowhere is not a dir"), (tmp_path, "no finished")):
         with pytest.raises(TemperaError, match=words):
             find_runs([path])
+
+
+def test_runs_given_as_links_are_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of other places, in circles, and beside the runs themselves."""
+    made_up_runs(tmp_path / "away", RUNS[:3], prompts=2)
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    (chosen / "a").symlink_to(tmp_path / "away" / "0_ar")
+    (chosen / "b").symlink_to(tmp_path / "away" / "1_eagle", target_is_directory=True)
+    (chosen / "circle").symlink_to(chosen)
+    found = find_runs([chosen])
+    assert found == ([chosen / "a", chosen / "b"], [], {})
+    both = find_runs([chosen, tmp_path / "away"])
+    runs = [tmp_path / "away" / name for name in ("0_ar", "1_eagle", "2_coolsd")]
+    again = {chosen / "a": runs[0], chosen / "b": runs[1]}
+    assert both == (runs, [], again)
+    assert find_runs([chosen, tmp_path / "away" / "2_coolsd"]).finished == [
+        runs[2],
+        chosen / "a",
+        chosen / "b",
+    ]
+    assert find_runs([chosen / "a", chosen / "a"]) == ([chosen / "a"], [], {})
+    monkeypatch.setattr(report, "write_report", lambda *_: [])
+    report_command.main(composed("report", [f"runs=[{chosen},{tmp_path / 'away'}]"]))
+    told = [f"left out: {name} is {run} again" for name, run in again.items()]
+    assert capsys.readouterr().out.splitlines() == told
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TemperaError, match="there is no run in .*empty"):
+        find_runs([chosen, tmp_path / "empty"])
 
 
 def test_a_damaged_run_is_named_and_left_out(

@@ -104,8 +104,12 @@ def test_short_space_is_told_as_such(
 
 
 def test_what_killed_writers_left_is_removed_once_nobody_can_be_writing_it(tmp_path: Path) -> None:
-    left = [".manifest.json.7-7.tmp", "draft/.config.json.7-8.tmp", ".run.json.7-7.new"]
-    own = [".env", "draft/.a.tmp", "notes.7-7.tmp", "run.json"]
+    left = [
+        ".manifest.json.7-7.tempera-tmp",
+        "draft/.config.json.7-8.tempera-tmp",
+        ".run.json.7-7.tempera-new",
+    ]
+    own = [".env", "draft/.a.tmp", "notes.7-7.tmp", ".a.b.7-7.tmp", "draft/.a.1-2.new", "run.json"]
     (tmp_path / "draft").mkdir()
     for name in (*left, *own):
         (tmp_path / name).touch()

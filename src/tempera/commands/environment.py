@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tempera.runtime.files import cache_directory, free_at, reason
 from tempera.runtime.installation import commit, conf_directory, installed_version
+from tempera.runtime.terminal import take_all_text
 
 PACKAGES = (
     *("torch", "torchvision", "transformers", "huggingface-hub", "accelerate", "diffusers"),
@@ -21,6 +22,7 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_EN
 
 def main() -> None:
     """Print versions, device, cores, caches and variables, a line each, to be copied."""
+    take_all_text()
     facts = {
         "tempera": f"{installed_version()}, {commit() or 'no checkout'}",
         "conf/": str(conf_directory()),

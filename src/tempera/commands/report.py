@@ -13,7 +13,7 @@ def main(cfg: DictConfig) -> list[Path]:
 
     baseline = None if cfg.baseline is None else str(cfg.baseline)
     places = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
-    finished, unfinished = find_runs(map(str, places))
+    finished, unfinished, again = find_runs(map(str, places))
     runs, damaged = collect(finished)
     compare(runs, baseline)
     output = Path(str(cfg.output))
@@ -24,7 +24,8 @@ def main(cfg: DictConfig) -> list[Path]:
         print("time: seconds")
     else:
         files = write_report(runs, output, unfinished, damaged, baseline)
-    for problem in [*damaged, *(f"{run} is unfinished" for run in unfinished)]:
+    doubles = [f"{name} is {run} again" for name, run in again.items()]
+    for problem in [*damaged, *(f"{run} is unfinished" for run in unfinished), *doubles]:
         print(f"left out: {problem}")
     for file in files:
         print(file)

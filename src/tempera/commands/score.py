@@ -18,7 +18,7 @@ from tempera.evaluation.import_pictures import import_pictures
 from tempera.evaluation.score import Pictured, score
 from tempera.evaluation.summary import pictured, summarise
 from tempera.metrics.evaluators import Evaluator, NoEvaluator
-from tempera.runtime.files import read_json
+from tempera.runtime.files import directories_with, read_json
 from tempera.runtime.processor import parse_device
 
 
@@ -85,7 +85,7 @@ def _directories(options: Options, scorers: list[Evaluator]) -> Iterator[Path]:
                 f"{place} is not a directory: give a run, or a folder of pictures.", option="runs"
             )
         own = [place] if (place / "run.json").is_file() else []
-        runs = own or sorted(file.parent for file in place.rglob("run.json"))
+        runs = own or directories_with(place, "run.json")
         if runs:
             yield from runs
             continue

@@ -10,6 +10,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from tempera.runtime.terminal import take_all_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -96,6 +98,7 @@ def _script(config_name: str, module: str, cfg: "DictConfig | None") -> object:
 
     if cfg is not None:
         return main(cfg)
+    take_all_text()
     if sys.flags.optimize > 1:
         sys.exit("error: python -OO drops the docstrings that transformers reads: use python -O")
     try:

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,9 @@ from tempera.config.messages import causes, sentence, text_of
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
+from tempera.runtime.files import remove_hydras
 from tempera.runtime.installation import installed_version
+from tempera.runtime.terminal import take_all_text
 
 log = logging.getLogger("tempera")
 
@@ -109,6 +110,7 @@ class Job:
     def __call__(self, cfg: DictConfig) -> object:
         """Check the options, and call `main`."""
         self.directories.use()
+        take_all_text()
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
             check_added(self.config_name, list(HydraConfig.get().overrides.task))
@@ -185,13 +187,15 @@ def _check_sweep(hydra_cfg: HydraConf) -> None:
 
 def _remove_unused(directory: Path) -> None:
     """Remove the directory of a run that was refused, or was not for real, if it holds nothing but
-    Hydra's files.
+    what Hydra wrote.
     """
     if not (directory / ".hydra").is_dir():
         return
+    written = directory / f"{HydraConfig.get().job.name}.log"
     others = [file for file in directory.iterdir() if file.name != ".hydra"]
-    if all(file.suffix == ".log" and file.stat().st_size == 0 for file in others):
-        shutil.rmtree(directory, ignore_errors=True)
+    if all(file == written and file.stat().st_size == 0 for file in others):
+        written.unlink(missing_ok=True)
+        remove_hydras(directory)
 
 
 def _read(arguments: Sequence[str], main: Path) -> list[str]:
@@ -228,18 +232,31 @@ def literal(argument: str) -> str:
 def for_each_method(config_name: str, arguments: Sequence[str]) -> list[str]:
     """The command line of a sweep; of several methods, `gamma=2` becomes a sweep of one value, if
     the usual method lacks it. Hydra applies other options before it chooses among the methods, and
-    the first may not have them.
+    the first may not have them. What is Hydra's own belongs to the sweep, not to a method.
     """
-    if not any(re.match(r"method=.*,", argument) for argument in arguments):
+    if not any(map(_sweeps_methods, arguments)):
         return list(arguments)
     usual = DIRECTORIES.get().load(config_name, [])
     found = []
     for argument in arguments:
         name, _, value = argument.partition("=")
         is_single = re.fullmatch(r"[A-Za-z_][\w.]*=[^,()]*", argument)
-        is_new = name not in usual.hydra.runtime.choices and OmegaConf.select(usual, name) is None
-        found.append(f"{name}=choice({value})" if is_single and is_new else argument)
+        is_new = not (name.startswith("hydra.") or name in usual.hydra.runtime.choices)
+        is_methods = is_single and is_new and not _has(usual, name)
+        found.append(f"{name}=choice({value})" if is_methods else argument)
     return found
+
+
+def _sweeps_methods(argument: str) -> bool:
+    """Whether an argument gives several methods: `method=ar,eagle`, `method=glob(cool*)`."""
+    return bool(re.match(r"method=(.*,|(choice|glob)\()", argument))
+
+
+def _has(cfg: DictConfig, name: str) -> bool:
+    """Whether a configuration has an option; its value may be one that only a run resolves."""
+    place, _, key = name.rpartition(".")
+    node = OmegaConf.select(cfg, place) if place else cfg
+    return OmegaConf.is_dict(node) and key in set(node)
 
 
 def _how_to_resume(config_name: str) -> str:

@@ -14,9 +14,7 @@ and, derived from these at the end (`tempera.evaluation.summary`), results.parqu
 and from these two (`tempera.reporting.run_report`) grid.png, acceptance.png and report.html.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from tempera.runtime.files import (
     create_json,
     fingerprint,
     read_json,
+    remove_hydras,
     writable_directory,
     write_json,
 )
@@ -66,9 +65,7 @@ def shared_directory(processes: Processes, own: Path) -> Path:
     """
     directory = Path(processes.from_main(str(own)))
     if own != directory:
-        shutil.rmtree(own / ".hydra", ignore_errors=True)
-        with suppress(OSError):
-            own.rmdir()
+        remove_hydras(own)
     return directory
 
 

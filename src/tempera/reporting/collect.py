@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,15 +13,34 @@ from pydantic import ValidationError
 from tempera.errors import TemperaError, shortened
 from tempera.metrics.table import Metric
 from tempera.reporting.finished_run import Run, metrics_of
-from tempera.runtime.files import fingerprint, read_json, regular_file, sha256_file
+from tempera.runtime.files import (
+    directories_with,
+    fingerprint,
+    read_json,
+    regular_file,
+    sha256_file,
+)
 from tempera.runtime.installation import command
 
 
-def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
-    """Run directories at or below the paths: finished and unfinished ones.
+class Found(NamedTuple):
+    """Run directories, each once, in order.
+
+    Attributes:
+        finished, unfinished: directories.
+        again: other names by which they were given, each with that of its run.
+    """
+
+    finished: list[Path]
+    unfinished: list[Path]
+    again: dict[Path, Path]
+
+
+def find_runs(paths: Iterable[str | Path]) -> Found:
+    """Run directories at or below the paths, links followed.
 
     Raises:
-        TemperaError: a path is not a directory, or there is no finished run.
+        TemperaError: a path is not a directory, or has no run; or no run is finished.
     """
     places = [Path(path) for path in paths]
     for place in places:
@@ -29,8 +48,20 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
             raise TemperaError(
                 f"{place} is not a directory: give directories of runs.", option="runs"
             )
-    claimed = {file.parent for place in places for file in place.rglob("run.json")}
-    runs = sorted(claimed)
+    names: dict[Path, list[Path]] = {}
+    for place in places:
+        runs = directories_with(place, "run.json")
+        if not runs and len(places) > 1:
+            raise TemperaError(f"there is no run in {place}: leave it out.", option="runs")
+        for run in runs:
+            names.setdefault(run.resolve(), []).append(run)
+    # of several names the one without links
+    chosen = {
+        min(given, key=lambda name: (name.absolute() != real, name)): given
+        for real, given in names.items()
+    }
+    runs = sorted(chosen)
+    again = {name: run for run in runs for name in chosen[run] if name.absolute() != run.absolute()}
     finished = [run for run in runs if (run / "metrics.json").is_file()]
     if not finished:
         shown = ", ".join(map(str, places))
@@ -39,7 +70,7 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
             "directory.",
             option="runs",
         )
-    return finished, [run for run in runs if run not in finished]
+    return Found(finished, [run for run in runs if run not in finished], again)
 
 
 def collect(directories: Sequence[Path]) -> tuple[list[Run], list[str]]:

@@ -8,6 +8,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from tempera.errors import TemperaError
+from tempera.runtime.files import directories_with
 from tempera.runtime.installation import command
 
 
@@ -53,4 +54,5 @@ def _results_in(place: str) -> dict[Path, int]:
     """The directories of finished runs, each with the number of its file, which a run that ends
     replaces, whatever the clock says.
     """
-    return {file.parent: file.stat().st_ino for file in Path(place).rglob("metrics.json")}
+    runs = directories_with(Path(place), "metrics.json")
+    return {run: (run / "metrics.json").stat().st_ino for run in runs}

@@ -25,8 +25,10 @@ MISPLACED = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
 """A file where a directory should be, or the other way round."""
 
 
-LEFT = re.compile(r"\..+\.\d+-\d+\.(tmp|new)")
-"""Names of the temporary files of `replacing` and `create_json`."""
+LEFT = re.compile(r"\..+\.\d+-\d+\.tempera-(tmp|new)")
+"""Names of the temporary files of `replacing` and `create_json`, which no other program gives."""
+HYDRAS = ("config.yaml", "hydra.yaml", "overrides.yaml")
+"""What Hydra writes into a run's directory, in `.hydra`."""
 
 
 @contextmanager
@@ -37,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         TemperaError: the directory cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{_writer()}.tmp")
+    temporary = path.with_name(f".{path.name}.{_writer()}.tempera-tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
@@ -139,7 +141,7 @@ def create_json(path: Path, value: object) -> bool:
     """
     if path.exists():
         return False
-    own = path.with_name(f".{path.name}.{_writer()}.new")
+    own = path.with_name(f".{path.name}.{_writer()}.tempera-new")
     write_json(own, value)
     try:
         os.link(own, path)
@@ -258,6 +260,38 @@ def writable_directory(path: Path) -> Path:
             "directory."
         ) from problem
     return path
+
+
+def remove_hydras(directory: Path) -> None:
+    """Remove what Hydra wrote into a run's directory, and the directory if nothing else is in
+    it.
+    """
+    own = directory / ".hydra"
+    with suppress(OSError):
+        for name in HYDRAS:
+            (own / name).unlink(missing_ok=True)
+        own.rmdir()
+        directory.rmdir()
+
+
+def directories_with(place: Path, name: str) -> list[Path]:
+    """The directories at or below a place that have a file of this name, each once. Links are
+    followed after all else.
+    """
+    seen: set[Path] = set()
+    found = []
+    roots = [place]
+    for root in roots:  # to which links are added
+        for folder, inner, files in os.walk(root):
+            here = Path(folder)
+            if here.resolve() in seen:
+                inner.clear()
+                continue
+            seen.add(here.resolve())
+            roots += [here / link for link in sorted(inner) if (here / link).is_symlink()]
+            if name in files:
+                found.append(here)
+    return sorted(found)
 
 
 def sha256_file(path: Path) -> str:
