@@ -325,24 +325,31 @@ def test_a_method_chooses_among_the_cases_of_a_preset(
     assert (status, begun) == (0, jobs), err
 
 
+EVERY = [
+    "hydra.sweep.subdir=abc_${hydra:job.num}",
+    "hydra.sweep.subdir=${hydra.job.override_dirname}",
+    "hydra.sweeper.max_batch_size=1",
+    "hydra/sweeper=basic",
+    "hydra.job.chdir=false",
+    "launcher=local",
+    "directory=elsewhere",
+    "optimized_metric=accepted_length",
+    "expected_length=null",
+]
+"""Options of Hydra and of conf/eval.yaml whose values only a run resolves, or that are null."""
+
+
 @pytest.mark.parametrize(
-    "option",
+    ("methods", "option"),
     [
-        "hydra.sweep.subdir=abc_${hydra:job.num}",
-        "hydra.sweep.subdir=${hydra.job.override_dirname}",
-        "hydra.sweeper.max_batch_size=1",
-        "hydra/sweeper=basic",
-        "hydra.job.chdir=false",
-        "launcher=local",
-        "directory=elsewhere",
-        "optimized_metric=accepted_length",
-        "expected_length=null",
-        "gamma=3",
+        *(("cspd,cspd_exact", option) for option in EVERY),
+        ("cspd,cspd_exact", "gamma=3"),
+        ("choice(cspd,cspd_exact)", "gamma=3"),
+        ("glob(cspd*)", "gamma=3"),
     ],
 )
-@pytest.mark.parametrize("methods", ["cspd,cspd_exact", "choice(cspd,cspd_exact)", "glob(cspd*)"])
 def test_a_sweep_over_methods_takes_every_option(
-    option: str, methods: str, run: Run, monkeypatch: pytest.MonkeyPatch
+    methods: str, option: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
     monkeypatch.setattr(
