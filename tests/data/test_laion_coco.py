@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from hub import Hub
 from image_server import ImageServer, jpeg
+from loopback import Answer
 from PIL import Image
 
-from tempera.data import laion_coco
-from tempera.data.downloads import Limits, download, usable
+from tempera.data import downloads, laion_coco
+from tempera.data.downloads import Limits, download, is_open, usable
 from tempera.data.entries import Entry
 from tempera.data.laion_coco import LaionCoco
 from tempera.errors import TemperaError
@@ -31,6 +32,10 @@ TROUBLE = {
     "noai/a": "training forbidden (X-Robots-Tag)", "cut/a": "RemoteProtocolError",
     "tiny/a": "too small",
 }  # fmt: skip
+
+
+OPEN = ("hang", "slow", "cut", "http:")
+"""Trouble that may pass."""
 
 
 @pytest.fixture
@@ -52,6 +57,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 LIMITS: dict[str, Any] = {
     "concurrency": 8,
     "timeout": 5.0,
+    "retries": 0,
     "max_bytes": 20_000_000,
     "min_side": 8,
     "size": 768,
@@ -66,7 +72,9 @@ def test_every_trouble_has_its_kind_and_the_rest_arrives(web: ImageServer) -> No
     addresses = [*(f"{web.url}/{path}" for path in TROUBLE), *others]
     outcomes = download(addresses, limits)
     for found, told in zip(outcomes, [*TROUBLE.values(), *others.values()], strict=True):
-        assert isinstance(found, bytes) if told is None else told in found
+        assert isinstance(found, bytes) if told is None else told in getattr(found, "kind", "")
+    for found, told in zip(outcomes, [*TROUBLE, *others], strict=True):
+        assert is_open(found) == (told.partition("/")[0] in OPEN), told
     image = Image.open(io.BytesIO(outcomes[0]))  # type: ignore[arg-type]
     assert image.format == "JPEG" and min(image.size) == 32
     kept = usable(jpeg(size=(48, 40)), Limits(**LIMITS))
@@ -188,5 +196,88 @@ def test_rows_are_a_function_of_the_files_and_the_seed(web: ImageServer, tmp_pat
 
 def test_without_any_image_it_stops(web: ImageServer, tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(table([f"{web.url}/missing/{n}" for n in range(5)]))
-    with pytest.raises(TemperaError, match=r"no image of .* could be downloaded \(HTTP 404 5\)"):
+    with pytest.raises(TemperaError, match=r"could be downloaded \(5 images.*\(HTTP 404\)\)"):
         source(tmp_path, path=str(tmp_path)).fetch(ALONE)
+
+
+def listed(place: Path, *addresses: str) -> dict[str, Any]:
+    """Options of a list of these addresses, in shards of ten."""
+    (place / "list").mkdir(exist_ok=True)
+    (place / "list" / "a.parquet").write_bytes(table(list(addresses)))
+    return {"path": str(place / "list"), "limit": None, "shard_size": 10}
+
+
+def paths(pairs: LaionCoco) -> list[str]:
+    return [entry.where for entry in pairs.read(0) if isinstance(entry, Entry)]
+
+
+DOWN = {
+    "it closes connections": Answer(200, {"Content-Type": "image/jpeg"}, b"some", cut=0),
+    "a gateway answers for it": Answer(503),
+}
+
+
+@pytest.mark.parametrize("how", DOWN)
+def test_an_outage_stops_and_loses_nothing(how: str, web: ImageServer, tmp_path: Path) -> None:
+    """A server answers no more after 25 images, and comes back."""
+    options = listed(tmp_path, *(f"{web.url}/good/{number}" for number in range(40)))
+    usual = web.answer
+    web.answer = lambda asked: usual(asked) if len(web.requests) <= 25 else DOWN[how]
+    with pytest.raises(TemperaError, match="do not answer.*give the same command again"):
+        source(tmp_path, **options).fetch(ALONE)
+    assert len(paths(source(tmp_path, **options))) == 20
+    web.answer = usual
+    web.requests.clear()
+    source(tmp_path, **options).fetch(ALONE)
+    assert len(set(paths(source(tmp_path, **options)))) == 40
+    assert len(web.paths()) == 20  # of the shards that were not there
+    source(tmp_path, **options).fetch(ALONE)
+    assert len(web.paths()) == 20
+
+
+def test_the_first_answer_may_be_none(
+    web: ImageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "PAUSE", 0.01)
+    options = listed(tmp_path, *(f"{web.url}/good/{number}" for number in range(10)))
+    usual = web.answer
+    web.answer = lambda asked: usual(asked) if web.paths().count(asked.path) > 2 else Answer(429)
+    source(tmp_path, retries=2, **options).fetch(ALONE)
+    assert len(paths(source(tmp_path, **options))) == 10
+
+
+def test_what_did_not_answer_is_asked_again_and_comes_last(
+    web: ImageServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of two servers is down, while the other has most images, and lacks some for good."""
+    with ImageServer() as other:
+        kinds = ["missing" if number % 5 == 0 else "good" for number in range(30)]
+        addresses = [f"{web.url}/{kind}/{number}" for number, kind in enumerate(kinds)]
+        options = listed(tmp_path, *addresses, *(f"{other.url}/good/{n}" for n in range(6)))
+        usual = other.answer
+        other.answer = lambda asked: DOWN["a gateway answers for it"]
+        first = source(tmp_path, **options)
+        first.fetch(ALONE)
+        found = paths(first)
+        assert len(found) == 24
+        assert first.left_out == {
+            "images not downloaded (HTTP 404)": 6, "images not downloaded (HTTP 503)": 6
+        }  # fmt: skip
+        assert "6 images may come later" in capsys.readouterr().out
+        source(tmp_path, **options | {"limit": 24}).fetch(ALONE)  # which are there
+        web.requests.clear()
+        source(tmp_path, **options).fetch(ALONE)  # it is still down
+        other.answer = usual
+        again = source(tmp_path, **options)
+        again.fetch(ALONE)
+        assert paths(again)[:24] == found and len(set(paths(again))) == 30
+        assert again.left_out == {"images not downloaded (HTTP 404)": 6}
+        other.requests.clear()
+        again.fetch(ALONE)
+        assert not other.requests and not set(web.paths()) - {urlsplit(at).path for at in found}
+
+
+def test_an_edited_list_is_noticed(web: ImageServer, tmp_path: Path) -> None:
+    source(tmp_path, **listed(tmp_path, f"{web.url}/good/1")).fetch(ALONE)
+    with pytest.raises(TemperaError, match="made with fingerprint="):
+        source(tmp_path, **listed(tmp_path, f"{web.url}/good/2")).fetch(ALONE)

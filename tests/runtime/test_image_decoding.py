@@ -2,13 +2,15 @@
 
 import io
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from image_server import _bomb
-from PIL import Image
+from PIL import Image, ImageCms
 
 from tempera.runtime import image_decoding
 from tempera.runtime.image_decoding import decode_picture
@@ -43,6 +45,112 @@ def test_a_picture_is_what_a_viewer_shows(name: str, tmp_path: Path) -> None:
         shown = decode_picture(image)
         assert (shown.mode, shown.size) == ("RGB", (6, 4))
         assert shown.getpixel((1, 1)) == pytest.approx(colour, abs=2)
+
+
+def fixed(*numbers: float) -> bytes:
+    return b"".join(struct.pack(">i", round(number * 65536)) for number in numbers)
+
+
+def profile(space: bytes, **columns: tuple[float, float, float]) -> bytes:
+    """An ICC profile of version 2 with gamma 2.2, for grey or for primaries (for D50)."""
+    curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(2.2 * 256)) + b"\0\0"
+    text = b"desc\0\0\0\0" + struct.pack(">I", 2) + b"x\0" + b"\0" * 79
+    tags = {b"desc": text, b"cprt": b"text\0\0\0\0x\0\0\0"}
+    tags[b"wtpt"] = b"XYZ \0\0\0\0" + fixed(0.9642, 1, 0.8249)
+    for name, place in columns.items():
+        tags[f"{name}XYZ".encode()] = b"XYZ \0\0\0\0" + fixed(*place)
+        tags[f"{name}TRC".encode()] = curve
+    if not columns:
+        tags[b"kTRC"] = curve
+    table, body = struct.pack(">I", len(tags)), b""
+    for tag, data in tags.items():
+        data += b"\0" * (-len(data) % 4)
+        table += tag + struct.pack(">II", 132 + 12 * len(tags) + len(body), len(data))
+        body += data
+    size = 128 + len(table) + len(body)
+    head = struct.pack(">I4sI4s4s4s", size, b"\0" * 4, 0x02400000, b"mntr", space, b"XYZ ")
+    head += struct.pack(">6H", 2026, 1, 1, 0, 0, 0) + b"acsp" + b"\0" * 28
+    return head + fixed(0.9642, 1, 0.8249) + b"\0" * 48 + table + body
+
+
+ADOBE = profile(
+    b"RGB ", r=(0.6097, 0.3111, 0.0195), g=(0.2053, 0.6257, 0.0609), b=(0.1492, 0.0632, 0.7446)
+)
+DARK = profile(b"GRAY")
+WIDE = (228, 90, 31)
+"""COLOUR in Adobe RGB as sRGB: linear red is 1.398 R - 0.398 G, blue 1.043 B - 0.043 G."""
+OF_ADOBE = {
+    "PNG": encoded(PLAIN, icc_profile=ADOBE),
+    "JPEG": encoded(PLAIN, "JPEG", icc_profile=ADOBE, quality=100, subsampling=0),
+    "WebP": encoded(PLAIN, "WEBP", icc_profile=ADOBE, lossless=True),
+    "TIFF": encoded(PLAIN, "TIFF", icc_profile=ADOBE),
+    "AVIF": encoded(PLAIN, "AVIF", icc_profile=ADOBE, quality=100, subsampling="4:4:4"),
+    "palette": encoded(PLAIN.quantize(2), icc_profile=ADOBE),
+    "transparent palette": encoded(PLAIN.quantize(2), icc_profile=ADOBE, transparency=200),
+    "opaque": encoded(PLAIN.convert("RGBA"), icc_profile=ADOBE),
+}
+
+
+@pytest.mark.parametrize("name", OF_ADOBE)
+def test_colours_are_those_of_the_embedded_profile(name: str) -> None:
+    shown = decode_picture(OF_ADOBE[name])
+    assert shown.getpixel((1, 1)) == pytest.approx(WIDE, abs=2)
+    assert decode_picture(shown).getpixel((1, 1)) == shown.getpixel((1, 1))  # once
+    assert not Image.open(io.BytesIO(encoded(shown))).info.get("icc_profile")
+
+
+def test_transparent_pictures_with_a_profile_are_on_white() -> None:
+    clear = Image.new("RGBA", (6, 4), (*COLOUR, 128))
+    half = [(255 + channel) / 2 for channel in WIDE]
+    shown = decode_picture(encoded(clear, icc_profile=ADOBE))
+    assert shown.getpixel((1, 1)) == pytest.approx(half, abs=2)
+    hidden = decode_picture(encoded(PLAIN, icc_profile=ADOBE, transparency=COLOUR))
+    assert hidden.getpixel((1, 1)) == (255, 255, 255)
+
+
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+DIM = Image.new("L", (6, 4), 20)
+CYAN = Image.new("CMYK", (6, 4), (255, 0, 0, 0))
+AS_THEY_ARE = {
+    "sRGB": (PLAIN, SRGB, COLOUR),
+    "damaged": (PLAIN, b"nonsense", COLOUR),
+    "cut off": (PLAIN, ADOBE[:300], COLOUR),
+    "of grey": (PLAIN, DARK, COLOUR),
+    "of another kind, CMYK": (CYAN, ADOBE, (0, 255, 255)),
+}
+
+
+@pytest.mark.parametrize("name", AS_THEY_ARE)
+def test_profiles_that_change_nothing(name: str) -> None:
+    image, icc, colour = AS_THEY_ARE[name]
+    shown = decode_picture(encoded(image, "TIFF", icc_profile=icc))
+    assert shown.getpixel((1, 1)) == colour
+
+
+@pytest.mark.parametrize(
+    "image", [DIM, DIM.convert("LA"), Image.fromarray(np.full((4, 6), 20 * 257, np.uint16))]
+)
+def test_grey_of_a_profile_and_of_a_gamma(image: Image.Image) -> None:
+    """20 of gamma 2.2 is as bright as 12 of sRGB, which is straight in the dark."""
+    shown = decode_picture(encoded(image, icc_profile=DARK))
+    assert shown.getpixel((1, 1)) == pytest.approx((12, 12, 12), abs=1)
+
+
+def with_gamma(image: Image.Image, gamma: int, *more: bytes) -> bytes:
+    content = encoded(image)
+    chunks = b""
+    for chunk in (b"gAMA" + struct.pack(">I", gamma), *more):
+        checksum = struct.pack(">I", zlib.crc32(chunk))
+        chunks += struct.pack(">I", len(chunk) - 4) + chunk + checksum
+    return content[:33] + chunks + content[33:]
+
+
+def test_the_gamma_of_a_png() -> None:
+    linear = decode_picture(with_gamma(Image.new("L", (6, 4), 55), 100000))
+    assert linear.getpixel((1, 1)) == pytest.approx((128, 128, 128), abs=1)
+    for content in (with_gamma(PLAIN, 45455), with_gamma(PLAIN, 100000, b"sRGB\0"),
+                    with_gamma(PLAIN, 0)):  # fmt: skip
+        assert decode_picture(content).getpixel((1, 1)) == COLOUR
 
 
 def test_a_picture_stands_upright() -> None:

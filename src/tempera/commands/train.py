@@ -20,6 +20,7 @@ from tempera.config.options import Role, role_of
 from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.entries import Source
+from tempera.data.shards import is_complete
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import pictures_of
@@ -32,7 +33,7 @@ from tempera.runtime.network_directory import draft_directory
 from tempera.runtime.pretrained import Taken, recording_taken
 from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
-from tempera.training.dataset import Codes, ShardCodes
+from tempera.training.dataset import CODES, Codes, ShardCodes
 from tempera.training.losses import Loss, described
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, TrainingRun
@@ -72,7 +73,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if "source" in cfg:
         make = part(cfg.source).make
         source: Source = make() if cfg.family.toy else read_with_files(parts, _networks, make)
-        source.fetch(processes)
+        if not (_is_encoded(cfg, directory) and source.count()):
+            source.fetch(processes)
         offered |= {"source": source, "captions": parts.captions()}
     with recording_taken() as taken:
         target = parts.discrete_target()
@@ -107,6 +109,12 @@ def read_options(cfg: DictConfig) -> tuple[Options, Recipe, Loss, Part[DraftNetw
     _check_effect(cfg, loss, draft)
     _check_drafts(options)
     return options, recipe, loss, draft
+
+
+def _is_encoded(cfg: DictConfig, directory: Path) -> bool:
+    """Whether all training images are encoded; more of them would be another training."""
+    path = cfg.train_data.get("path")
+    return is_complete(Path(path) if path else directory / CODES)
 
 
 def _work(options: Options, recipe: Recipe) -> str:

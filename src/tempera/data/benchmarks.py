@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tempera.data.entries import Entry, Listed
-from tempera.data.prompts import Prompt, chosen, file_prompts, text_of
+from tempera.data.prompts import CAPTION_NAMES, Prompt, chosen, file_prompts, text_of
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, read_text, sha256_file
 from tempera.runtime.github import Pinned
@@ -182,7 +182,8 @@ def _listed(prompts: Sequence[Prompt], kind: str, file: str | None, **described:
 
 def prompt_file(path: str) -> Listed:
     """`source=prompts`: captions of a file that `tempera.data.prompts.file_prompts` reads."""
-    return _listed(file_prompts(path), "prompts", path, path=path)
+    prompts = file_prompts(path, names=CAPTION_NAMES)
+    return _listed(prompts, "prompts", path, path=path)
 
 
 def parti_prompts(

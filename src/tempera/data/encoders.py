@@ -2,7 +2,8 @@
 target generates codes for the captions.
 """
 
-from dataclasses import asdict, dataclass
+import hashlib
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,7 +72,9 @@ class VQEncoder:
 
     @torch.no_grad()
     def encode(self, entries: list[Entry]) -> Encoded:
-        """Encode the pictures; those that cannot be decoded are broken."""
+        """Encode the pictures; those that cannot be decoded are broken. The keys of the entries get
+        a hash of the pixels in front, which tells pictures that are there more than once.
+        """
         kept: list[Entry] = []
         pixels: list[Tensor] = []
         broken: list[Broken] = []
@@ -82,8 +85,10 @@ class VQEncoder:
                     "source its images."
                 )
             try:
-                pixels.append(to_pixels(decode_picture(entry.image), self.size))
-                kept.append(entry)
+                picture = to_pixels(decode_picture(entry.image), self.size)
+                digest = hashlib.sha256(picture.numpy().tobytes()).hexdigest()[:16]
+                kept.append(replace(entry, key=f"{digest}#{entry.key}"))
+                pixels.append(picture)
             except (OSError, ValueError) as problem:
                 broken.append(Broken(entry.where, f"unreadable image ({problem})"))
         if not kept:

@@ -3,19 +3,17 @@
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from tempera.data.entries import Broken, Entry, Item, LeftOut, Listed, row_entry, usable_entry
-from tempera.data.prompts import rows_of, text_of
-from tempera.data.sources import fingerprint, suffix
+from tempera.data.entries import METADATA, Broken, Entry, Listed, row_entry, usable_entry
+from tempera.data.prompts import caption_column, rows_of, text_of
+from tempera.data.sources import state_of, suffix
 from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import read_text
+from tempera.runtime.files import fingerprint, read_text
 from tempera.runtime.image_decoding import ENDINGS
 
 NAME = "file_name"
 """The column of `METADATA` that names the picture."""
-METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 TRAIN = "train"
 """The training split's directory in Hugging Face's layout."""
 
@@ -24,11 +22,9 @@ def pictures_in(folder: Path) -> tuple[list[Path], Counter[str]]:
     """The pictures in a folder at any depth, in order, and how many other things it holds, by kind.
     What is hidden, such as copies of an editor and thumbnails, is not looked into.
     """
-    files, hidden = _walked(folder)
-    pictures = [file for file in files if suffix(file) in ENDINGS]
-    left_out = Counter(_kind(file) for file in files if suffix(file) not in ENDINGS)
-    left_out.update(Counter(item.kind for item in hidden))
-    return pictures, left_out
+    files, left_out = _walked(folder)
+    left_out.update(_kind(file) for file in files if not _is_picture(file))
+    return [file for file in files if _is_picture(file)], left_out
 
 
 def image_folder(path: str, caption: str | None = None) -> Listed:
@@ -36,46 +32,45 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
     Face's imagefolder, or in a .txt file beside each picture. In Hugging Face's layout with
     directories of splits, those of `train` alone are read.
 
-    Its parts are files and rows of the metadata.
-
     Args:
         path: the folder.
-        caption: name of the caption column; None takes the first of `TEXT_NAMES` that exists.
+        caption: name of the caption column; None takes the first of `CAPTION_NAMES` that exists.
 
     Raises:
         TemperaError: it holds no pictures, or its metadata cannot be read.
     """
     folder = Path(path)
-    files, hidden = _walked(folder)
+    files, left_out = _walked(folder)
     root = _split_of(folder, files)
     inside = [file for file in files if root in file.parents]
-    pictures = [file for file in inside if suffix(file) in ENDINGS]
-    if not pictures:
+    if not any(map(_is_picture, inside)):
         raise TemperaError(
             f"there are no images in {shortened(path)}: give a folder of captioned images."
         )
     tables = _tables(inside)
     if tables:
-        others = [file for file in inside if file not in tables]
-        items = list(_by_rows(tables, others, caption, folder))
-        rows = sum(not isinstance(item, LeftOut) for item in items)
-        parts = len(others) + rows
+        entries = list(_by_rows(tables, caption, folder))
+        images = (entry.image for entry in entries if isinstance(entry, Entry))
+        read = {*tables, *(image for image in images if isinstance(image, Path))}
     else:
-        items = list(_by_names(inside, folder))
-        parts = len(inside)
-    items += hidden
-    parts += sum(item.parts for item in hidden)
-    outside = len(files) - len(inside)
-    if outside:
-        items.append(LeftOut(f"files outside {TRAIN}", outside))
-        parts += outside
+        entries = list(_by_names(inside, folder))
+        read = {file for file in inside if _is_picture(file) or suffix(file) == "txt"}
+    for file in inside:
+        if file not in read:
+            unnamed = _is_picture(file)
+            left_out["pictures that no usable row names" if unnamed else _kind(file)] += 1
+    left_out[f"files outside {TRAIN}"] = len(files) - len(inside)
     described = {
         "kind": "imagefolder",
         "path": path,
         "caption": caption,
-        "fingerprint": fingerprint(tables or pictures),
+        "fingerprint": fingerprint({"files": state_of(sorted(read))}),
     }
-    return Listed(items, described, parts)
+    return Listed(entries, described, +left_out)
+
+
+def _is_picture(file: Path) -> bool:
+    return suffix(file) in ENDINGS
 
 
 def _tables(files: Sequence[Path]) -> list[Path]:
@@ -90,20 +85,18 @@ def _tables(files: Sequence[Path]) -> list[Path]:
     ]
 
 
-def _walked(folder: Path) -> tuple[list[Path], list[LeftOut]]:
-    """The files of a folder at any depth, in order, and what is not looked into."""
+def _walked(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The files of a folder at any depth, in order, and how much is not looked into."""
     files: list[Path] = []
-    left_out: list[LeftOut] = []
+    left_out = Counter[str]()
     for place, folders, names in os.walk(folder):
-        for name in folders:
-            if os.path.islink(os.path.join(place, name)):  # noqa: PTH114, PTH118 (a million names)
-                left_out.append(LeftOut("linked folders"))
-            elif name.startswith("."):
-                left_out.append(LeftOut("hidden folders"))
+        hidden = [name for name in folders if name.startswith(".")]
         folders[:] = [name for name in folders if not name.startswith(".")]
-        left_out += [LeftOut("hidden files") for name in names if name.startswith(".")]
+        left_out["hidden folders"] += len(hidden)
+        left_out["linked folders"] += sum(Path(place, name).is_symlink() for name in folders)
+        left_out["hidden files"] += sum(name.startswith(".") for name in names)
         files += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(files), left_out
+    return sorted(files), +left_out
 
 
 def _split_of(folder: Path, files: Sequence[Path]) -> Path:
@@ -112,47 +105,32 @@ def _split_of(folder: Path, files: Sequence[Path]) -> Path:
     return folder / TRAIN if folder / TRAIN in places and folder not in places else folder
 
 
-def _by_rows(
-    tables: Sequence[Path], files: Sequence[Path], caption: str | None, folder: Path
-) -> Iterator[Item]:
-    """Entries by the rows of the metadata, then the files that no entry uses."""
-    unused = dict.fromkeys(files)
+def _by_rows(tables: Sequence[Path], caption: str | None, folder: Path) -> Iterator[Entry | Broken]:
+    """Entries by the rows of the metadata."""
     for place, table in enumerate(tables):
         inside = table.parent.relative_to(folder)
-        for number, line in rows_of(table):
-            row = line if isinstance(line, dict) else {}
+        rows = [(number, row if isinstance(row, dict) else {}) for number, row in rows_of(table)]
+        columns = dict.fromkeys(name for _, row in rows for name in row)
+        column = caption or caption_column(columns)
+        for number, row in rows:
             name = row.get(NAME)
             number_of = f"{number}" if len(tables) == 1 else f"{place}.{number}"
             key = f"{inside / name if isinstance(name, str) else name}#{number_of}"
-            entry = row_entry(f"{table}:{number}", key, row, NAME, caption, table.parent)
-            if isinstance(entry, Entry) and isinstance(entry.image, Path) and entry.image in unused:
-                del unused[entry.image]
-                entry = replace(entry, parts=2)
-            yield entry
-    for file in unused:
-        picture = suffix(file) in ENDINGS
-        yield LeftOut("pictures that no usable row names" if picture else _kind(file))
+            yield row_entry(f"{table}:{number}", key, row, NAME, column, table.parent)
 
 
-def _by_names(files: Sequence[Path], folder: Path) -> Iterator[Item]:
+def _by_names(files: Sequence[Path], folder: Path) -> Iterator[Entry | Broken]:
     """Pictures whose captions are in .txt files beside them."""
     texts: dict[Path, list[Path]] = defaultdict(list)
     pictures: dict[Path, list[Path]] = defaultdict(list)
     for file in files:
         if suffix(file) == "txt":
             texts[file.with_suffix("")].append(file)
-        elif suffix(file) in ENDINGS:
+        elif _is_picture(file):
             pictures[file.with_suffix("")].append(file)
-        else:
-            yield LeftOut(_kind(file))
-    for stem in texts.keys() - pictures.keys():
-        yield LeftOut(".txt files without a picture", len(texts[stem]))
-    for file in files:
-        if suffix(file) in ENDINGS:
-            stem = file.with_suffix("")
-            captions = texts.pop(stem, [])
-            entry = _beside(file, captions, pictures[stem], folder)
-            yield replace(entry, parts=1 + len(captions))
+    for stem, same in pictures.items():
+        for file in same:
+            yield _beside(file, texts[stem], same, folder)
 
 
 def _beside(

@@ -3,19 +3,20 @@
 URLs (hub, by commit)  →  shards of images: 00000.parquet …  →  entries
 
 The files and the seed determine the order of the rows. Shard n holds the images of rows
-n·shard_size … (n + 1)·shard_size − 1 that could be downloaded. Each shard
-is written once and whole, so an interrupted download resumes with the next one, and several models
-can share the images.
+n·shard_size … (n + 1)·shard_size − 1 that could be downloaded. Each shard is written once and
+whole, when the network has answered for all of its rows, so an interrupted download resumes with
+the next one, and several models can share the images. Rows whose server did not answer stay open: a
+later run asks for them again once the list is at its end, in further shards.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +25,15 @@ from pydantic import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 from typing_extensions import override
 
-from tempera.data.downloads import Limits, download
-from tempera.data.entries import Broken, Entry, Item, LeftOut, Source, Tally, tallied
+from tempera.data.downloads import Limits, download, is_open
+from tempera.data.entries import Entry, Source, shown
 from tempera.data.prompts import text_of
-from tempera.data.sources import matching
+from tempera.data.sources import matching, state_of
 from tempera.errors import TemperaError
 from tempera.runtime.distributed import Processes
 from tempera.runtime.files import (
     check_same,
+    fingerprint,
     read_json,
     reason,
     replacing,
@@ -50,13 +52,34 @@ COLUMNS = pa.schema(
 )
 """Of a shard."""
 
-LEFT_OUT = "left_out"
-"""Metadata of a shard: the rows that it lacks, by the reason."""
+FORMAT = 2
+"""Of the directory of images."""
+STATE = "tempera"
+"""Metadata of a shard: the fields of `Shard` but the pairs."""
+PROBES = 8
+"""Most servers that are asked whether the network is there."""
 UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError)
 """What reading a table raises."""
 
 Row = tuple[str, str | None, str | None]
 """Key, URL and caption."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What is in a shard's file beside its images.
+
+    Attributes:
+        pairs: number of images.
+        left_out: numbers of rows that it lacks for good, by the reason.
+        open: rows that it lacks for now, and why.
+        again: number of open rows of earlier shards that were its rows; 0 if rows of the list were.
+    """
+
+    pairs: int
+    left_out: dict[str, int]
+    open: list[tuple[Row, str]]
+    again: int
 
 
 @dataclass
@@ -88,42 +111,39 @@ class LaionCoco(Limits, Source):
     @override
     def describe(self) -> dict[str, Any]:
         request = {name: value for name, value in self._manifest().items() if name != "files"}
-        return {"kind": "laion_coco", **request, "pairs": self.count()}
+        return {"kind": "laion_coco", **request}
 
     @override
     def count(self) -> int | None:
         if not self._manifest():
             return None
-        pairs = sum(self._shards())
+        pairs = sum(shard.pairs for shard in self._shards())
         return pairs if self.limit is None else min(pairs, self.limit)
 
     @override
-    def read(self, start: int) -> Iterator[Entry | Broken]:
+    def read(self, start: int) -> Iterator[Entry]:
+        shards = self._shards()
+        self.left_out = _missing(shards)
         most = None if self.limit is None else max(self.limit - start, 0)
-        return islice(tallied(self, partial(self._pairs, start)), most)
+        return islice(self._pairs(shards, start), most)
 
-    def _pairs(self, skip: int, tally: Tally) -> Iterator[Item]:
-        for number, pairs in enumerate(self._shards()):
-            file = pq.ParquetFile(self._shard(number))
-            for kind, rows in _left_out(file).items():
-                tally.given += rows
-                yield LeftOut(kind, rows)
-            if skip < pairs:
-                for batch in file.iter_batches(64):
+    def _pairs(self, shards: Sequence[Shard], skip: int) -> Iterator[Entry]:
+        for number, shard in enumerate(shards):
+            if skip < shard.pairs:
+                for batch in pq.ParquetFile(self._shard(number)).iter_batches(64):
                     for row in batch.slice(skip).to_pylist():
-                        tally.given += 1
                         yield Entry(row["url"], row["key"], row["caption"], row["image"])
                     skip -= min(skip, len(batch))
             else:
-                skip -= pairs
+                skip -= shard.pairs
 
     @override
     def fetch(self, processes: Processes) -> None:
         """The main process downloads shards until there are `limit` pairs.
 
         Raises:
-            TemperaError: the URLs are unavailable, no image could be downloaded, or the directory
-                holds images of another table.
+            TemperaError: the URLs are unavailable, the network is, no image could be downloaded, or
+                the directory holds images of another table.
         """
         if processes.is_main:
             self._download()
@@ -132,60 +152,110 @@ class LaionCoco(Limits, Source):
     def _download(self) -> None:
         writable_directory(Path(self.images))
         self._keep_manifest()
-        pairs = self._shards()
-        failed = Counter[str]()
-        rows = islice(self._rows(), len(pairs) * self.shard_size, None)
-        with tqdm(
-            desc="download images", unit="image", total=self.limit, initial=sum(pairs)
-        ) as bar:
-            while self.limit is None or sum(pairs) < self.limit:
-                batch = list(islice(rows, self.shard_size))
-                if not batch:
+        shards = self._shards()
+        pairs = sum(shard.pairs for shard in shards)
+        with tqdm(desc="download images", unit="image", total=self.limit, initial=pairs) as bar:
+            for batch, again in self._batches(shards):
+                if self.limit is not None and pairs >= self.limit:
                     break
-                pairs.append(self._make(self._shard(len(pairs)), batch, failed))
-                bar.update(pairs[-1])
-        if not sum(pairs):
-            kinds = ", ".join(f"{kind} {times:,}" for kind, times in failed.most_common())
+                shards.append(self._make(len(shards), batch, again))
+                pairs += shards[-1].pairs
+                bar.update(shards[-1].pairs)
+        missing = _missing(shards)
+        if not pairs:
             raise TemperaError(
                 f"no image of {self.path or self.repository} could be downloaded "
-                f"({kinds or 'no captions'}): check the network, or give another source."
+                f"({shown(missing) or 'no rows'}): check the network, or give another source."
             )
+        unanswered = len(_open(shards))
+        if unanswered and (self.limit is None or pairs < self.limit):
+            print(
+                f"{unanswered:,} images may come later, as their servers did not answer: the same "
+                "command asks for them again."
+            )
+
+    def _batches(self, shards: Sequence[Shard]) -> Iterator[tuple[list[Row], int]]:
+        """The rows of the next shards, and how many of them were open: first those of the list,
+        then those that are open already.
+        """
+        of_list = sum(not shard.again for shard in shards)
+        open_rows = _open(shards)
+        rows = islice(self._rows(), of_list * self.shard_size, None)
+        while batch := list(islice(rows, self.shard_size)):
+            yield batch, 0
+        for first in range(0, len(open_rows), self.shard_size):
+            batch = [row for row, _ in open_rows[first : first + self.shard_size]]
+            yield batch, len(batch)
 
     def _shard(self, number: int) -> Path:
         return Path(self.images, f"{number:05d}.parquet")
 
-    def _shards(self) -> list[int]:
-        """Pairs in each shard before the first missing one."""
-        pairs: list[int] = []
-        while (path := self._shard(len(pairs))).is_file():
+    def _shards(self) -> list[Shard]:
+        """The shards before the first missing one."""
+        shards: list[Shard] = []
+        while (path := self._shard(len(shards))).is_file():
             try:
-                pairs.append(pq.ParquetFile(path).metadata.num_rows)
+                metadata = pq.read_metadata(path)
+                state = json.loads((metadata.metadata or {})[STATE.encode()])
+                rows = [((key, url, caption), why) for key, url, caption, why in state.pop("open")]
+                shards.append(Shard(pairs=metadata.num_rows, open=rows, **state))
             except UNREADABLE as problem:
                 raise _unreadable(path, problem) from None
-        return pairs
+        return shards
 
-    def _make(self, shard: Path, rows: list[Row], failed: Counter[str]) -> int:
-        """Make a shard, which keeps the numbers of rows that it lacks by the reason; the number of
-        its pairs. Counts failures by their kinds.
+    def _make(self, number: int, rows: Sequence[Row], again: int) -> Shard:
+        """Make a shard.
+
+        Raises:
+            TemperaError: the network is not there, so that nothing is known of its rows.
         """
         captioned = [(key, url or "", caption) for key, url, caption in rows if caption]
-        downloads = download([url for _, url, _ in captioned], self)
-        problems = Counter(failure for failure in downloads if isinstance(failure, str))
-        failed.update(problems)
-        left_out = {f"images not downloaded ({kind})": rows for kind, rows in problems.items()}
-        captionless = len(rows) - len(captioned)
-        if captionless:
-            left_out["rows without a caption"] = captionless
-        pairs = [
-            (*row, image)
-            for row, image in zip(captioned, downloads, strict=True)
-            if isinstance(image, bytes)
-        ]
+        outcomes = download([url for _, url, _ in captioned], self)
+        pairs = []
+        left_out = Counter[str]()
+        left_out["rows without a caption"] = len(rows) - len(captioned)
+        open_rows = list[tuple[Row, str]]()
+        for row, outcome in zip(captioned, outcomes, strict=True):
+            if isinstance(outcome, bytes):
+                pairs.append((*row, outcome))
+            elif outcome.final:
+                left_out[_not_downloaded(outcome.kind)] += 1
+            else:
+                open_rows.append((row, outcome.kind))
+        if open_rows:
+            self._check_network(number, [url for _, url, *_ in pairs], open_rows[0][1])
+        state = {
+            "left_out": +left_out,
+            "open": [(*row, why) for row, why in open_rows],
+            "again": again,
+        }
         columns = [[pair[place] for pair in pairs] for place in range(len(COLUMNS))]
-        schema = COLUMNS.with_metadata({LEFT_OUT: json.dumps(left_out)})
-        with replacing(shard) as temporary:
+        schema = COLUMNS.with_metadata({STATE: json.dumps(state)})
+        with replacing(self._shard(number)) as temporary:
             pq.write_table(pa.table(columns, schema), temporary, row_group_size=64)
-        return len(pairs)
+        return Shard(len(pairs), +left_out, open_rows, again)
+
+    def _check_network(self, number: int, addresses: Sequence[str], why: str) -> None:
+        """Raise TemperaError if no server whose image came before answers now: what a shard lacks
+        then says nothing about its rows.
+
+        Args:
+            number: of the shard.
+            addresses: of the images that it got.
+            why: an image did not come.
+        """
+        earlier = number
+        while not addresses and earlier:
+            earlier -= 1
+            table = pq.read_table(self._shard(earlier), columns=["url"])
+            addresses = table.column("url").to_pylist()
+        servers = {urlsplit(address).netloc: address for address in addresses}
+        probes = list(servers.values())[-PROBES:]
+        if all(map(is_open, download(probes, self))):
+            raise TemperaError(
+                f"the network or the servers of images do not answer ({why}); what came before is "
+                f"in {self.images}: give the same command again when they do."
+            )
 
     def _rows(self) -> Iterator[Row]:
         """The rows of the files that the manifest names: files, row groups of a file, and rows of a
@@ -218,25 +288,41 @@ class LaionCoco(Limits, Source):
 
     def _keep_manifest(self) -> None:
         """Record the request, the commit and its files; refuse a directory of another request."""
-        request = {name: getattr(self, name) for name in ASKED}
+        request = {"format": FORMAT, **{name: getattr(self, name) for name in ASKED}}
+        if self.path is not None:
+            files = matching(self.path, "parquet")
+            request["fingerprint"] = fingerprint({"files": state_of(files)})
         manifest = self._manifest()
-        if manifest and self._shards():
-            begun_with = {name: manifest.get(name) for name in ASKED}
+        if manifest and self._shard(0).is_file():
+            begun_with = {name: manifest.get(name) for name in request}
             check_same(Path(self.images), begun_with, request)
             return
         if self.path is None:
             commit = Repository(self.repository, "dataset", self.revision).commit()
-            files = sorted(Repository(self.repository, "dataset", commit).files("*.parquet"))
+            names = sorted(Repository(self.repository, "dataset", commit).files("*.parquet"))
         else:
             commit = ""
-            files = [str(file.resolve()) for file in matching(self.path, "parquet")]
-        write_json(Path(self.images, "images.json"), {**request, "commit": commit, "files": files})
+            names = [str(file.resolve()) for file in files]
+        write_json(Path(self.images, "images.json"), {**request, "commit": commit, "files": names})
 
 
-def _left_out(file: pq.ParquetFile) -> dict[str, int]:
-    """The rows that a shard lacks, by the reason."""
-    metadata = file.schema_arrow.metadata or {}
-    return dict(json.loads(metadata.get(LEFT_OUT.encode(), b"{}")))
+def _open(shards: Sequence[Shard]) -> list[tuple[Row, str]]:
+    """The rows that are open, and why."""
+    rows = [row for shard in shards for row in shard.open]
+    return rows[sum(shard.again for shard in shards) :]
+
+
+def _missing(shards: Sequence[Shard]) -> Counter[str]:
+    """Numbers of rows without an image, by the reason."""
+    missing = Counter[str]()
+    for shard in shards:
+        missing.update(shard.left_out)
+    missing.update(_not_downloaded(why) for _, why in _open(shards))
+    return missing
+
+
+def _not_downloaded(why: str) -> str:
+    return f"images not downloaded ({why})"
 
 
 def _unreadable(path: Path, problem: Exception) -> TemperaError:

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -19,6 +19,8 @@ from tempera.runtime.row_store import read_table
 
 TEXT_NAMES = ("prompt", "prompts", "caption", "top_caption", "text")
 """Names of columns and fields that hold the text, in any case; the first that exists is read."""
+CAPTION_NAMES = ("caption", "text", "top_caption", "prompt", "prompts")
+"""The same for captions of pictures, beside which a column `prompt` may hold an instruction."""
 LONGEST_ID = 100
 """Most bytes of an id: it names files, which have at most 255 bytes."""
 REPEAT = re.compile(r"(-again)?-\d{1,6}\Z")
@@ -70,17 +72,20 @@ def text_of(value: Any) -> str | None:
     return (" ".join(value.split()) or None) if isinstance(value, str) else None
 
 
-def field_of(row: Any, name: str | None = None) -> str | None:
-    """The text in a row: the row itself, its field of that name, or the first of `TEXT_NAMES`."""
+def field_of(row: Any, names: Sequence[str]) -> str | None:
+    """The text in a row: the row itself, or its first field of one of these names, in any case,
+    that is not empty.
+    """
     if not isinstance(row, dict):
         return text_of(row)
-    if name:
-        return text_of(row.get(name))
     in_lower_case = {str(key).lower(): value for key, value in row.items()}
-    for usual_name in TEXT_NAMES:
-        if in_lower_case.get(usual_name):
-            return text_of(in_lower_case[usual_name])
-    return None
+    return next((text_of(in_lower_case[name]) for name in names if in_lower_case.get(name)), None)
+
+
+def caption_column(names: Iterable[str]) -> str | None:
+    """Which of a table's columns holds the captions: the first of `CAPTION_NAMES` that exists."""
+    in_lower_case = {name.lower(): name for name in names}
+    return next((in_lower_case[name] for name in CAPTION_NAMES if name in in_lower_case), None)
 
 
 def one_prompt(content: str | float) -> list[Prompt]:
@@ -101,7 +106,11 @@ def one_prompt(content: str | float) -> list[Prompt]:
 
 
 def file_prompts(
-    path: str | None, limit: PositiveInt | None = None, offset: NonNegativeInt = 0
+    path: str | None,
+    limit: PositiveInt | None = None,
+    offset: NonNegativeInt = 0,
+    *,
+    names: Sequence[str] = TEXT_NAMES,
 ) -> list[Prompt]:
     """Read prompts from a file: see `rows_of`. Ids are `<file stem>-<line number>`.
 
@@ -109,6 +118,7 @@ def file_prompts(
         path: the file.
         limit: number of prompts to take, None for all.
         offset: number of prompts to skip first.
+        names: of the columns that may hold the text; the first that is not empty does.
 
     Raises:
         TemperaError: the file is missing, empty or not UTF-8, or holds a broken line, an empty
@@ -120,7 +130,7 @@ def file_prompts(
     stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
     prompts = []
     for number, row in rows_of(file):
-        text = field_of(row)
+        text = field_of(row, names)
         if text is None or UNPRINTABLE.search(text):
             why = "holds no text for a prompt" if text is None else f"is {NOT_UTF8}"
             raise TemperaError(f"{file}:{number} {why}: repair or delete it.")

@@ -26,7 +26,7 @@ from tempera.runtime.files import check_same, read_json, reason, replacing, sha2
 from tempera.runtime.installation import command
 from tempera.runtime.row_store import Numbers, read_table
 
-FORMAT = 1
+FORMAT = 2
 """Raise it where shards that an earlier version made cannot be read, or would be made otherwise."""
 MANIFEST = "manifest.json"
 
@@ -54,7 +54,7 @@ class Manifest:
         grid: rows and columns of an image's codes.
         vocab_size: every code is less than this.
         broken: the first broken entries, as "place: reason".
-        left_out: numbers of parts of the source that belong to no entry, by kind; known at the end.
+        left_out: numbers of other things that the source held, by kind; known at the end.
     """
 
     tokenizer: str
@@ -129,7 +129,8 @@ class CodedImages:
     """Images as codes, with their captions.
 
     Attributes:
-        keys: one per image; keys of the same image are equal up to the first `#`.
+        keys: one per image; keys of the same image are equal up to the first `#`. Those of
+            encoded pictures begin with a hash of the pixels.
         captions: one per image.
         codes: int32 [n, rows × columns], in raster order.
     """
@@ -175,6 +176,11 @@ def shard_file(directory: Path, number: int) -> Path:
 def is_intact(path: Path, shard: Shard) -> bool:
     """Whether the file of a listed shard is there and as it was written."""
     return path.is_file() and sha256_file(path) == shard.sha256
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether a directory holds all shards of its source."""
+    return (directory / MANIFEST).is_file() and Manifest.load(directory).complete
 
 
 def read_shards(

@@ -3,35 +3,35 @@ whatever `datasets` streams.
 """
 
 import glob
-import hashlib
 import json
 import os
 import re
 import tarfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.dataset as arrow
+import pyarrow.parquet as pq
 from typing_extensions import override
 
 from tempera.data.entries import (
+    METADATA,
     Broken,
     Entry,
-    Item,
-    LeftOut,
     Source,
-    Tally,
+    picture_of,
     row_entry,
-    tallied,
     usable_entry,
 )
-from tempera.data.prompts import TEXT_NAMES, field_of, text_of
+from tempera.data.prompts import CAPTION_NAMES, caption_column, text_of
 from tempera.errors import TemperaError, shortened
-from tempera.runtime.files import reason, regular_file
+from tempera.runtime.files import fingerprint, reason, regular_file
 from tempera.runtime.image_decoding import ENDINGS
 
 SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
@@ -41,7 +41,9 @@ CAPTIONS = ("txt", "json")
 LARGEST = 2**28
 """Bytes of the largest member of a tar that is read; no picture is larger."""
 ROWS = 64
-"""Rows of a Parquet file in memory."""
+"""Rows of a Parquet file in memory, beside the pages of the file that they are in."""
+BUFFER = 2**20
+"""Bytes of a Parquet column that are read at a time; without a buffer a row group is."""
 
 
 class Files(Source):
@@ -50,20 +52,25 @@ class Files(Source):
 
     Args:
         files: in order.
-        items: everything in a file, by its path and its name in keys; it counts what it is given in
-            the tally, and may raise anything where the file is damaged.
+        entries: those in a file, by its path and its name in keys; it may raise anything where the
+            file is damaged.
+        beside: files that these name.
         described: see `Source.describe`.
     """
 
     def __init__(
         self,
         files: Sequence[Path],
-        items: Callable[[Path, str, Tally], Iterator[Item]],
+        entries: Callable[[Path, str], Iterator[Entry | Broken]],
+        beside: Iterable[Path] = (),
         **described: Any,
     ) -> None:
         self.files = files
-        self.items = items
-        self.described = {**described, "fingerprint": fingerprint(files)}
+        self.entries = entries
+        self.described = {
+            **described,
+            "fingerprint": fingerprint({"files": state_of((*files, *beside))}),
+        }
 
     @override
     def describe(self) -> dict[str, Any]:
@@ -71,180 +78,171 @@ class Files(Source):
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        return islice(tallied(self, self._all), start, None)
+        return islice(self._all(), start, None)
 
-    def _all(self, tally: Tally) -> Iterator[Item]:
+    def _all(self) -> Iterator[Entry | Broken]:
         for file, name in zip(self.files, names(self.files), strict=True):
             try:
-                yield from self.items(file, name, tally)
+                yield from self.entries(file, name)
             except Exception as problem:  # a decompressor may raise anything on damaged bytes
-                tally.given += 1  # the rest
-                why = f"the rest of it cannot be read ({reason(problem)})"
-                yield Broken(str(file), why, tally.given - tally.accounted)
+                yield Broken(str(file), f"the rest of it cannot be read ({reason(problem)})")
 
 
-class Part(NamedTuple):
-    """A member of a tar that belongs to a sample. content: of pictures and captions, unless they
-    are too large.
-    """
+class Member(NamedTuple):
+    """A picture or a caption of a sample in a tar. content: None if it is too large to be read."""
 
     sample: str
     kind: str
-    size: int
-    content: bytes
+    content: bytes | None
 
 
 def tar_shards(path: str, caption: str | None = None) -> Files:
     """`source=webdataset`: WebDataset tar files. Members whose names agree up to the first dot form
-    a sample; its caption is the .txt or a field of the .json. Its parts are the members.
+    a sample; its caption is the .txt or a field of the .json.
     """
     files = matching(path, "tar")
     return Files(files, partial(_samples, caption), kind="webdataset", path=path, caption=caption)
 
 
-def _samples(caption: str | None, file: Path, name: str, tally: Tally) -> Iterator[Item]:
-    archive: Any
+def _samples(caption: str | None, file: Path, name: str) -> Iterator[Entry | Broken]:
     earlier = set[str]()
-    foreign = Counter[str]()
-
-    def parts() -> Iterator[Part]:
-        """The members that may belong to a sample; `foreign` counts the others."""
-        for member in archive:
-            match = SAMPLE.fullmatch(member.name)
-            if member.isdir():
-                continue
-            tally.given += 1
-            if not member.isfile():
-                foreign["links and devices"] += 1
-            elif match is None:
-                foreign["members that belong to no sample"] += 1
-            else:
-                kind = match[2].lower()
-                content = b""
-                if kind in (*ENDINGS, *CAPTIONS) and member.size <= LARGEST:
-                    content = archive.extractfile(member).read()  # at once: it may be compressed
-                yield Part(match[1], kind, member.size, content)
-
-    def left_out() -> Iterator[LeftOut]:
-        while foreign:
-            yield LeftOut(*foreign.popitem())
-
+    archive: Any
     with tarfile.open(file, ignore_zeros=True) as archive:  # skips damaged headers, too
-        for sample, members in groupby(parts(), lambda part: part.sample):
+        for sample, group in groupby(_members(archive), lambda member: member.sample):
             where = f"{file}/{sample}"
-            key = f"{name}/{sample}"
-            yield from _sample(list(members), caption, where, key, sample in earlier)
+            members = list(group)
+            try:
+                if sample in earlier:
+                    raise ValueError("a sample of this name came before")
+                picture, text = _picture_and_caption(members, caption)
+                yield usable_entry(where, f"{name}/{sample}", text, picture)
+            except ValueError as problem:
+                yield Broken(where, str(problem))
             earlier.add(sample)
-            yield from left_out()
-        yield from left_out()
         if not archive.getmembers() or archive.fileobj.tell() % tarfile.BLOCKSIZE:
             raise EOFError("it is cut off, or no tar file")
 
 
-def _sample(
-    parts: Sequence[Part], caption: str | None, where: str, key: str, repeated: bool
-) -> Iterator[Item]:
-    """A sample, and the members that it does not use. `repeated`: one of its name came before."""
-    members = {part.kind: part for part in parts if part.size}
-    picture = next((members[kind] for kind in ENDINGS if kind in members), None)
-    kinds = ["json"] if caption else CAPTIONS  # a field's name means the .json
-    texts = [members[kind] for kind in kinds if kind in members]
-    if picture is None and not texts:
-        yield from (LeftOut(f".{part.kind} members") for part in parts)
-        return
-    entry: Entry | Broken
-    used: set[str] = set()
+def _members(archive: tarfile.TarFile) -> Iterator[Member]:
+    """The pictures and captions of a tar that are not empty."""
+    for member in archive:
+        match = SAMPLE.fullmatch(member.name)
+        if match is None or not member.isfile() or not member.size:
+            continue
+        kind = match[2].lower()
+        if kind in (*ENDINGS, *CAPTIONS):
+            file = archive.extractfile(member) if member.size <= LARGEST else None
+            content = file.read() if file else None  # at once: it may be compressed
+            yield Member(match[1], kind, content)
+
+
+def _picture_and_caption(
+    members: Sequence[Member], caption: str | None
+) -> tuple[bytes, str | None]:
+    """What a sample holds; ValueError if it is not usable, or may be of two samples."""
+    contents = {member.kind: member.content for member in members}
+    kinds = [member.kind for member in members]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise ValueError(f"its .{kind} is there {kinds.count(kind)} times")
+    pictures = [contents[kind] for kind in ENDINGS if kind in contents]
+    if not pictures:
+        raise ValueError("no image")
+    text = None
+    for kind in ["json"] if caption else CAPTIONS:  # a field's name means the .json
+        if kind in contents and text is None:
+            text = _caption(kind, contents[kind], caption)
+    if pictures[0] is None:
+        raise ValueError("its picture is too large to be read")
+    return pictures[0], text
+
+
+def _caption(kind: str, content: bytes | None, field: str | None) -> str | None:
+    """The caption in a member of a sample."""
+    if content is None:
+        raise ValueError(f"its .{kind} is too large to be read")
     try:
-        if picture is None:
-            raise ValueError("no image")
-        _check(parts, [picture, *texts], repeated)
-        kind, text = _caption(texts, caption)
-        entry = usable_entry(where, key, text, picture.content)
-        used = {picture.kind, kind}
-    except ValueError as problem:
-        entry = Broken(where, str(problem))
-    if isinstance(entry, Broken):
-        yield replace(entry, parts=len(parts))
-        return
-    yield replace(entry, parts=len(used))
-    yield from (LeftOut(f".{part.kind} members") for part in parts if part.kind not in used)
-
-
-def _check(parts: Sequence[Part], needed: Sequence[Part], repeated: bool) -> None:
-    """Raise ValueError if members of a sample may belong to another, or were too large to read."""
-    kind, times = Counter(part.kind for part in parts).most_common(1)[0]
-    if times > 1:
-        raise ValueError(f"its .{kind} is there {times} times")
-    if repeated:
-        raise ValueError("a sample of this name came before")
-    for part in needed:
-        if part.size > LARGEST:
-            raise ValueError(f"its .{part.kind} has {part.size:,} bytes, too many to be read")
-
-
-def _caption(texts: Sequence[Part], caption: str | None) -> tuple[str, str | None]:
-    """The kind of the member that holds the caption, and the caption."""
-    for part in texts:
-        is_text = part.kind == "txt"
-        try:
-            content: Any = part.content.decode("utf-8-sig") if is_text else json.loads(part.content)
-        except (ValueError, RecursionError) as problem:
-            raise ValueError(f"its caption cannot be read ({reason(problem)})") from None
-        text = text_of(content) if is_text else field_of(content, caption)
-        if text:
-            return part.kind, text
-    return "", None
+        text = content.decode("utf-8-sig")
+        value = text if kind == "txt" else json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"its caption cannot be read ({reason(problem)})") from None
+    if not isinstance(value, dict):
+        return text_of(value)
+    return text_of(value.get(field or caption_column(value)))
 
 
 def parquet(path: str, image: str, caption: str | None = None) -> Files:
     """`source=parquet`: Parquet files with a caption column and an image column, which holds
     encoded bytes, {bytes, path} structs (Hugging Face's Image) or paths relative to the files.
-    `datasets` reads them. Their parts are the rows.
     """
-    described = {"kind": "parquet", "path": path, "image": image, "caption": caption}
-    return Files(matching(path, "parquet"), partial(_rows, image, caption), **described)
+    files = matching(path, "parquet")
+    return Files(
+        files,
+        partial(_rows, image, caption),
+        _pictures_beside(files, image),
+        kind="parquet",
+        path=path,
+        image=image,
+        caption=caption,
+    )
 
 
-def _rows(image: str, caption: str | None, file: Path, name: str, tally: Tally) -> Iterator[Item]:
-    place = glob.escape(str(file))
-    rows = streamed("parquet", image, caption, data_files=[place], batch_size=ROWS)
-    for number, row in enumerate(rows):
-        tally.given += 1
-        yield row_entry(
-            f"{file}:{number + 1}", f"{name}/{number}", row, image, caption, file.parent
+def _rows(image: str, caption: str | None, file: Path, name: str) -> Iterator[Entry | Broken]:
+    with pq.ParquetFile(file, buffer_size=BUFFER) as table:
+        column = _check_columns(table.schema_arrow.names, image, caption)
+        for number, row in enumerate(_by_group(table, [image, column])):
+            where = f"{file}:{number + 1}"
+            yield row_entry(where, f"{name}/{number}", row, image, column, file.parent)
+
+
+def _by_group(table: pq.ParquetFile, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file. Only between row groups pyarrow frees what it has read."""
+    for group in range(table.num_row_groups):
+        for batch in table.iter_batches(ROWS, [group], columns):
+            yield from batch.to_pylist()
+
+
+def _check_columns(columns: Sequence[str], image: str | None, caption: str | None) -> str:
+    """Which of a table's columns holds the captions; ValueError if it or the pictures' is not
+    there.
+    """
+    for name in (image, caption):
+        if name and name not in columns:
+            raise ValueError(f"it has no column {name}")
+    found = caption or caption_column(columns)
+    if found is None:
+        raise ValueError(
+            f"it has no column {' or '.join(CAPTION_NAMES)}: name that of the captions by "
+            "source.caption="
         )
+    return found
 
 
-def streamed(path: str, image: str | None, caption: str | None, **options: Any) -> Any:
-    """The rows of a data set: the column of the pictures, still encoded, and those that captions
-    can be in. For the arguments see `Stream` and `datasets.load_dataset`.
-    """
-    import datasets  # takes seconds
-
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our errors say it
-    rows = datasets.load_dataset(path, streaming=True, **{"split": "train", **options})
-    names = rows.column_names or [*next(iter(rows), {})]  # not all builders know their columns
-    columns = [image] if image else []
-    columns += [caption] if caption else [name for name in names if name.lower() in TEXT_NAMES]
-    missing = [name for name in columns if name not in names]
-    if missing:
-        raise ValueError(f"it has no column {missing[0]}")
-    rows = rows.select_columns(columns)
-    if image is None or not isinstance((rows.features or {}).get(image), datasets.Image):
-        return rows
-    return rows.cast_column(image, datasets.Image(decode=False))
+def _pictures_beside(files: Sequence[Path], image: str) -> Iterator[Path]:
+    """The files that Parquet files name in the column of pictures."""
+    for file in files:
+        with suppress(pa.ArrowException, OSError), pq.ParquetFile(file) as table:  # told later
+            paths = [
+                column.path
+                for column in table.schema
+                if column.path in (image, f"{image}.path") and column.logical_type.type == "STRING"
+            ]
+            for row in _by_group(table, paths) if paths else ():
+                picture = picture_of(row[image])
+                if picture is not None:
+                    yield file.parent / picture
 
 
 @dataclass
 class Stream(Source):
     """`source=dataset`: anything that `datasets` can stream: a data set on the hub, a local one's
-    directory, or a builder with `data_files`. What it cannot read to its end is an error. Its parts
-    are the rows that `datasets` gives: what a builder itself drops is not counted.
+    directory, or a builder with `data_files`. What it cannot read to its end is an error; what a
+    builder itself drops is not told.
 
     Args:
         path, split, name, data_files: see `datasets.load_dataset`.
         image: column of the images, encoded or as paths; None for captions alone.
-        caption: column of the captions; None takes the first of `TEXT_NAMES` that exists.
+        caption: column of the captions; None takes the first of `CAPTION_NAMES` that exists.
     """
 
     path: str
@@ -256,26 +254,101 @@ class Stream(Source):
 
     @override
     def describe(self) -> dict[str, Any]:
-        return {"kind": "dataset", **asdict(self)}
+        return {"kind": "dataset", **asdict(self), "fingerprint": self._fingerprint}
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
-        return tallied(self, partial(self._from, start))
-
-    def _from(self, start: int, tally: Tally) -> Iterator[Item]:
         position = start
-        options = {"name": self.name, "split": self.split, "data_files": self.data_files}
+        with self._telling():
+            rows, caption = self._rows()
+        rows = iter(rows.skip(start))
+        while True:
+            where = f"{self.path} sample {position}"
+            with self._telling(f" from row {position} on"):
+                row = next(rows, None)
+                if row is None:
+                    return
+                entry = row_entry(where, str(position), row, self.image, caption)
+            yield entry
+            position += 1
+
+    @contextmanager
+    def _telling(self, where: str = "") -> Iterator[None]:
+        """Raises TemperaError for whatever a builder of `datasets` raises."""
         try:
-            for row in streamed(self.path, self.image, self.caption, **options).skip(start):
-                tally.given += 1
-                key = str(position)
-                yield row_entry(f"{self.path} sample {key}", key, row, self.image, self.caption)
-                position += 1
-        except Exception as problem:  # a builder may raise anything, and cannot continue
+            yield
+        except TemperaError:
+            raise
+        except Exception as problem:
             raise TemperaError(
-                f"datasets cannot read {self.path} from row {position} on ({reason(problem)}): "
-                "check the source's path, split and columns, and that its files are whole."
+                f"datasets cannot read {self.path}{where} ({reason(problem)}): check the source's "
+                "path, split and columns, and that its files are whole."
             ) from problem
+
+    @cached_property
+    def _builder(self) -> Any:
+        import datasets  # takes seconds
+
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our errors say it
+        builder = datasets.load_dataset_builder(self.path, self.name, data_files=self.data_files)
+        names = [file.rpartition("/")[2] for file in self._files(builder)]
+        tables = [name for name in names if name in METADATA or name.endswith(".zip")]
+        if self._is_folder(builder) and len(tables) > 1:
+            raise TemperaError(
+                f"{shortened(self.path)} has {len(tables)} files of metadata, which datasets reads "
+                "in another order in every process: give its directory to source=imagefolder."
+            )
+        return builder
+
+    def _rows(self) -> tuple[Any, str]:
+        """The rows with the columns that are read, pictures still encoded, and the captions'."""
+        import datasets
+        from datasets.packaged_modules.parquet.parquet import Parquet
+
+        options: dict[str, Any] = {"split": self.split, "data_files": self.data_files}
+        if isinstance(self._builder, Parquet):
+            scan = arrow.ParquetFragmentScanOptions(
+                use_buffered_stream=True, buffer_size=BUFFER, pre_buffer=False
+            )
+            options |= {"batch_size": ROWS, "fragment_scan_options": scan}
+        rows = datasets.load_dataset(self.path, self.name, streaming=True, **options)
+        columns = rows.column_names or [*next(iter(rows), {})]  # not all builders know theirs
+        caption = _check_columns(columns, self.image, self.caption)
+        rows = rows.select_columns([self.image, caption] if self.image else [caption])
+        if self.image and isinstance((rows.features or {}).get(self.image), datasets.Image):
+            rows = rows.cast_column(self.image, datasets.Image(decode=False))
+        return rows, caption
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        """Of the files that `datasets` reads, as it tells versions apart, and of pictures that
+        their rows name.
+        """
+        with self._telling():
+            files = self._files(self._builder)
+            changed = files.origin_metadata if files else []
+            named = state_of(self._named_pictures())
+            return fingerprint({"files": list(files), "changed": changed, "named": named})
+
+    def _named_pictures(self) -> Iterator[Path]:
+        """The pictures in files of their own, of builders that do not list these."""
+        if self.image is None or self._is_folder(self._builder):
+            return
+        for row in self._rows()[0].select_columns([self.image]):
+            picture = picture_of(row[self.image])
+            if not isinstance(picture, str):
+                return
+            yield Path(picture)
+
+    def _files(self, builder: Any) -> Any:
+        """The list of a builder's files, for the split alone if it is a name."""
+        splits = builder.config.data_files or {}
+        return splits.get(self.split) or [file for files in splits.values() for file in files]
+
+    def _is_folder(self, builder: Any) -> bool:
+        from datasets.packaged_modules.folder_based_builder import folder_based_builder
+
+        return isinstance(builder, folder_based_builder.FolderBasedBuilder)
 
 
 def suffix(file: Path) -> str:
@@ -311,7 +384,13 @@ def names(files: Sequence[Path]) -> list[str]:
     return [file.relative_to(shared).as_posix() for file in files]
 
 
-def fingerprint(files: Sequence[Path]) -> str:
-    """A short hash of names and sizes, to notice that a source has changed."""
-    listing = "\n".join(f"{file} {file.stat().st_size}" for file in files if file.exists())
-    return hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()[:16]
+def state_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Paths, sizes and times of the last change of those files that exist, from which a changed
+    source is noticed.
+    """
+    found = []
+    for file in files:
+        with suppress(OSError, ValueError):  # ValueError: a null byte in the path
+            state = file.stat()
+            found.append((str(file), state.st_size, state.st_mtime_ns))
+    return found

@@ -1,7 +1,6 @@
 """Scenes of the world as prompts, as pictures with captions, and as codes."""
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import override
 
 from tempera.data.encoders import VQEncoder
-from tempera.data.entries import Broken, Entry, Item, Source, Tally, tallied
+from tempera.data.entries import Entry, Source
 from tempera.data.prompts import Count, Prompt
 from tempera.data.shards import CodedImages
 from tempera.image_tokenizers.interface import ImageTokenizer
@@ -76,12 +75,8 @@ class WorldScenes(Source):
         return self.scenes
 
     @override
-    def read(self, start: int) -> Iterator[Entry | Broken]:
-        return tallied(self, partial(self._from, start))
-
-    def _from(self, start: int, tally: Tally) -> Iterator[Item]:
+    def read(self, start: int) -> Iterator[Entry]:
         for index in range(self.first + start, self.first + self.scenes):
-            tally.given += 1
             yield _entry(self.world, index, f"world-{self.world.seed}-{index}")
 
 

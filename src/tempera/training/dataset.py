@@ -20,6 +20,8 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.transformer import TransformerTarget
 
+CODES = "codes"
+"""Where a training keeps its shards in its directory, unless they have a place of their own."""
 HOLDOUT = 20
 """One image in 20 is held out: 5%."""
 SHARD_BATCHES = 4
@@ -42,7 +44,8 @@ class ShardCodes:
     """Shards written by `tempera.data.prepare`, in memory, in a new order in every epoch.
 
     A hash of an image's key decides whether it is held out, so the hold-out does not depend on
-    order or seed, and all captions of an image are on the same side.
+    order or seed, and all captions of an image are on the same side, in whatever rows or files it
+    is (`CodedImages.keys`).
 
     Args:
         images: all images.
@@ -127,7 +130,7 @@ def encoded_codes(
         batch_size: images encoded or drawn at a time.
         seed: seed of the images' orders.
         path: the directory of shards, which may be complete, partial or missing; by default
-            `directory/codes`.
+            `directory/CODES`.
         captions: entries whose captions it refuses are broken.
         processes: the processes that share the work; by default only this one.
         limit: number of images; None takes all.
@@ -143,7 +146,7 @@ def encoded_codes(
             f"{count} images are too few for a 5% hold-out: give a few hundred",
             option="train_data.limit",
         )
-    shards = directory / "codes" if path is None else Path(path)
+    shards = directory / CODES if path is None else Path(path)
     encoder: CodeEncoder = VQEncoder(target.grid, tokenizer)
     if draws:
         encoder = TargetEncoder(target, tokenizer, seed)
