@@ -218,7 +218,8 @@ def test_what_the_builders_of_datasets_lose(tmp_path: Path) -> None:
     """What docs/training.md says of them, and why folders and tars are not read by them."""
 
     def rows(builder: str, file: str, image: str) -> int:
-        return len(list(Stream(builder, image=image, data_files=str(tmp_path / file)).read(0)))
+        files = str(tmp_path / file)
+        return len(list(Stream(builder, image=image, caption="txt", data_files=files).read(0)))
 
     two_samples(tmp_path / "0.tar")
     assert rows("webdataset", "0.tar", "png") == 2
