@@ -135,6 +135,13 @@ def test_codes_of_a_preview_stand_before_those_of_the_grid(tmp_path: Path) -> No
         read_shards(tmp_path, "tok", 1000, GRID)
 
 
+def test_a_source_whose_files_changed_is_told_by_that(tmp_path: Path) -> None:
+    was, now = (Listed(listed(["a", "b"]).items, {"kind": "k", "fingerprint": f}) for f in "xy")
+    prepare(was, Counting(), tmp_path)
+    with pytest.raises(TemperaError, match="the files of the source have changed since"):
+        prepare(now, Counting(), tmp_path)
+
+
 REFUSED: list[tuple[list[str | None], dict[str, Any], str]] = [
     ([], {}, "captions yields no images, as it has no entries"),
     ([None], {}, r"all its entries are broken \(the first: line 0: no caption\)"),

@@ -401,7 +401,11 @@ def test_pictures_of_one_name_do_not_share_a_caption(tmp_path: Path) -> None:
 
 
 ASKED: dict[str, Any] = {"prompt": "Describe the image.", "caption": "a ring"}
-MORE: list[dict[str, Any]] = [ASKED, {"prompt": "Describe the image.", "caption": None}, {"prompt": "Describe it."}]
+MORE: list[dict[str, Any]] = [
+    ASKED,
+    {"prompt": "Describe the image.", "caption": None},
+    {"prompt": "Describe it."},
+]
 
 
 def a_table(place: Path, kind: str) -> Source:

@@ -51,8 +51,8 @@ def fixed(*numbers: float) -> bytes:
     return b"".join(struct.pack(">i", round(number * 65536)) for number in numbers)
 
 
-def profile(space: bytes, **columns: tuple[float, float, float]) -> bytes:
-    """An ICC profile of version 2 with gamma 2.2, for grey or for primaries (for D50)."""
+def profile(space: bytes, table: bytes = b"", **columns: tuple[float, float, float]) -> bytes:
+    """An ICC profile, version 2: a table, or gamma 2.2 for grey or for primaries (for D50)."""
     curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(2.2 * 256)) + b"\0\0"
     text = b"desc\0\0\0\0" + struct.pack(">I", 2) + b"x\0" + b"\0" * 79
     tags = {b"desc": text, b"cprt": b"text\0\0\0\0x\0\0\0"}
@@ -61,16 +61,16 @@ def profile(space: bytes, **columns: tuple[float, float, float]) -> bytes:
         tags[f"{name}XYZ".encode()] = b"XYZ \0\0\0\0" + fixed(*place)
         tags[f"{name}TRC".encode()] = curve
     if not columns:
-        tags[b"kTRC"] = curve
-    table, body = struct.pack(">I", len(tags)), b""
+        tags[b"A2B0" if table else b"kTRC"] = table or curve
+    listing, body = struct.pack(">I", len(tags)), b""
     for tag, data in tags.items():
         data += b"\0" * (-len(data) % 4)
-        table += tag + struct.pack(">II", 132 + 12 * len(tags) + len(body), len(data))
+        listing += tag + struct.pack(">II", 132 + 12 * len(tags) + len(body), len(data))
         body += data
-    size = 128 + len(table) + len(body)
+    size = 128 + len(listing) + len(body)
     head = struct.pack(">I4sI4s4s4s", size, b"\0" * 4, 0x02400000, b"mntr", space, b"XYZ ")
     head += struct.pack(">6H", 2026, 1, 1, 0, 0, 0) + b"acsp" + b"\0" * 28
-    return head + fixed(0.9642, 1, 0.8249) + b"\0" * 48 + table + body
+    return head + fixed(0.9642, 1, 0.8249) + b"\0" * 48 + listing + body
 
 
 ADOBE = profile(
@@ -134,6 +134,22 @@ def test_grey_of_a_profile_and_of_a_gamma(image: Image.Image) -> None:
     """20 of gamma 2.2 is as bright as 12 of sRGB, which is straight in the dark."""
     shown = decode_picture(encoded(image, icc_profile=DARK))
     assert shown.getpixel((1, 1)) == pytest.approx((12, 12, 12), abs=1)
+
+
+def test_the_inks_of_a_profile() -> None:
+    """A profile whose cyan is another than that of plain arithmetic; the other inks are white."""
+    white, cyan = (255, 128, 128), (140, 80, 90)  # L*a*b*
+    table = b"mft1\0\0\0\0" + bytes([4, 3, 2, 0]) + fixed(1, 0, 0, 0, 1, 0, 0, 0, 1)
+    table += bytes(range(256)) * 4 + bytes(white * 8 + cyan * 8) + bytes(range(256)) * 3
+    inks = bytearray(profile(b"CMYK", table=table))
+    inks[12:16], inks[20:24] = b"prtr", b"Lab "
+    shown = decode_picture(encoded(CYAN, "TIFF", icc_profile=bytes(inks)))
+    lab = Image.frombytes("LAB", (1, 1), bytes([140, 80 - 128 & 255, 90 - 128 & 255]))
+    there = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+    right = ImageCms.profileToProfile(lab, *there, outputMode="RGB")
+    assert right is not None
+    assert shown.getpixel((1, 1)) == pytest.approx(right.getpixel((0, 0)), abs=3)
+    assert decode_picture(encoded(CYAN, "TIFF")).getpixel((1, 1)) == (0, 255, 255)
 
 
 def with_gamma(image: Image.Image, gamma: int, *more: bytes) -> bytes:

@@ -166,6 +166,11 @@ def _begun(
     if not (directory / MANIFEST).exists():
         return fresh
     old = Manifest.load(directory)
+    if _is_changed(old.source, fresh.source):
+        raise TemperaError(
+            f"the files of the source have changed since {directory} was begun, by their sizes or "
+            "times: give another directory, or delete this one, to encode them as they are now."
+        )
     check_same(directory, old.recipe, fresh.recipe)
     intact: list[Shard] = []
     for number, shard in enumerate(old.shards):
@@ -178,6 +183,12 @@ def _begun(
         return replace(old, complete=False) if has_grown else old
     listed = old.broken[: sum(shard.broken for shard in intact)]
     return replace(old, shards=tuple(intact), broken=listed, complete=False)
+
+
+def _is_changed(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a source differs from what it was in its fingerprint alone."""
+    differing = {name for name in before | now if before.get(name) != now.get(name)}
+    return differing == {"fingerprint"}
 
 
 def entries_to_read(source: Source, limit: int | None) -> int | None:
