@@ -137,10 +137,11 @@ def test_grey_of_a_profile_and_of_a_gamma(image: Image.Image) -> None:
 
 
 def test_the_inks_of_a_profile() -> None:
-    """A profile whose cyan is another than that of plain arithmetic; the other inks are white."""
-    white, cyan = (255, 128, 128), (140, 80, 90)  # L*a*b*
+    """A profile with a cyan of its own; its magenta and yellow are white."""
+    white, cyan, black = (255, 128, 128), (140, 80, 90), (0, 128, 128)  # L*a*b*
+    inks_of = (white + black) * 4 + (cyan + black) * 4
     table = b"mft1\0\0\0\0" + bytes([4, 3, 2, 0]) + fixed(1, 0, 0, 0, 1, 0, 0, 0, 1)
-    table += bytes(range(256)) * 4 + bytes(white * 8 + cyan * 8) + bytes(range(256)) * 3
+    table += bytes(range(256)) * 4 + bytes(inks_of) + bytes(range(256)) * 3
     inks = bytearray(profile(b"CMYK", table=table))
     inks[12:16], inks[20:24] = b"prtr", b"Lab "
     shown = decode_picture(encoded(CYAN, "TIFF", icc_profile=bytes(inks)))

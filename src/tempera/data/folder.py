@@ -14,6 +14,8 @@ from tempera.runtime.image_decoding import ENDINGS
 
 NAME = "file_name"
 """The column of `METADATA` that names the picture."""
+UNPAIRED = ("pictures that no usable row names", ".txt files without a picture")
+"""Kinds of what a folder leaves out that lack their other half."""
 TRAIN = "train"
 """The training split's directory in Hugging Face's layout."""
 
@@ -43,6 +45,7 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
     files, left_out = _walked(folder)
     root = _split_of(folder, files)
     inside = [file for file in files if root in file.parents]
+    left_out[f"files outside {TRAIN}"] = len(files) - len(inside)
     if not any(map(_is_picture, inside)):
         raise TemperaError(
             f"there are no images in {shortened(path)}: give a folder of captioned images."
@@ -54,12 +57,15 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
         read = {*tables, *(image for image in images if isinstance(image, Path))}
     else:
         entries = list(_by_names(inside, folder))
-        read = {file for file in inside if _is_picture(file) or suffix(file) == "txt"}
+        pictures = {file for file in inside if _is_picture(file)}
+        stems = {file.with_suffix("") for file in pictures}
+        texts = {file for file in inside if suffix(file) == "txt"}
+        read = pictures | {text for text in texts if text.with_suffix("") in stems}
+        left_out[UNPAIRED[1]] = len(texts - read)
+        inside = [file for file in inside if file not in texts]
     for file in inside:
         if file not in read:
-            unnamed = _is_picture(file)
-            left_out["pictures that no usable row names" if unnamed else _kind(file)] += 1
-    left_out[f"files outside {TRAIN}"] = len(files) - len(inside)
+            left_out[UNPAIRED[0] if _is_picture(file) else _kind(file)] += 1
     described = {
         "kind": "imagefolder",
         "path": path,

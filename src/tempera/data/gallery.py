@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tempera.data.entries import Broken, Entry
-from tempera.data.folder import METADATA, NAME, image_folder, pictures_in
+from tempera.data.entries import METADATA, Broken, shown
+from tempera.data.folder import NAME, UNPAIRED, image_folder, pictures_in
 from tempera.data.prompts import Prompt, check_unique, field_of, rows_of, text_of
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_text
@@ -84,14 +84,14 @@ def gallery(folder: Path, captions: Path | None = None, tiles: int = 1) -> list[
         pairs = list(_geneval(places))
     else:
         pairs = list(_beside(folder))
-    shown = []
+    found = []
     for file, text in pairs:
         name = _name(file.relative_to(folder))
         for tile in range(tiles**2):
             own = f"{name}-{tile}" if tiles > 1 else name
-            shown.append(Shown(Prompt(own, text), file, tile, tiles))
-    check_unique([one.prompt for one in shown])
-    return shown
+            found.append(Shown(Prompt(own, text), file, tile, tiles))
+    check_unique([one.prompt for one in found])
+    return found
 
 
 def _name(place: Path) -> str:
@@ -102,20 +102,21 @@ def _name(place: Path) -> str:
 
 def _beside(folder: Path) -> Iterator[tuple[Path, str]]:
     """Pictures with a caption beside them."""
-    for item in image_folder(str(folder)).items:
+    source = image_folder(str(folder))
+    unpaired = {kind: count for kind, count in source.left_out.items() if kind in UNPAIRED}
+    if unpaired:
+        raise TemperaError(
+            f"{folder} holds {shown(unpaired)}: add what is missing, or move them away."
+        )
+    for item in source.items:
         if isinstance(item, Broken):
             raise TemperaError(
                 f"{item}: write captions as .txt files beside the pictures or in metadata.csv, or "
                 "say with captions=PLACE where they are.",
                 option="captions",
             )
-        if isinstance(item, Entry):
-            assert isinstance(item.image, Path)
-            yield item.image, item.caption
-        elif "without a picture" in item.kind or "no usable row" in item.kind:
-            raise TemperaError(
-                f"{folder} holds {item.parts} {item.kind}: add what is missing, or move them away."
-            )
+        assert isinstance(item.image, Path)
+        yield item.image, item.caption
 
 
 def _geneval(places: list[Path]) -> Iterator[tuple[Path, str]]:

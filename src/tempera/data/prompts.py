@@ -72,7 +72,7 @@ def text_of(value: Any) -> str | None:
     return (" ".join(value.split()) or None) if isinstance(value, str) else None
 
 
-def field_of(row: Any, names: Sequence[str]) -> str | None:
+def field_of(row: Any, names: Sequence[str] = TEXT_NAMES) -> str | None:
     """The text in a row: the row itself, or its first field of one of these names, in any case,
     that is not empty.
     """
