@@ -102,8 +102,8 @@ def test_densities_and_draws_are_normal() -> None:
     x = torch.tensor([[0.3, 4.0]])
     wanted = torch.distributions.Normal(kernel.mean.double(), kernel.std).log_prob(x).sum(-1)
     torch.testing.assert_close(kernel.log_density(x), wanted)
-    ends = normal_of(torch.tensor([0.0, 0.5, 1 - 2.0**-24]))
-    assert ends.isfinite().all() and ends[1].abs() < 1e-6 and torch.allclose(ends[0], -ends[2])
+    ends = normal_of(torch.tensor([0.0, 2.0**-53, 0.5, 1 - 2.0**-53], dtype=torch.float64))
+    assert ends.isfinite().all() and ends[2] == 0 and ends[1] == -ends[3] and ends[0] < ends[1]
 
 
 def test_denoising_may_start_at_an_earlier_time_step() -> None:

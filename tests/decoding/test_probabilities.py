@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from tempera.decoding.probabilities import (
     Sampling,
@@ -12,10 +13,12 @@ from tempera.decoding.probabilities import (
     sample_without_replacement,
     total_variation,
 )
+from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
 
 torch.manual_seed(0)
 PLAIN = Sampling(guidance=1.0)
+END = 1 - 2.0**-53
 
 
 def test_guidance_combines_the_two_rows_of_a_prompt():
@@ -87,8 +90,38 @@ def test_ties_with_the_kth_token_are_kept():
 def test_the_token_that_reaches_top_p_is_kept_and_the_first_always():
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     assert (Sampling(1.0, top_p=0.75).distribution(logits) > 0).tolist() == [[True, True, False]]
-    assert (Sampling(1.0, top_p=0.5).distribution(torch.zeros(1, 2))).tolist() == [[1, 0]]
+    assert (Sampling(1.0, top_p=0.5).distribution(torch.zeros(1, 2))).tolist() == [[0, 1]]
     assert (Sampling(1.0, top_p=0.01).distribution(logits) > 0).tolist() == [[True, False, False]]
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.5, 0.75, 0.9, 0.999])
+@pytest.mark.parametrize("top_k", [0, 7, 2000])
+@pytest.mark.parametrize(
+    "logits",
+    [
+        torch.zeros(1, 4),
+        torch.zeros(3, 33),
+        torch.randn(40, 12).round(),
+        (2 * torch.randn(40, 300)).round(),
+        (2 * torch.randn(20, 8192)).bfloat16(),
+        (2 * torch.randn(20, 16384)).half(),
+        5 * torch.randn(20, 16384),
+        torch.randn(20, 5)
+        .masked_fill(torch.rand(20, 5) < 0.3, -torch.inf)
+        .index_fill(1, torch.tensor([2]), 0.0),
+    ],
+    ids=lambda logits: f"{logits.dtype} {list(logits.shape)}",
+)
+def test_top_p_keeps_the_tokens_of_transformers(logits, top_k, top_p):
+    """Also of equal logits: of those of bfloat16, many are."""
+    scores = logits.float()
+    if top_k:
+        scores = TopKLogitsWarper(min(top_k, scores.shape[1]))(None, scores)
+    kept = TopPLogitsWarper(top_p)(None, scores).isfinite()
+    p = Sampling(1.0, top_k=top_k, top_p=top_p).distribution(logits)
+    expected = scores.masked_fill(~kept, -torch.inf).softmax(-1)
+    assert (p > 0).equal(expected > 0)
+    torch.testing.assert_close(p, expected)
 
 
 def test_temperature_zero_is_greedy():
@@ -135,17 +168,26 @@ def test_a_forbidden_token_stays_forbidden_under_guidance(rows):
 
 def test_a_draw_inverts_the_cdf():
     p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
-    u = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2.0**-24])
+    u = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, END], dtype=torch.float64)
     assert sample(p.expand(6, -1), u).tolist() == [1, 1, 3, 3, 4, 4]
     assert sample(torch.tensor([1.0, 1e-9, 1.0]), torch.tensor(0.5)) == 1  # sums are float64
 
 
 def test_a_token_without_mass_is_never_drawn():
-    p = torch.rand(200, 300).masked_fill(torch.rand(200, 300) < 0.9, 0.0)
-    p = normalise(p, p)
-    for u in (0.0, 0.5, 1 - 2.0**-24):
-        drawn = sample(p, torch.full((200,), u))
-        assert (p.gather(1, drawn[:, None]) > 0).all()
+    p = torch.rand(2000, 300).masked_fill(torch.rand(2000, 300) < 0.9, 0.0)
+    for mass in (normalise(p, p), p, 1e-30 * p, 1e30 * p):
+        for u in (0.0, 2.0**-53, 0.5, END):
+            drawn = sample(mass, torch.full((2000,), u, dtype=torch.float64))
+            assert (p.gather(1, drawn[:, None]) > 0).all()
+
+
+def test_a_token_of_little_mass_can_be_drawn():
+    """In a vocabulary of 2¹⁷, by the 50th to the 53rd bit of a draw."""
+    p = torch.cat([torch.ones(1), torch.full((2**17 - 1,), 2.0**-49)]) / (1 + 2.0**-32)
+    keys = torch.arange(4, dtype=torch.float64) * 2.0**-49 + 1 - 2.0**-32
+    assert sample(p.expand(4, -1), keys).unique().numel() == 4
+    streams = RandomStreams(0, ["a"])
+    assert (streams.next(1000) * 2.0**24 % 1 > 0).all()
 
 
 def test_siblings_are_drawn_without_replacement():
@@ -210,5 +252,7 @@ def test_the_smallest_temperatures_are_greedy(temperature):
     sampling = Sampling(1.0, temperature)
     assert torch.equal(sampling.distribution(logits), Sampling(1.0, 0.0).distribution(logits))
     assert sampling.ranking.distribution(logits).isfinite().all()
-    uncertain = replace(sampling, entropy_temperature=(2.5, 3.0, 1e-6))
-    assert torch.equal(uncertain.distribution(logits), sampling.distribution(logits))
+    for floor in (1e-6, 1e-5):
+        uncertain = replace(sampling, entropy_temperature=(0.0, 3.0, floor))
+        found = uncertain.distribution(1e4 * logits)
+        assert torch.equal(found, sampling.distribution(logits))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tempera.decoding.random_streams import RandomStreams, key, uniforms
+from tempera.decoding.random_streams import RandomStreams, key, uniforms, unit
 from tempera.errors import TemperaError
 
 MASK = (1 << 64) - 1
@@ -22,8 +22,12 @@ def test_draws_are_splitmix64():
     keys = torch.tensor([[0], [key(3, "a")], [-1]])
     draws = uniforms(keys, torch.arange(1, 6))
     for row, name in enumerate(keys.flatten().tolist()):
-        expected = [(splitmix64(name & MASK, c) >> 40) * 2.0**-24 for c in range(1, 6)]
+        expected = [(splitmix64(name & MASK, c) >> 11) * 2.0**-53 for c in range(1, 6)]
         assert draws[row].tolist() == expected
+
+
+def test_the_largest_draw_is_below_one():
+    assert unit(torch.tensor([-1, 0])).tolist() == [1 - 2.0**-53, 0]  # all bits, and none
 
 
 def test_the_device_is_the_one_that_tensors_name():

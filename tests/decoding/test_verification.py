@@ -108,8 +108,12 @@ def test_the_empty_tree_draws_from_the_target():
         (SMALL, Traversal()),
     ],
 )
-def test_an_impossible_token_is_rejected_even_at_a_draw_of_zero(tree, rule):
+@pytest.mark.parametrize("drawn", [True, False])
+def test_an_impossible_token_is_rejected_even_at_a_draw_of_zero(tree, rule, drawn):
+    """Also one that its q does not have either."""
     draft, p, uniforms = random_draft(20, tree, vocab_size=12)
+    if not drawn:
+        draft = replace(draft, q=draft.q.scatter(-1, draft.tokens.unsqueeze(-1), 0.0))
     barred = p.scatter(-1, draft.tokens[:, None].expand(-1, p.shape[1], -1), 0.0)
     barred = barred / barred.sum(-1, keepdim=True)
     verdict = verify(draft, Scores(barred, barred), rule, torch.zeros_like(uniforms))

@@ -14,6 +14,7 @@ from table_models import check_rows
 from tiny_networks import PROMPTS, tiny_target
 from window_laws import INITIALISATIONS, check_window, local_target
 
+import tempera
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, at, normalise, one_hot, sample
@@ -23,6 +24,7 @@ from tempera.drafters.jacobi import (
     AdaptiveContinuation,
     Guesses,
     Reuse,
+    SharedNoise,
     jacobi,
     scd,
     sjd,
@@ -171,6 +173,24 @@ def test_a_reused_guess_follows_its_label():
         assert label == pytest.approx([law, 0.9])
         assert tokens.eq(0).double().mean(0).tolist() == pytest.approx(label, abs=0.01)
     assert PublishedReuse(0.5).label(q, last, places).equal(q)
+
+
+@pytest.mark.parametrize(("seed", "position"), [(1055837, 111), (1369712, 90)])
+def test_scd_draws_no_token_without_mass(seed, position):
+    """At these two, E was infinite for the token that has all mass."""
+    found, expected = (
+        tempera.generate("a large green star", method=method, temperature=0.001, seed=seed).tokens
+        for method in ("scd", "ar")
+    )
+    assert found[0, : position + 1].equal(expected[0, : position + 1])
+
+
+def test_a_shared_noise_takes_the_token_that_has_the_mass():
+    noise = SharedNoise()
+    noise.begin(torch.tensor([[0.0, 0.0, 12345 * 2.0**-24]], dtype=torch.float64))
+    positions = torch.tensor([[1217]])
+    q = one_hot(torch.full_like(positions, 13590), 16384)
+    assert noise.tokens(q, None, positions, positions, torch.empty(1, 0)).item() == 13590
 
 
 def test_an_infinite_threshold_is_sjd():

@@ -13,8 +13,9 @@ from published_code.sjd import sjd as published_sjd
 from random_drafts import SMALL
 from table_models import FirstRoundOnly
 from tiny_networks import full_hidden, llamagen, tiny_target
-from window_laws import check_window
+from window_laws import check_window, local_target
 
+from tempera.decoding import random_streams
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, normalise, total_variation
 from tempera.decoding.random_streams import RandomStreams
@@ -255,6 +256,90 @@ def test_forced_tokens_are_kept_by_every_rule(tree, temperature):
         tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=300).tokens
         assert tokens[:, 0].eq(2).all() and tokens[:, 2].eq(1).all(), rule
         assert temperature == 0 or tokens[:, 1].unique().numel() == 4
+
+
+# The edges of arithmetic
+
+
+TREES = {
+    "autoregression": (None, Exact()),
+    "chain": (CHAIN, Exact()),
+    "tree": (SMALL, Exact()),
+    "strict": (SMALL, Relaxed((0.7, 0.35, 0.1))),
+    "a tree per row": (dynamic(), Exact()),
+    "a tree per row, strict": (dynamic(), Relaxed((0.7, 0.35, 0.1))),
+    "block": (CHAIN, BlockVerification()),
+    "traversal": (SMALL, Traversal()),
+    "match": (SMALL, Match()),
+}
+UNLIKE = {
+    "relaxed": (BUSH, Relaxed((3.0, 2.0))),
+    "priced": (BUSH, Priced(2.0)),
+    "skip": (CHAIN, Relaxed(skip(1.5, 3, 2))),
+    "entropy": (BUSH, EntropyAware(0.7, 2.0)),
+}
+"""Rules with another law, which emit no token without mass either."""
+EDGES = {
+    "ties": (Sampling(1.0), 1.5, 1.5),
+    "ties at the edge of the nucleus": (Sampling(1.0, top_p=0.6), 1.5, 1.5),
+    "ties at the most probable token": (Sampling(1.0, 0.0), 1.5, 1.5),
+    "ties of a greedy nucleus": (Sampling(1.0, 0.0, top_p=0.3), 1.5, 1.5),
+    "logits that only softmax makes equal": (Sampling(1.0, 0.0), 0.0, 1e-9),
+    "one token has all mass": (Sampling(1.0, top_k=1), 0.0, 1.5),
+    "all mass but for rounding": (Sampling(1.0, 0.02), 0.0, 1.5),
+    "masses that float32 hardly holds": (Sampling(1.0, 0.02), 0.5, 1.5),
+    "the draft is the target": (Sampling(1.0, top_k=2), 0.0, 1.5),
+}
+"""Sampling; the step of the logits; their deviation."""
+
+
+def at_an_edge(method, edge, rows):
+    """What a method emits where there are ties, or where one token has all mass; and the law."""
+    sampling, step, spread = EDGES[edge]
+    target = local_target(sampling=sampling, share=0.0)
+    target.logits *= spread / 1.5
+    if step:
+        target.logits = (target.logits / step).round() * step
+    target.tabulate()
+    if method in WINDOWS:
+        make, rule = WINDOWS[method]
+        drafter = make(target)
+    else:
+        tree, rule = (TREES | UNLIKE)[method]
+        draft = TableDraft(target, 0.0 if edge == "the draft is the target" else 1.5)
+        drafter = NoDraft() if tree is None else tree
+        if isinstance(tree, Tree):
+            drafter = StaticTreeDrafter(draft, tree)
+        elif tree is not None:
+            drafter = tree(target, draft)
+    counts = emitted_law(emit(target, drafter, rule, rows).tokens, target.vocab_size)
+    return counts, target.law()
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize(
+    "method", slow_but([*TREES, *WINDOWS], "tree", "a tree per row", "block", "scd", "sjd_pac")
+)
+def test_the_law_holds_at_the_edges_of_arithmetic(method, edge):
+    report = compare(*at_an_edge(method, edge, ROWS // 2))
+    assert report.agrees, report
+
+
+END = 1 - 2.0**-53
+
+
+@pytest.mark.parametrize("ends", [(0.0, 0.0), (END, END), (0.0, END)], ids=str)
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize(
+    "method", slow_but([*TREES, *UNLIKE, *WINDOWS], "traversal", "entropy", "scd", "sjd, reuse")
+)
+def test_no_draw_emits_what_cannot_be(method, edge, ends, monkeypatch):
+    """All draws, those of noises too, are at one end of [0, 1), or at either."""
+    monkeypatch.setattr(
+        random_streams, "unit", lambda bits: torch.where(bits < 0, *ends).to(torch.float64)
+    )
+    counts, law = at_an_edge(method, edge, 200)
+    assert counts.sum() == 200 and not counts[law <= 0].any()
 
 
 # Faults that must be seen

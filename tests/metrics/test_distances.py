@@ -80,12 +80,16 @@ def test_pseudovalues_are_the_derivative_in_each_images_weight(
     assert found.pseudovalues - found.value == pytest.approx(12 * np.array(slopes), rel=1e-4)
 
 
-def test_the_inception_score_is_torch_fidelitys_but_for_the_order_of_the_pictures() -> None:
+@pytest.mark.parametrize("count", [10, 16, 64, 91, 4000])
+def test_the_inception_score_is_torch_fidelitys_but_for_the_order_of_the_pictures(
+    count: int,
+) -> None:
     from torch_fidelity.metric_isc import isc_features_to_metric
 
-    logits = torch.as_tensor(features(4000, shift=0.3))
-    expected = isc_features_to_metric(logits, 10)["inception_score_mean"]
-    assert inception_score(logits, 2).value == pytest.approx(expected, rel=2e-3)
+    logits = torch.as_tensor(features(count, shift=0.3))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    expected = isc_features_to_metric(logits[order], 10, shuffle=False)["inception_score_mean"]
+    assert inception_score(logits, 2).value == pytest.approx(expected, rel=1e-9)
     assert inception_score(logits, 2) == inception_score(logits, 2)
 
 

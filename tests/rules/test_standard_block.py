@@ -57,12 +57,11 @@ def test_as_many_tokens_are_kept_as_the_prefixes_that_pass_say():
         assert found.tolist() == pytest.approx(none, abs=1e-6)
 
 
-def test_a_token_that_the_draft_cannot_draw_changes_no_weight():
-    """As 0/0 = 1 elsewhere: after p/q = 1/2 the prefix keeps its weight."""
-    p = torch.tensor([[0.3, 0.7]]).expand(1, 3, 2)
+def test_a_token_that_neither_can_draw_is_not_kept():
+    p = torch.tensor([[[0.3, 0.7], [0.0, 1.0], [0.3, 0.7]]])
     q = torch.tensor([[[0.6, 0.4], [0.0, 1.0]]])
     draft = Draft(torch.zeros(1, 2, dtype=torch.int64), q, Tree.chain(2))
-    assert BlockVerification().kept_probs(draft, p)[0, 1].item() == pytest.approx(0.5)
+    assert BlockVerification().kept_probs(draft, p)[0].tolist() == [0, 0]
 
 
 def test_a_product_of_ratios_needs_another_residual():

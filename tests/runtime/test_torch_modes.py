@@ -5,6 +5,7 @@ caller's again afterwards.
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -56,6 +57,47 @@ def autocast() -> Iterator[None]:
         assert torch.is_autocast_enabled("cpu")
 
 
+def products(
+    change: Callable[[], object], at: Callable[[], str]
+) -> Callable[[], AbstractContextManager[object]]:
+    """A precision of float32 products, which one call sets and another reads."""
+
+    @contextmanager
+    def mode() -> Iterator[None]:
+        change()
+        before = at(), torch.backends.mkldnn.matmul.fp32_precision
+        yield
+        assert (at(), torch.backends.mkldnn.matmul.fp32_precision) == before
+        torch.backends.fp32_precision = torch.backends.mkldnn.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+
+    return mode
+
+
+BACKENDS = torch.backends
+PRODUCTS = {
+    **{
+        f"products {name}": products(
+            partial(torch.set_float32_matmul_precision, name), torch.get_float32_matmul_precision
+        )
+        for name in ("medium", "high")
+    },
+    "TF32": products(
+        partial(setattr, BACKENDS.cuda.matmul, "allow_tf32", True),
+        lambda: str(BACKENDS.cuda.matmul.allow_tf32),
+    ),
+    "bfloat16 on CPUs": products(
+        partial(setattr, BACKENDS.mkldnn.matmul, "fp32_precision", "bf16"),
+        lambda: BACKENDS.cuda.matmul.fp32_precision,
+    ),
+    "bfloat16 in oneDNN": products(
+        partial(setattr, BACKENDS.mkldnn, "fp32_precision", "bf16"),
+        lambda: BACKENDS.mkldnn.fp32_precision,
+    ),
+    "TF32 everywhere": products(
+        partial(setattr, BACKENDS, "fp32_precision", "tf32"), lambda: BACKENDS.fp32_precision
+    ),
+}
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "inference mode": inference,
     "default dtype": default_dtype,
@@ -66,6 +108,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no gradients": torch.no_grad,
     "deterministic": deterministic,
     "anomaly": torch.autograd.detect_anomaly,
+    **PRODUCTS,
 }
 
 
@@ -78,6 +121,7 @@ def mode(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[
 def usual() -> Iterator[None]:
     """After a test that fails, too."""
     yield
+    torch.set_float32_matmul_precision("highest")
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
     torch.use_deterministic_algorithms(False)
@@ -130,6 +174,20 @@ def test_a_command(
     with mode():
         grad: Any = scripts.train(config)
     assert grad.device.type == "cpu" and grad.dtype == torch.float32 and not grad.is_inference()
+
+
+def test_products_are_of_float32_inside_and_the_callers_between_two_rounds() -> None:
+    torch.set_float32_matmul_precision("medium")
+    loaded = tempera.load("shapes", "sjd", dtype="float32", window=8)
+    for _ in loaded.rounds("a large green star"):
+        assert torch.get_float32_matmul_precision() == "medium"
+    seen = set()
+
+    def look(_: object) -> None:
+        seen.add((BACKENDS.cuda.matmul.fp32_precision, BACKENDS.mkldnn.matmul.fp32_precision))
+
+    loaded.generate("a large green star", callback=look)
+    assert seen == {("ieee", "ieee")} and torch.get_float32_matmul_precision() == "medium"
 
 
 def test_two_threads_with_another_default_dtype() -> None:

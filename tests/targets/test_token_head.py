@@ -1,5 +1,6 @@
 """Embedding, head and sampling by themselves."""
 
+import pytest
 import torch
 from tiny_networks import PROMPTS, VOCAB, llamagen, random_draft, text_target, tiny_target
 
@@ -35,3 +36,15 @@ def test_greedy_scores_have_the_distribution_at_temperature_1_beside_them():
     scores = target.score(random_draft(Tree.empty(), 4, torch.Generator()), 0)
     assert (scores.untempered > 0).sum(-1).eq(3).all()
     assert torch.equal(scores.p, one_hot(scores.untempered.argmax(-1), VOCAB))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1e4, 1e30])
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_a_line_end_has_no_mass_where_it_is_not_forced_at_any_temperature(guidance, temperature):
+    network = llamagen()
+    network.spec = ModelSpec(2, 2, 7, 0, ("{text}",), (), 99, line_end=10)
+    head = TokenHead(network, Sampling(guidance, temperature), 6)
+    hidden = torch.randn(head.sampling.rows, 6, 16)
+    p = head.distribution(hidden, torch.zeros(1, dtype=torch.int64), torch.arange(6))
+    assert p[0, :, 7].tolist() == [0, 0, 1, 0, 0, 1]
+    torch.testing.assert_close(p.sum(-1), torch.ones(1, 6))

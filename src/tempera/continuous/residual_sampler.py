@@ -74,7 +74,7 @@ def reject_until(
         tried = p_left.at(normal_of(uniform[..., :channels]))
         log_ratio = q_left.log_density(tried) - p_left.log_density(tried)
         kept = 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
-        return tried, uniform[..., channels].double() < kept
+        return tried, uniform[..., channels] < kept
 
     def grown(size: int, _: int) -> int:
         return min(4 * size, MOST_TRIALS)
@@ -111,7 +111,7 @@ def redraw_paths(
         q = kernels_along(draft.denoiser, draft_condition, path.states)
         ratio = -path_ratio(path.kernels, q, path.states, head.last_noise)  # log q/p
         # a ratio of NaN ends the search: no further path would have another
-        return path.token, ~(uniform[..., width].double() >= 1 - ratio.exp())
+        return path.token, ~(uniform[..., width] >= 1 - ratio.exp())
 
     def grown(size: int, left: int) -> int:
         return min(2 * size, PATHS * batch // max(1, left))

@@ -131,7 +131,7 @@ class CSpD(DensityRule):
         p = _last(target)
         q = _last(proposal.path)
         ratio = before + p.log_density(proposal.path.token) - q.log_density(proposal.path.token)
-        kept = noise.uniform(count).double().log() <= ratio
+        kept = noise.uniform(count).log() < ratio
         accepted = kept.int().cumprod(-1).sum(-1)
         rejected = accepted < count
         at = accepted.clamp(max=count - 1)
@@ -174,7 +174,7 @@ class PathCoupling(DensityRule):
         count = drafted.shape[1]
         p = kernels_along(denoiser, conditions[:, :count], states)
         ratio = path_ratio(p, proposal.path.kernels, states, denoiser.last_noise)
-        kept = noise.uniform(count).double().log() <= ratio
+        kept = noise.uniform(count).log() < ratio
         tokens = drafted if denoiser.last_noise else p.mean[..., -1, :]
         most = count if denoiser.last_noise else 1
         accepted = kept[:, :most].int().cumprod(-1).sum(-1)

@@ -44,7 +44,7 @@ class Draft:
             one-hot, and siblings differ (but in greedy decoding).
         tree: topology, shared by all rows (`Tree.parents` [N]) or one per row ([B, N]). N = 0 is
             plain autoregression.
-        draws: uniform draws of the positions after the root and after every node, float32
+        draws: uniform draws of the positions after the root and after every node, float64
             [B, 1 + N], if the method fixes them for all rounds (Jacobi decoding); otherwise None.
         fresh: whether all tokens are drawn with new randomness in this round. If rejected guesses
             survive into later rounds (the coupled methods of the Jacobi family), the acceptance of
@@ -275,7 +275,7 @@ class Drafter(ABC):
 
         Args:
             images: all tokens so far.
-            uniforms: float32 [B, self.uniforms] in [0, 1).
+            uniforms: float64 [B, self.uniforms] in [0, 1); float32 cannot hold the largest.
         """
 
     def observe(  # noqa: B027

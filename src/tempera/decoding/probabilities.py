@@ -142,20 +142,28 @@ class Sampling:
         if self.entropy_temperature is not None:
             scale, decay, floor = self.entropy_temperature
             entropy = torch.special.entr(self._top(logits).softmax(-1)).sum(-1, keepdim=True)
-            logits = logits / (scale * (-entropy / decay).exp() + floor)
-        if self.temperature != 1:
+            further = scale * (-entropy / decay).exp() + floor
+            logits = logits / (self.temperature * further).clamp(min=COLDEST)
+        elif self.temperature != 1:
             logits = logits / self.temperature
-        p = self._top(logits).softmax(-1)
+        logits = self._top(logits)
+        p = logits.softmax(-1)
         if self.top_p < 1:
-            ranked, order = p.sort(dim=-1, descending=True, stable=True)
-            # the tokens before this one already have the mass
-            beyond = running_sum(ranked, torch.float32) - ranked >= self.top_p
-            p = p.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0.0)
+            p = p.masked_fill(self._beyond_nucleus(logits), 0.0)
             p = p / p.sum(-1, keepdim=True)
         if self.min_p > 0:
             p = p.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p
+
+    def _beyond_nucleus(self, logits: Tensor) -> Tensor:
+        """Which tokens top-p removes, bool [..., V]: those of least probability that have 1 - top_p
+        together, but never all. By the steps of transformers' `TopPLogitsWarper`, with its sort,
+        which is not stable, and its sums: of equal logits the same remain.
+        """
+        ranked, order = logits.sort(dim=-1)
+        beyond = running_sum(ranked.softmax(-1), torch.float32) <= 1 - self.top_p
+        return torch.zeros_like(beyond).scatter(-1, order[..., :-1], beyond[..., :-1])
 
     def _top(self, logits: Tensor) -> Tensor:
         """Forbid all but the k largest logits."""
@@ -220,7 +228,10 @@ def sample(p: Tensor, u: Tensor) -> Tensor:
     """
     # float64: a parallel float32 sum is not monotone, and could land on a token without mass
     cdf = running_sum(p, torch.float64)
-    threshold = (u.unsqueeze(-1) * cdf[..., -1:]).contiguous()  # torch warns of other strides
+    total = cdf[..., -1:]
+    # below it: rounded to it, the largest u would come behind the last token that has mass
+    threshold = torch.minimum(u.unsqueeze(-1) * total, total * (1 - 2.0**-52))
+    threshold = threshold.contiguous()  # torch warns of other strides
     return torch.searchsorted(cdf, threshold, right=True).squeeze(-1).clamp_(max=p.shape[-1] - 1)
 
 

@@ -51,7 +51,7 @@ class RandomStreams:
         )
         self.device = self._keys.device
         self._counter = 0
-        self._block = torch.empty(0, len(ids), device=device)
+        self._block = torch.empty(0, len(ids), dtype=torch.float64, device=device)
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raise TemperaError unless there is one stream for each prompt."""
@@ -62,7 +62,7 @@ class RandomStreams:
             )
 
     def next(self, count: int) -> Tensor:
-        """The next `count` draws of every row, float32 [B, count], multiples of 2⁻²⁴ in [0, 1).
+        """The next `count` draws of every row, float64 [B, count], multiples of 2⁻⁵³ in [0, 1).
 
         Their strides are always 1 and B, since a draw of all rows lies in one piece: compiled
         rounds are made for given strides.
@@ -89,13 +89,18 @@ def key(seed: int, name: str) -> int:
 
 
 def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
-    """Draws number `counters` of the streams `keys`: int64 tensors that broadcast -> float32 in [0,
-    1).
+    """Draws number `counters` of the streams `keys`: int64 tensors that broadcast -> float64,
+    multiples of 2⁻⁵³ in [0, 1). In float32 the largest ones would be 1.
     """
     bits = keys + counters * _signed(_GAMMA)
     bits = (bits ^ _shift_right(bits, 30)) * _signed(_MIX_1)
     bits = (bits ^ _shift_right(bits, 27)) * _signed(_MIX_2)
-    return _shift_right(bits ^ _shift_right(bits, 31), 40).float() * 2.0**-24
+    return unit(bits ^ _shift_right(bits, 31))
+
+
+def unit(bits: Tensor) -> Tensor:
+    """The first 53 of 64 random bits as a number in [0, 1): int64 -> float64."""
+    return _shift_right(bits, 11).double() * 2.0**-53
 
 
 def _shift_right(bits: Tensor, places: int) -> Tensor:

@@ -44,8 +44,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
     elif isinstance(rule, JointRule):
         stop, probs = rule.walk(draft, p, uniforms)
     elif scores.untempered is not None:
-        soft = take(scores.untempered, 1 + tree.parents)
-        stop = tree.walk(rule.keeps(soft, draft.tokens))
+        stop = tree.walk(_greedily_kept(draft, p, scores.untempered, rule))
         probs = take_one(p, stop)
     else:
         f = drafted_keep_probs(draft, p, rule)  # of all nodes in parallel
@@ -66,6 +65,18 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
         logprob=p.flatten(1).gather(1, visited * p.shape[-1] + tokens).log(),
         broken=torch.stack([scores.has_nan, draft.has_nan]),
     )
+
+
+def _greedily_kept(draft: Draft, p: Tensor, untempered: Tensor, rule: Rule) -> Tensor:
+    """Which drafted tokens greedy decoding keeps, bool [B, N]: the target's choice, and others that
+    the rule takes for as good. A token that is as probable as the choice, which it can be after
+    rounding and after top-p, is not the choice.
+    """
+    parents = 1 + draft.tree.parents
+    chosen = p.flatten(1).gather(1, parents * p.shape[-1] + draft.tokens) >= 1
+    soft = take(untempered, parents)
+    as_probable = draft.tokens == soft.argmax(-1)
+    return chosen | (rule.keeps(soft, draft.tokens) & ~as_probable)
 
 
 def _origins(tree: Tree, stop: Tensor, accepted: Tensor, places: int) -> Tensor:
@@ -101,8 +112,11 @@ def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
 
 
 def _keep_probs(rule: Rule, target: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-    """The probability that tokens pass their tests against `target`, [B, M, V] -> [B, M]."""
-    return torch.where(at(target, token) >= 1, 1.0, rule.accept_at(target, q, token, depth))
+    """The probability that tokens pass their tests against `target`, [B, M, V] -> [B, M]; 0 for a
+    token that its q cannot draw.
+    """
+    f = rule.accept_at(target, q, token, depth).masked_fill(at(q, token) <= 0, 0.0)
+    return torch.where(at(target, token) >= 1, 1.0, f)
 
 
 def _certain_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
@@ -113,7 +127,8 @@ def _certain_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
     parents = (1 + tree.parents).expand_as(draft.tokens)
     own = p.flatten(1).gather(1, parents * p.shape[-1] + draft.tokens).double()
     gone = (tree.earlier_siblings.double() @ own.unsqueeze(-1)).squeeze(-1)
-    mass = (own / (1 - gone)).float().unsqueeze(-1)
+    left = (1 - gone).clamp(min=torch.finfo(gone.dtype).tiny)  # sums to 1 up to rounding
+    mass = (own / left).float().unsqueeze(-1)
     depths = tree.depths.expand_as(draft.tokens)
     return rule.accept(mass, torch.ones_like(mass), depths).squeeze(-1)
 

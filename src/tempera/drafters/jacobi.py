@@ -301,7 +301,7 @@ class SharedNoise(Redraft):
         return 3, 0
 
     def begin(self, uniforms: Tensor) -> None:
-        """Compute each row's key from 3 draws of 24 bits, [B, 3]."""
+        """Compute each row's key from the first 24 bits of 3 draws, [B, 3]."""
         bits = (uniforms * 2.0**24).long()
         key = (bits << torch.tensor([40, 20, 0], device=bits.device)).sum(1)
         self.state = kept(self.state, key.view(-1, 1, 1))
@@ -311,11 +311,11 @@ class SharedNoise(Redraft):
     ) -> Tensor:
         """Gumbel-max. See `Redraft.tokens`."""
         vocabulary = torch.arange(q.shape[-1], device=q.device)
-        counters = 2 * (positions.unsqueeze(-1) * q.shape[-1] + vocabulary)
-        coarse, fine = hashed(self.state, counters), hashed(self.state, counters + 1)
-        # two draws: the minimum over V tokens decides and needs more than 24 bits
-        exponential = -torch.log1p(-(coarse + fine * 2.0**-24))
-        return (q / exponential.clamp_(min=1e-30)).argmax(-1)
+        # even numbers alone, as docs/results/ were drawn
+        draws = hashed(self.state, 2 * (positions.unsqueeze(-1) * q.shape[-1] + vocabulary))
+        # above 0 and finite, so that only a token that has mass can win
+        exponential = -torch.log1p(-draws.clamp(min=2.0**-54))
+        return (q / exponential).argmax(-1)
 
 
 class Jacobi(Drafter):

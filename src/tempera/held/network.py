@@ -209,14 +209,19 @@ class HeldHead(TokenHead):
     @override
     def lm_logits(self, hidden: Tensor) -> Tensor:
         """See `TokenHead.lm_logits`."""
-        own = hidden[..., : self.hidden_size].to(self._dtype)
-        logits: Tensor = self.linear(own)[..., self._codes]
-        return nn.functional.pad(logits, (0, self._line_ends), value=FORBIDDEN)
+        return nn.functional.pad(self._of_codes(hidden), (0, self._line_ends), value=FORBIDDEN)
 
     @override
     def guided_logits(self, hidden: Tensor) -> Tensor:
         """See `TokenHead.guided_logits`."""
-        return self.sampling.guide(self.lm_logits(hidden))
+        guided = self.sampling.guide(self._of_codes(hidden))
+        return nn.functional.pad(guided, (0, self._line_ends), value=-torch.inf)
+
+    def _of_codes(self, hidden: Tensor) -> Tensor:
+        """The logits of the codes alone."""
+        own = hidden[..., : self.hidden_size].to(self._dtype)
+        logits: Tensor = self.linear(own)[..., self._codes]
+        return logits
 
     @override
     def copy_to(self, dtype: torch.dtype) -> None:

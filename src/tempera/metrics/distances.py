@@ -1,9 +1,9 @@
 """Metrics of whole sets of pictures, from features of each picture: FID, KID, precision, recall and
 the inception score, each with a 95% interval over the generated pictures.
 
-FID and the inception score are accumulated and computed by torchmetrics, from features instead of
-pictures. Its KID takes random subsets of one size from both sets; ours is the same estimator over
-all pairs of sets of any sizes.
+FID is accumulated and computed by torchmetrics, from features instead of pictures. Its KID takes
+random subsets of one size from both sets; ours is the same estimator over all pairs of sets of any
+sizes.
 
 Features are float64 [n, D], arrays or tensors; tensors are processed on their own device. Intervals
 hold the reference set fixed. FID and recall depend on the number of images, so compare only runs
@@ -14,7 +14,6 @@ with the same number. `tempera.metrics.quality` leaves them out for fewer than 1
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -214,7 +213,8 @@ def recall(generated: Features, real: Features, resamples: int = 200) -> Interva
 def inception_score(logits: Features, resamples: int = 200) -> Interval:
     """Inception score (Salimans et al. 2016): exp of the mean KL divergence of
     each picture's class distribution from the mean distribution, averaged over `PARTS` parts of
-    the shuffled pictures.
+    the shuffled pictures, which differ by at most one picture. (torchmetrics has fewer parts, or a
+    small last one, of numbers that the parts do not divide.)
 
     The interval resamples all pictures as one part and is centred on the score.
 
@@ -225,14 +225,24 @@ def inception_score(logits: Features, resamples: int = 200) -> Interval:
     # of more certain classes 0 × log 0 would be NaN
     classes = torch.as_tensor(logits).double().log_softmax(1).clamp(min=-700)
     n = len(classes)
-    value = accumulated(partial(_torchmetrics("inception").InceptionScore, splits=PARTS), classes)
     logs = classes.log_softmax(1)
     shares = logs.exp()
     negative_entropy = (shares * logs).sum(1)
+
+    def score(weights: Tensor) -> Tensor:
+        """Of weights of the pictures that sum to 1, [..., n]: [...]."""
+        whole = weights @ shares
+        return (weights @ negative_entropy - torch.xlogy(whole, whole).sum(-1)).exp()
+
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    count = min(PARTS, n)
+    parts = torch.zeros(count, n, dtype=torch.float64)
+    for place, part in enumerate(parts):
+        members = order[place * n // count : (place + 1) * n // count]
+        part[members] = 1 / len(members)
+    value = float(score(parts.to(classes.device)).mean())
     weights = torch.as_tensor(bootstrap.counts(n, resamples), device=classes.device) / n
-    whole = weights @ shares
-    replicates = (weights @ negative_entropy - torch.xlogy(whole, whole).sum(1)).exp().cpu().numpy()
-    return bootstrap.centred(value, replicates, n, (1, np.inf))
+    return bootstrap.centred(value, score(weights).cpu().numpy(), n, (1, np.inf))
 
 
 DISTANCES: Mapping[str, Distance] = {

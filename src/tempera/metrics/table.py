@@ -39,7 +39,8 @@ class Metric:
             excluded; `key` by default.
         per_token: divide a prompt's value by its number of tokens.
         weight: column that weights the prompts' values; equal weights by default.
-        fewest: images below which reports do not show it, because it would be mostly bias.
+        fewest: images below which reports do not show it, because it would be mostly bias or
+            chance.
         imported: it was computed elsewhere and read from a file (`tempera.metrics.scores`).
         of_set: its column holds pseudo-values of the whole set of images, so runs are compared only
             if they have the same prompts.

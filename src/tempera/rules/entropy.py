@@ -49,7 +49,8 @@ class EntropyAware(Rule):
         """f everywhere; 0 where p(x) = 0."""
         entropy = torch.special.entr(p).sum(-1, keepdim=True)
         nats: Tensor = entropy.clamp(min=torch.finfo(p.dtype).tiny)
-        margin = (ratio(p, q) * self.scale / nats - 0.5) / (1 - nats / self.decay).abs()
+        slope = (1 - nats / self.decay).abs().clamp(min=torch.finfo(p.dtype).tiny)
+        margin = (ratio(p, q) * self.scale / nats - 0.5) / slope
         return (0.5 + margin).clamp(0, 1).masked_fill(p <= 0, 0.0)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:

@@ -181,12 +181,17 @@ class BlockVerification:
         q = draft.drawn_from(p.shape[-1])
         above = at(p[:, :-1], draft.tokens).double()
         below = at(q, draft.tokens).double()
-        steps = torch.nn.functional.pad(
-            (above / below).masked_fill(below <= 0, 1.0).log().cumsum(-1), (1, 0)
-        )
+        ratios = (above / below).masked_fill(below <= 0, 0.0)  # not drawn from q: never kept
+        steps = torch.nn.functional.pad(ratios.log().cumsum(-1), (1, 0))
         # of the prefixes of 0..N tokens: the product since its last cut to 1
         weights = (steps - steps.cummax(-1).values).exp()
         lacking = (weights[:, :-1, None].to(p.dtype) * p[:, :-1] - q).clamp(min=0)
         wanting = lacking.sum(-1)[:, 1:].double()
-        passing = [ratio(wanting, wanting + 1 - weights[:, 1:-1]), weights[:, -1:]]
-        return torch.cat(passing, -1), lacking
+        return torch.cat([passes(weights[:, 1:-1], wanting), weights[:, -1:]], -1), lacking
+
+
+def passes(weight: Tensor, lack: Tensor) -> Tensor:
+    """a / (a + 1 - w), the probability that a prefix of weight w passes by itself if the target
+    lacks a mass a after it; 1 if w is: [...] each.
+    """
+    return torch.where(weight < 1, lack / (lack + (1 - weight)), 1.0)

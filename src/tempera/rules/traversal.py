@@ -10,6 +10,7 @@ from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import at, normalise, ratio
 from tempera.decoding.trees import put, take, take_one
 from tempera.errors import TemperaError
+from tempera.rules.standard import passes
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ class Traversal:
             for children in level.slots.unbind(1):  # -1 where a parent has no further child
                 present = children >= 0
                 q, token, _ = draft.at(children, p.shape[-1])
-                child = torch.where(
-                    present, ratio(weight * at(target, token), at(q, token).double()), 1.0
-                )
+                drawn = at(q, token).double()
+                child = ratio(weight * at(target, token), drawn)
+                child = child.masked_fill(drawn <= 0, 0.0)  # not drawn from q: never kept
+                child = torch.where(present, child, 1.0)
                 put(weights, 1 + children, child)  # absent ones: the root, whose weight is 1
                 lack = (weight.unsqueeze(-1) * target - q).clamp(min=0)
                 mass = lack.sum(-1)
-                weight = torch.where(present, ratio(mass, mass + (1 - weight)), weight)
+                weight = torch.where(present, passes(weight, mass), weight)
                 lacking = normalise(lack, otherwise=target)
                 target = torch.where(present.unsqueeze(-1), lacking, target)
             put(weights, parents, weight)

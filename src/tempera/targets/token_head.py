@@ -15,8 +15,8 @@ from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import PackedLinear
 
 FORBIDDEN = -1e4
-"""Added to the logit of a forbidden token. Its probability becomes 0; −∞ would give NaN in a loss
-that multiplies it by 0.
+"""Logit of a forbidden token in training: −∞ would give NaN in a loss that multiplies it by 0. What
+tokens are drawn from has −∞, which no temperature makes possible.
 """
 
 
@@ -83,7 +83,8 @@ class TokenHead:
         state (`forward.Session.capture_hidden_states`) are not read.
         """
         linear = self._linear_of(hidden)
-        return _logits(linear, hidden[..., : self.hidden_size], 1.0, self._line_ends)
+        logits: Tensor = linear(hidden[..., : self.hidden_size])
+        return nn.functional.pad(logits, (0, self._line_ends), value=FORBIDDEN)
 
     def directions(self, vectors: Tensor) -> Tensor:
         """What adding vectors to hidden states adds to the logits, [..., H] -> [..., V]: the head
@@ -95,14 +96,17 @@ class TokenHead:
         return nn.functional.pad(logits, (0, self._line_ends))
 
     def guided_logits(self, hidden: Tensor) -> Tensor:
-        """The logits of hidden states after guidance, [R, M, H] -> [B, M, V].
+        """The logits of hidden states after guidance, [R, M, H] -> [B, M, V]; −∞ of line ends.
 
         Guidance l = u + s(c − u) and the head are both linear. Guidance is therefore applied to the
         hidden states, and the head runs on half the rows.
         """
         linear = self._linear_of(hidden)
         last = hidden[..., : self.hidden_size]
-        return _logits(linear, last, self.sampling.guidance, self._line_ends)
+        if self.sampling.guided:
+            conditional, unconditional = last.chunk(2)
+            last = torch.lerp(unconditional, conditional, self.sampling.guidance)
+        return nn.functional.pad(linear(last), (0, self._line_ends), value=-torch.inf)
 
     def distribution(
         self, hidden: Tensor, lengths: Tensor, ahead: Tensor | int, sampling: Sampling | None = None
@@ -130,12 +134,3 @@ class TokenHead:
 
     def _linear_of(self, hidden: Tensor) -> PackedLinear:
         return self._linears.get(hidden.dtype, self.linear)
-
-
-def _logits(linear: PackedLinear, hidden: Tensor, guidance: float, line_ends: int) -> Tensor:
-    """The part of `guided_logits` that can be compiled; guidance 1 is none."""
-    if guidance != 1:
-        conditional, unconditional = hidden.chunk(2)
-        hidden = torch.lerp(unconditional, conditional, guidance)
-    logits: Tensor = linear(hidden)
-    return nn.functional.pad(logits, (0, line_ends), value=FORBIDDEN) if line_ends else logits
