@@ -224,11 +224,16 @@ def _identified(value: object) -> object:
             return {str(key): _identified(inner) for key, inner in value.items()}
         case list() | tuple():
             return list(map(_identified, value))
-        case str() | Path() if os.path.isfile(value):  # noqa: PTH113 (False for a long text)
+        case str() | Path() if _is_file(str(value)):
             return sha256_file(Path(value))[:16]
         case None | bool() | int() | float():
             return value
     return str(value)
+
+
+def _is_file(text: str) -> bool:
+    """Whether a value names a file; a word such as `l2` does not, whatever the directory holds."""
+    return bool({"/", "."} & set(text)) and os.path.isfile(text)  # noqa: PTH113 (any text)
 
 
 def _has_target(value: object) -> bool:
