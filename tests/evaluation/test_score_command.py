@@ -21,6 +21,7 @@ from tempera.errors import TemperaError
 from tempera.evaluation import summary
 from tempera.metrics.scores import GivenScores
 from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.verdict import verdict
 from tempera.runtime.image_files import picture_path
 
 VARIATION = [
@@ -48,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
-def draw(path: Path, seed: int = 0, size: tuple[int, int] = (16, 16)) -> None:
+def draw(path: Path, seed: int = 0, size: tuple[int, int] = (48, 48)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
     Image.fromarray(pixels).save(path)
@@ -141,12 +142,16 @@ def test_a_folder_of_another_program_is_scored_and_reported(
     assert (made / "report.html").is_file() and (made / "grid.png").is_file()
     assert files == set((tmp_path / "theirs").rglob("*"))
     (found,), damaged = collect(find_runs([made])[0])
-    assert not damaged and found.name == "theirs"
+    assert not damaged and found.name == "theirs" and verdict([found]) == ""
+    assert "an unknown model" in run("runs=theirs", "metrics=shapes")
+    assert "CLIP score" in run("runs=theirs", "metrics=shapes", "drawn_by=shapes")
+    assert "variation" in run("runs=theirs", *VARIATION)
+    assert {"clip_score", "variation"} <= metrics(made).keys()
 
 
 def test_grids_of_four_with_captions_elsewhere(run: Run, tmp_path: Path) -> None:
     """As DPG-Bench has them."""
-    draw(tmp_path / "grids" / "cat.png", size=(32, 16))
+    draw(tmp_path / "grids" / "cat.png", size=(96, 48))
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "cat.txt").write_text("a cat")
     run("runs=grids", "captions=prompts", "grid=2", *VARIATION)
@@ -154,9 +159,9 @@ def test_grids_of_four_with_captions_elsewhere(run: Run, tmp_path: Path) -> None
     assert texts(made) == dict.fromkeys(("cat-0", "cat-1", "cat-2", "cat-3"), "a cat")
     whole = np.asarray(Image.open(tmp_path / "grids/cat.png"))
     cut = np.asarray(Image.open(picture_path(made, "cat-1")))
-    assert np.array_equal(cut, whole[:16, 8:])
+    assert np.array_equal(cut, whole[:48, 24:])
     assert "give another grid=" in run(
-        "runs=grids", "captions=prompts", "grid=3", "output=o", *VARIATION
+        "runs=grids", "captions=prompts", "grid=5", "output=o", *VARIATION
     )
 
 

@@ -101,10 +101,11 @@ def _directories(options: Options, scorers: list[Evaluator]) -> Iterator[Path]:
 
 def _check(place: Path, own: Pictured, scorers: list[Evaluator]) -> None:
     """Raise TemperaError for what would be in the way of scoring, before anything is scored."""
-    identity: Any = read_json(place / "run.json")["identity"]
+    run: Any = read_json(place / "run.json")
+    model = run["identity"].get("model") or run.get("drawn_by") or ""
     own.check()
     for scorer in scorers:
-        scorer.check(identity.get("model") or "")
+        scorer.check(model)
         scorer.check_prompts(own.prompts)
 
 

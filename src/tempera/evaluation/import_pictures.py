@@ -21,7 +21,7 @@ BATCH = 64
 
 
 def import_pictures(
-    folder: Path, shown: Sequence[Shown], directory: Path, model: str | None = None
+    folder: Path, shown: Sequence[Shown], directory: Path, drawn_by: str | None = None
 ) -> None:
     """Copy pictures into a run directory that has the folder's name; those that are there already
     stay.
@@ -30,19 +30,20 @@ def import_pictures(
         folder: where they lie.
         shown: the pictures with their captions.
         directory: of the run.
-        model: the model that drew them, if that is known.
+        drawn_by: the model that drew them, if that is known.
 
     Raises:
         TemperaError: the directory is of something else, or holds another picture or text under an
             id.
     """
     place = str(folder.resolve())
-    identity = {"method": folder.resolve().name, "model": model, "folder": place}
+    identity = {"method": folder.resolve().name, "folder": place}
     prompts = [one.prompt for one in shown]
     about = {
         "name": identity["method"],
         "data": {"prompts": place, "preset": "folder", **described(prompts)},
         "changes": {},
+        "drawn_by": drawn_by,
         "length": None,
         "vocab": None,
         "grid": [1, 1],

@@ -187,7 +187,7 @@ def labels(runs: Sequence[Run], shown: Sequence[Run] | None = None) -> list[str]
         parts = [with_schedule(run, runs).name]
         if several_models:
             parts.insert(0, str(run.model))
-        if several_seeds:
+        if several_seeds and run.seed is not None:
             parts.append(f"seed={run.seed}")
         names.append(" ".join(parts))
     return names

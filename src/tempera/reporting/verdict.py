@@ -22,7 +22,7 @@ def verdict(runs: Sequence[Run]) -> str:
         runs: compared with a baseline (`tempera.reporting.baseline.compare`), if losses are to be
             told.
     """
-    drafted = [run for run in runs if not run.plain]
+    drafted = [run for run in runs if not run.plain and "accepted_length" in run.metrics]
     names = labels(runs, drafted)
     told = sorted(zip(drafted, names, strict=True), key=lambda one: -np.nan_to_num(_speed(one[0])))
     if len(told) > MOST:
