@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from cases import slow_but
-from held_models import FAMILIES, IDS, MASK, Held, chameleon, emu3, glm_image, janus
+from held_models import FAMILIES, IDS, MASK, Held, chameleon, emu3, glm_image, janus, words
 from markdown_pages import blocks
 from omegaconf import OmegaConf
 from paths import CONF, ROOT
 from scipy.stats import chi2_contingency, chisquare
+from tokenizers import Regex, pre_tokenizers
 from torch import Tensor, nn
+from typing_extensions import override
 
 import tempera
 from tempera import TemperaError
@@ -419,7 +421,7 @@ def test_impossible_models(held: Held) -> None:
     refused("weights are on cpu, meta: put all of them on one device")
     decoder.norm = kept
     held.model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}).eval()
-    refused("is dynamically quantised")
+    refused("is quantised so that a token depends on the others")
 
 
 def test_wrappers_name_what_to_give() -> None:
@@ -427,6 +429,16 @@ def test_wrappers_name_what_to_give() -> None:
         """As peft's."""
 
     model = janus().model
+
+    class Prompted(PeftModel):
+        """Of prompt tuning."""
+
+        active_peft_config = SimpleNamespace(is_prompt_learning=True)
+
+    with pytest.raises(
+        TemperaError, match="Prompted learns a prompt .* would not run: give a model"
+    ):
+        tempera.accelerate(Prompted())
     for wrapper, inside in (
         (torch.compile(model), "_orig_mod"),
         (nn.DataParallel(model), "module"),
@@ -450,6 +462,275 @@ def test_no_weight_is_copied_and_the_model_is_as_before(held: Held) -> None:
     target = fast.pipeline.target
     kept = [value for value in vars(target.head).values() if isinstance(value, Tensor | nn.Module)]
     assert not any(tensor.is_floating_point() for tensor in kept)
+
+
+def another_guidance(model: Any) -> None:
+    model.generation_config.guidance_scale = 2.0
+
+
+def sampled(model: Any) -> None:
+    model.generation_config.do_sample = True
+
+
+def a_new_configuration(model: Any) -> None:
+    model.generation_config = hf.GenerationConfig(guidance_scale=1.5, pad_token_id=1)
+
+
+def forbidden_words(model: Any) -> None:
+    model.generation_config.bad_words_ids = [[3], [4]]
+
+
+def forbidden_codes(model: Any) -> None:
+    model.generation_config.suppress_tokens = [0, 1]
+
+
+def ends_that_are_codes(model: Any) -> None:
+    model.generation_config.min_new_tokens = 4  # before which id 3 is not drawn
+
+
+def a_quantised_cache(model: Any) -> None:
+    model.generation_config.cache_implementation = "quantized"
+
+
+def several_images(model: Any) -> None:
+    model.generation_config.num_return_sequences = 2
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (another_guidance, "guidance was 5.0 when it was accelerated, and is 2.0: call"),
+        (sampled, "temperature was 0.0 when it was accelerated, and is 1.0: call"),
+        (a_new_configuration, "guidance was 5.0 .* and is 1.5"),
+        (forbidden_words, "has bad_words_ids="),
+        (forbidden_codes, "suppresses codes of the image by suppress_tokens"),
+        (ends_that_are_codes, "suppresses codes of the image by min_new_tokens"),
+        (a_quantised_cache, "cache_implementation='quantized'"),
+        (several_images, "has num_return_sequences=2"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_generation_config_that_changed_is_told(
+    change: Callable[[Any], None], sentence: str
+) -> None:
+    """Accelerated again, the model draws by it or is refused, too."""
+    held = janus()
+    fast = tempera.accelerate(held.model, held.processor(), layout=held.layout)
+    assert fast.generate("a cat", images=False).tokens.shape == (1, 9)
+    change(held.model)
+    with pytest.raises(TemperaError, match=sentence):
+        fast.generate("a cat", images=False)
+    with pytest.raises(TemperaError, match=sentence):
+        drawn(held, fast)
+
+
+def test_options_that_were_given_stay_whatever_the_generation_config_says() -> None:
+    held = janus()
+    fast = held.accelerated(temperature=0.0, guidance=5.0)
+    expected = drawn(held, fast)
+    held.model.generation_config.guidance_scale = 2.0
+    assert torch.equal(drawn(held, fast), expected)
+
+
+@pytest.mark.parametrize("setting", ["pad_token_id", "bos_token_id", "boi_token_id"])
+def test_unconditional_rows_are_made_as_generate_makes_them_now(setting: str) -> None:
+    """Also of a prompt that has the kept ids in its midst."""
+    held = janus()
+    processor = held.processor()
+    fast = held.accelerated(processor=processor)
+    settings = held.model.generation_config
+    for change in (None, 7):
+        if change is not None and setting == "boi_token_id":
+            settings.generation_kwargs = {"boi_token_id": change}
+        elif change is not None:
+            setattr(settings, setting, change)
+        for text in ("a red cat", "a <s> red <boi> cat"):
+            made = processed("janus", processor, [text])
+            own = held.model.generate(**made, generation_mode="image")
+            assert torch.equal(fast.generate(text, images=False).tokens, own)
+    settings.generation_kwargs = {}
+    with pytest.raises(TemperaError, match="no generation_kwargs.'boi_token_id'., which the uncon"):
+        fast.generate("a cat")
+    settings.pad_token_id = None
+    with pytest.raises(TemperaError, match="no pad_token_id, which the unconditional rows"):
+        held.accelerated(processor=processor)
+
+
+SPACES = [
+    "a  red   cat",
+    " a red cat",
+    "a red cat ",
+    "a cat\nred\n\na",
+    "a\tcat",
+    "a\u3000red\u3000cat",
+    "a\u00a0cat",
+]
+
+
+@pytest.mark.parametrize("family", ["emu3", "janus", "glm_image"])
+def test_white_space_is_the_processors(family: str) -> None:
+    """With a tokenizer that counts it; the chat template of a GLM-Image takes away what it does at
+    the ends.
+    """
+    held = FAMILIES[family]()
+    processor = held.processor()
+    pieces = pre_tokenizers.Split(Regex(r"\s|\w+|[^\w\s]"), "isolated")
+    processor.tokenizer.backend_tokenizer.pre_tokenizer = pieces
+    fast = held.accelerated(processor=processor)
+    if family == "glm_image":
+        assert " | trim" not in processor.chat_template
+        trimmed = processor.chat_template.replace("].text", "].text | trim")
+        processor.chat_template = trimmed
+    found = fast.pipeline.target.conditioner(SPACES)[0][:, 0].clamp(min=0)
+    theirs = masked(processed(family, processor, SPACES))
+    assert torch.equal(found[:, -theirs.shape[1] :], theirs)
+    assert fast.generate(SPACES, images=False).prompts == tuple(SPACES)
+
+
+def test_a_processor_that_changed_is_the_one_that_encodes() -> None:
+    held = janus()
+    processor = held.processor()
+    fast = held.accelerated(processor=processor)
+    before = fast.generate("a red cat", images=False).tokens
+    words = {"<pad>": 1, "a": 7, "<s>": 5, "cat": 4, "red": 6, "<boi>": 9}
+    processor.tokenizer = other_words(words)
+    made = processed("janus", processor, ["a red cat"])
+    own = held.model.generate(**made, generation_mode="image")
+    found = fast.generate("a red cat", images=False).tokens
+    assert torch.equal(found, own) and not torch.equal(found, before)
+
+
+def other_words(numbers: dict[str, int]) -> Any:
+    special = {"bos_token": "<s>", "image_token": "<image>", "boi_token": "<boi>"}
+    return words(numbers, "<s>", eoi_token="<eoi>", **special)
+
+
+# decoders and layers whose mathematics is another
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    slow_but(["LlamaConfig", "MistralConfig", "GemmaConfig", "Olmo2Config"], "GemmaConfig"),
+)
+def test_decoders_whose_equations_are_ours(decoder: str) -> None:
+    options = {"sliding_window": None} if decoder == "MistralConfig" else {}
+    if decoder == "GemmaConfig":
+        options = {"head_dim": 8}
+    held = janus(decoder, **options)
+    assert torch.equal(drawn(held), held.greedy())
+
+
+@pytest.mark.parametrize(
+    ("decoder", "options", "sentence"),
+    [
+        ("MistralConfig", {"sliding_window": 4}, "decoder has sliding_window=4, which is not"),
+        ("GraniteConfig", {"embedding_multiplier": 5.0}, "is a GraniteModel, which is not supp"),
+        ("CohereConfig", {}, "is a CohereModel, which is not supported: give .* LlamaModel, Mis"),
+        ("Qwen2Config", {}, "is a Qwen2Model, which is not supported"),
+    ],
+    ids=str,
+)
+def test_other_decoders_are_refused(decoder: str, options: dict[str, Any], sentence: str) -> None:
+    held = janus(decoder, **options)
+    with pytest.raises(TemperaError, match=sentence):
+        held.accelerated()
+
+
+def test_a_decoder_that_becomes_another_is_refused() -> None:
+    held = janus()
+    fast = held.accelerated()
+    config = held.model.model.language_model.config
+    config.is_causal = False
+    with pytest.raises(TemperaError, match="decoder has is_causal=False"):
+        drawn(held, fast)
+    config.is_causal = True
+    config.num_hidden_layers = 1
+    with pytest.raises(TemperaError, match="states 1 of its 2 layers: delete the others"):
+        drawn(held, fast)
+
+
+def test_a_rotary_embedding_says_itself_how_many_positions_it_has() -> None:
+    """The configuration of a GLM-Image need not state the usual sections."""
+    held = glm_image()
+    expected = held.greedy()
+    del held.model.model.language_model.config.rope_parameters["mrope_section"]
+    assert torch.equal(held.greedy(), expected)
+    assert torch.equal(drawn(held), expected)
+
+
+class Rounded(nn.Linear):
+    """A linear layer whose inputs are rounded to 8 bits; it takes no empty ones, as torchao's."""
+
+    def largest(self, x: Tensor) -> Tensor:
+        return x.abs().amax(-1, keepdim=True)  # PerRow
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.numel():
+            raise TypeError("no inputs")
+        scale = self.largest(x) / 127
+        return super().forward((x / scale).round() * scale)
+
+
+class RoundedTogether(Rounded):
+    """As torchao's PerTensor."""
+
+    @override
+    def largest(self, x: Tensor) -> Tensor:
+        return x.abs().amax()
+
+
+class Outliers(Rounded):
+    """As LLM.int8: inputs of a pass in which one is large are not rounded."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        large = (x.abs() > 6).flatten(0, -2).any(0)
+        return super().forward(x * ~large) + nn.functional.linear(x * large, self.weight)
+
+
+def rounded(kind: type[nn.Linear]) -> Callable[[Any], nn.Module]:
+    def make(layer: Any) -> nn.Module:
+        made = kind(layer.in_features, layer.out_features, bias=layer.bias is not None).eval()
+        made.load_state_dict(layer.state_dict())
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("method", ["ar", "scd"])
+def test_inputs_rounded_token_by_token_are_right(held: Held, method: str) -> None:
+    plain = held.greedy()
+    for path in linears(held):
+        swap(held.model, path, rounded(Rounded))
+    expected = held.greedy()
+    assert not torch.equal(expected, plain)
+    assert torch.equal(drawn(held, held.accelerated(method)), expected)
+
+
+@pytest.mark.parametrize("kind", [RoundedTogether, Outliers])
+def test_inputs_rounded_by_the_whole_pass_are_refused(held: Held, kind: type[nn.Linear]) -> None:
+    """Whichever layer it is, and also after the first call."""
+    fast = held.accelerated("ar")
+    drawn(held, fast)
+    for path in (head(held), f"{parts(held).decoder}.layers.1.self_attn.q_proj"):
+        before = held.model.get_submodule(path)
+        swap(held.model, path, rounded(kind))
+        for call in (held.accelerated, lambda: drawn(held, fast)):
+            with pytest.raises(TemperaError, match=f"^{path} is quantised so that a token depends"):
+                call()
+        swap(held.model, path, lambda _, before=before: before)
+
+
+def test_ids_are_decoded_in_batches() -> None:
+    held = janus()
+    fast = held.accelerated(temperature=1.0)
+    ids = {name: value.repeat(3, 1) for name, value in held.ids.items()}
+    whole = generate_ids(fast, **ids, seed=5)
+    assert len(whole.unique(dim=0)) > 2
+    fast.batch_size = 4
+    assert torch.equal(generate_ids(fast, **ids, seed=5), whole)
+    assert fast.pipeline.target.session.prompt.rows == 2 * 2  # the last two, guided
 
 
 # the same object, options and errors as of tempera.load
@@ -622,6 +903,14 @@ def test_a_decoder_may_read_the_prompts_and_none_is_told() -> None:
         fast = none.accelerated(processor=none.processor())
         with pytest.raises(TemperaError, match="no image decoder: give accelerate a decoder="):
             fast.generate("a cat", progress=lambda _: pytest.fail("it decodes nothing first"))
+
+
+def test_the_usual_window_fits_small_images() -> None:
+    held = janus()
+    fast = tempera.accelerate(held.model, held.processor(), layout=held.layout)
+    assert fast.method == "scd" and fast.pipeline.method.drafter.nodes == held.layout.length
+    fast = tempera.accelerate(emu3().model, layout=replace(emu3().layout, columns=20), guidance=1)
+    assert fast.pipeline.method.drafter.nodes == 32
 
 
 def test_layouts() -> None:

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from tempera.errors import TemperaError, shown
 from tempera.evaluation.pipeline import ImageDecoder, Method, NoPictures, Pipeline, watchers
 from tempera.runtime.processor import Place
 from tempera.runtime.torch_modes import usual_modes
+from tempera.runtime.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,12 @@ def pil_images(pixels: Tensor) -> list[Image.Image]:
 
 
 class LoadedModel:
-    """A model with a method, in memory; made by `tempera.load`. Calls from several threads take
-    turns: a batch uses the model's caches alone.
+    """A model with a method, in memory; made by `tempera.load`. A batch uses the model's caches
+    alone: calls of `generate` from several threads take turns, and while `rounds` are not at their
+    end other calls are refused.
+
+    Attributes:
+        turns: whose turn it is.
     """
 
     def __init__(self, cfg: DictConfig, own: "Own", images: int | None = None) -> None:
@@ -98,8 +102,7 @@ class LoadedModel:
             parts.check_rule(rule)
         if parts.shrinks:
             raise TemperaError("give batch_size a number here", option="batch_size")
-        self._lock = RLock()
-        self._busy = False
+        self.turns = Turns()
         self._captions = parts.captions() if own.target is None else None
         target = own.made(parts.sampling)
         if target is None:
@@ -179,7 +182,7 @@ class LoadedModel:
             )
         named, seeds = seeded_prompts(prompts, seed, num_images)
         check_callable(progress=progress, callback=callback)
-        with self._alone(), self._guided(guidance):
+        with self.turns.taken(), self._guided(guidance):
             return self._generate(named, seeds, progress, callback, images)
 
     def rounds(
@@ -187,7 +190,8 @@ class LoadedModel:
         prompts: str | Sequence[str],
         seed: int | Sequence[int] | torch.Generator = 0,
     ) -> Iterator[Round | ContinuousRound]:
-        """The images of prompts round by round, all in one batch; those of `generate`.
+        """The images of prompts round by round, all in one batch; those of `generate`. Any thread
+        may ask for the next round, as the threads of a web server do, or close the generator.
 
         Args:
             prompts, seed: see `generate`.
@@ -210,10 +214,10 @@ class LoadedModel:
         pipeline = self.pipeline
         target: Any = pipeline.target
         texts = [prompt.text for prompt in named]
-        with self._alone(), ExitStack() as stack:
+        with self.turns.taken(rounds=True), ExitStack() as stack:
             with usual_modes():
                 stack.enter_context(pipeline.text_encoded(named))
-            streams = pipeline.streams(named, seeds)
+                streams = pipeline.streams(named, seeds)
             rounds: Iterator[Any] = pipeline.method.rounds(target, streams, texts)
             while True:
                 with usual_modes():  # and the caller's between two rounds
@@ -228,21 +232,6 @@ class LoadedModel:
         `prompts` are their texts, for an image decoder that reads them.
         """
         return pil_images(torch.from_numpy(self.pipeline.pictures(tokens, prompts)))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One batch at a time uses the model's caches: other threads wait."""
-        with self._lock:
-            if self._busy:
-                raise TemperaError(
-                    "the model is decoding the rounds of another batch: let them end, or close "
-                    "their generator, before the next call"
-                )
-            self._busy = True
-            try:
-                yield
-            finally:
-                self._busy = False
 
     @contextmanager
     def _guided(self, guidance: Any) -> Iterator[None]:
@@ -521,7 +510,8 @@ def generate(
     """Generate images of prompts.
 
     An image depends on its prompt and the seed alone, not on the other prompts: it is the one of
-    `tempera-eval prompt=TEXT seed=SEED`. Equal prompts of one call get different images.
+    `tempera-eval prompt=TEXT seed=SEED`, which puts a text on one line; here its white space is the
+    model's to read. Equal prompts of one call get different images.
 
     Args:
         prompts: a text or several; for a class-conditional model class numbers, `207` or `"207"`.
@@ -565,10 +555,7 @@ def seeded_prompts(prompts: Any, seed: Any, images: Any = 1) -> tuple[list[Promp
         raise TemperaError(
             f"there are {len(seeds)} seeds for {len(named)} images: give one seed, or one for each"
         )
-    unnumbered = []
-    for prompt in named:
-        unnumbered += one_prompt(prompt.text)
-    named = unnumbered
+    named = [_prompt(prompt.text) for prompt in named]
     ids = [prompt.id for prompt in named]
     ((_, repeated), count) = Counter(zip(ids, seeds, strict=True)).most_common(1)[0]
     if count > 1:
@@ -603,7 +590,7 @@ def named_prompts(prompts: Any, images: Any = 1) -> list[Prompt]:
     for text in [prompts] if single else prompts:
         if isinstance(text, bool) or not isinstance(text, str | Integral):
             raise _no_prompt(text)
-        (prompt,) = one_prompt(str(text))
+        prompt = _prompt(str(text))
         for _ in range(images):
             number = numbers[prompt.id]
             numbers[prompt.id] += 1
@@ -611,6 +598,14 @@ def named_prompts(prompts: Any, images: Any = 1) -> list[Prompt]:
     if not named:
         raise TemperaError("there are no prompts: give at least one text")
     return named
+
+
+def _prompt(text: str) -> Prompt:
+    """A text with its white space, under the id that the command line gives it, which puts it on
+    one line.
+    """
+    (prompt,) = one_prompt(text)
+    return replace(prompt, text=text)
 
 
 def _no_prompt(value: Any) -> TemperaError:

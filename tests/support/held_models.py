@@ -116,7 +116,8 @@ def emu3() -> Held:
     )
 
 
-def janus() -> Held:
+def janus(decoder: str = "LlamaConfig", **options: Any) -> Held:
+    """Around a decoder of this configuration, with further options."""
     torch.manual_seed(1)
     vision = {
         "hidden_size": 32,
@@ -140,9 +141,8 @@ def janus() -> Held:
         "image_token_embed_dim": 32,
     }
     text = {**TEXT, "vocab_size": 30, "pad_token_id": 1, "bos_token_id": 5, "eos_token_id": 3}
-    config = hf.JanusConfig(
-        text_config=hf.LlamaConfig(**text), vision_config=vision, vq_config=vq, image_token_id=11
-    )
+    made = getattr(hf, decoder)(**text, **options)
+    config = hf.JanusConfig(text_config=made, vision_config=vision, vq_config=vq, image_token_id=11)
     model = scaled(hf.JanusForConditionalGeneration(config))
     with torch.no_grad():
         model.model.generation_embeddings.weight.mul_(30)

@@ -157,9 +157,8 @@ def test_files_that_are_no_pipeline(tmp_path: Path) -> None:
         load_glm_decoder(str(tmp_path), "zai-org/GLM-Image")
 
 
-@pytest.mark.slow
-def test_pictures_are_those_of_diffusers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny pipeline, saved and loaded, against its own call."""
+def tiny_pipeline() -> Any:
+    """diffusers' pipeline without its autoregressive part."""
     diffusers = pytest.importorskip("diffusers")
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
@@ -187,7 +186,7 @@ def test_pictures_are_those_of_diffusers(tmp_path: Path, monkeypatch: pytest.Mon
         latents_mean=[0.0] * 4,
         latents_std=[1.0] * 4,
     )
-    pipeline = diffusers.GlmImagePipeline(
+    return diffusers.GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),
         processor=None,
         text_encoder=text,
@@ -196,6 +195,35 @@ def test_pictures_are_those_of_diffusers(tmp_path: Path, monkeypatch: pytest.Mon
         transformer=transformer,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
     )
+
+
+def test_the_parts_that_make_pictures_are_read_in_the_dtype_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy in float32, cast later, would take twice the memory."""
+    tiny_pipeline().to(torch.bfloat16).save_pretrained(tmp_path)
+    kind = type(tiny_pipeline())
+    read, found = kind.from_pretrained, set[torch.dtype]()
+
+    def from_pretrained(*args: Any, **options: Any) -> Any:
+        pipeline = read(*args, **options)
+        for part in (pipeline.transformer, pipeline.text_encoder, pipeline.vae):
+            found.update(weight.dtype for weight in part.parameters())
+        return pipeline
+
+    monkeypatch.setattr(kind, "from_pretrained", from_pretrained)
+    place = f"model.tokenizer_weights={tmp_path}"
+    Parts.of(composed("model=glm_image", "dtype=bfloat16", place)).image_decoder()
+    assert found == {torch.bfloat16}
+    found.clear()
+    Parts.of(composed("model=glm_image", "dtype=float32", place)).image_decoder()
+    assert found == {torch.float32}
+
+
+@pytest.mark.slow
+def test_pictures_are_those_of_diffusers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny pipeline, saved and loaded, against its own call."""
+    pipeline = tiny_pipeline()
     pipeline.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "model_index.json").read_text())["transformer"]
     decoder = load_glm_decoder(str(tmp_path), "hub", steps=2, codes=24)

@@ -307,9 +307,11 @@ class Parts:
             return None
         return self.captions_part.make_with(self._truncate)
 
-    def tokenizer(self) -> AnyTokenizer:
-        """It maps images to codes and back: frozen, on `device`, in float32."""
-        tokenizer: AnyTokenizer = self.tokenizer_part.make()
+    def tokenizer(self, dtype: torch.dtype = torch.float32) -> AnyTokenizer:
+        """It maps images to codes and back: frozen, on `device`, in `dtype`; a large one is also
+        read in it.
+        """
+        tokenizer: AnyTokenizer = self.tokenizer_part.make_with({"dtype": dtype})
         return tokenizer.to(self.place.device).eval().requires_grad_(False)
 
     def image_decoder(self) -> AnyTokenizer:
@@ -317,7 +319,7 @@ class Parts:
         activations of a large picture take gigabytes, otherwise in float32.
         """
         dtype = self.place.dtype if self.place.dtype == torch.bfloat16 else torch.float32
-        return self.tokenizer().to(dtype)
+        return self.tokenizer(dtype).to(dtype)
 
     def target(self) -> AnyTarget:
         """The target with its network and text encoder, which are frozen, on `device` in `dtype`

@@ -52,7 +52,7 @@ class Prompt:
         fault = None
         if not re.fullmatch(r"[^./\\][^/\\]*", self.id):
             fault = "it must be a file name, without slashes and without a dot in front"
-        elif UNPRINTABLE.search(self.id + self.text):
+        elif UNPRINTABLE.search(self.id + " ".join(self.text.split())):
             fault = "it or its prompt holds control characters"
         elif len(REPEAT.sub("", self.id).encode()) > LONGEST_ID:
             fault = f"it has more than {LONGEST_ID} bytes"

@@ -13,7 +13,7 @@ from tempera.config.compose import composed, written
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import ImageDecoder, NoPictures
-from tempera.held.prompts import encoder
+from tempera.held.prompts import HeldPrompts
 from tempera.held.sampling import sampling_of
 from tempera.held.target import HeldTarget
 from tempera.runtime.torch_modes import usual_modes
@@ -30,8 +30,11 @@ NO_PICTURES = NoPictures(
     "give accelerate a decoder=, for GLM-Image GlmDecoder(pipe, GlmDecoderConfig()) of "
     "tempera.targets.glm_image, or call generate with images=False."
 )
+USUAL_WINDOW = 32
+"""Guesses of `scd`, the usual method, in images that have as many tokens."""
 INSIDE = {
     "PeftModel": "get_base_model()",
+    "PeftMixedModel": "get_base_model()",
     "OptimizedModule": "_orig_mod",
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -84,17 +87,21 @@ def accelerate(
     family = family_of(model)
     sizes = {"height": height, "width": width}
     spec = layout_of(model, family, layout, {k: v for k, v in sizes.items() if v is not None})
-    config: Any = model.generation_config
-    conditioner = encoder(spec, processor, config, family, truncate=truncate)
-    codes = range(spec.first_code, spec.first_code + spec.codes)
-    usual = asdict(sampling_of(config, family.guidance, codes))
+    held: Any = model
+    prompts = HeldPrompts(held, processor, spec, family, truncate=truncate)
+
+    def usual() -> dict[str, Any]:
+        stated = asdict(sampling_of(held.generation_config, family.guidance, spec))
+        return {name: value for name, value in stated.items() if name not in options}
 
     def target(sampling: Sampling) -> HeldTarget:
-        return HeldTarget(model, family, spec, conditioner, sampling)
+        return HeldTarget(model, family, spec, prompts.encode, sampling, usual)
 
+    if method is None and options.get("drafter") is None:
+        options = {"window": min(USUAL_WINDOW, spec.length), **options}
     preset = layout if isinstance(layout, str) else family.preset
     own = NO_PICTURES if family.pictures is None else family.pictures(model)
-    return load(preset, method, target=target, decoder=decoder or own, **{**usual, **options})
+    return load(preset, method, target=target, decoder=decoder or own, **usual(), **options)
 
 
 def _check_has_draft(method: str | None, drafter: object) -> None:
@@ -123,6 +130,12 @@ def family_of(model: nn.Module) -> HeldFamily:
     for name in names:
         if name in FAMILIES:
             return FAMILIES[name]
+    adapter = getattr(model, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
+        raise TemperaError(
+            f"{names[0]} learns a prompt ({type(adapter).__name__}), which is not in the model "
+            "inside it and would not run: give a model without it, or adapters of its layers."
+        )
     for name in names:
         if name in INSIDE:
             raise TemperaError(

@@ -28,7 +28,7 @@ def generate_ids(
     negative_mask: Tensor | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """Images of prompts that are ids already.
+    """Images of prompts that are ids already, `fast.batch_size` of them together.
 
     Args:
         fast: what `tempera.accelerate` returned.
@@ -66,9 +66,15 @@ def generate_ids(
             f"the model's {target.spec.context} positions: shorten the prompt."
         )
     prompts = [Prompt(str(row), str(row)) for row in range(len(rows))]
-    with fast._alone(), target.reading(condition):
-        tokens = fast.pipeline.tokens(prompts, seeds=[seed] * len(prompts)).tokens
-    return target.spec.token_ids.to(input_ids.device)[tokens.to(input_ids.device)]
+    made = []
+    with fast.turns.taken():
+        for first in range(0, len(rows), fast.batch_size):
+            batch = slice(first, first + fast.batch_size)
+            with target.reading(condition[batch]):
+                seeds = [seed] * len(prompts[batch])
+                made.append(fast.pipeline.tokens(prompts[batch], seeds=seeds).tokens)
+    tokens = torch.cat(made).to(input_ids.device)
+    return target.spec.token_ids.to(input_ids.device)[tokens]
 
 
 def _padded(ids: Tensor, mask: Tensor | None, name: str) -> Tensor:

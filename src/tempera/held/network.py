@@ -38,10 +38,11 @@ class HeldRotary(Rotary):
     def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
         """See `Rotary.table`."""
         places = torch.arange(count, device=device)[None]
-        if "mrope_section" in self.decoder.config.rope_parameters:
+        rotary = self.decoder.rotary_emb
+        if getattr(rotary, "mrope_section", None) is not None:  # its configuration may not tell
             places = multimodal_positions(count, prefix, self.spec.grids, device)[:, None]
         like = torch.empty(0, device=device)
-        cos, sin = self.decoder.rotary_emb(like, position_ids=places)
+        cos, sin = rotary(like, position_ids=places)
         return torch.stack([self._whole(cos[0], 1.0), self._whole(_signs(sin[0]), 0.0)])
 
     def _whole(self, turned: Tensor, rest: float) -> Tensor:
@@ -167,7 +168,12 @@ class HeldNetwork:
         return self
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """See `network.TargetNetwork.embed_tokens`."""
+        """See `network.TargetNetwork.embed_tokens`. No module is called for no tokens: those of
+        quantised models look for the largest input.
+        """
+        if not tokens.numel():
+            norm: Tensor = next(self.model.norm.parameters())
+            return norm.new_empty(*tokens.shape, self.model.sizes.width)
         return called(self._model, self._parts.embedding, tokens)
 
     def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:

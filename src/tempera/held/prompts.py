@@ -1,90 +1,159 @@
-"""Prompts of a model that its user holds: the family's format, and the tokenizer of its processor.
+"""Prompts of a model that its user holds: the family's format, and the tokenizer, chat template and
+special tokens that processor and model have when prompts are encoded.
 
 Shapes: B prompts, T ids of a prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+from typing_extensions import override
+
 from tempera.errors import TemperaError
 from tempera.targets.family import HeldFamily
-from tempera.targets.prompt_state import Conditioner
-from tempera.targets.shared_vocabulary import TURN, PromptEncoder, in_turn
+from tempera.targets.shared_vocabulary import PromptEncoder, Tokenize, Turn, plain_turn, turn_of
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 
-def encoder(
-    spec: ModelSpec, processor: Any, config: Any, family: HeldFamily, *, truncate: bool
-) -> Conditioner:
-    """What encodes prompts.
+class HeldPrompts:
+    """Encodes prompts as the model's processor does, and their unconditional rows as its
+    `generate`.
 
     Args:
-        spec: the format.
+        model: the model.
         processor: the model's; without one texts are refused.
-        config: the model's generation_config.
+        spec: the format.
         family: the model's.
         truncate: see `PromptEncoder`.
 
     Raises:
         TemperaError: the processor is another model's.
     """
-    if processor is None:
-        return _refused
-    kinds = [kind.__name__ for kind in type(processor).__mro__]
-    if family.processor not in kinds:
-        raise TemperaError(
-            f"{kinds[0]} is not the processor of a {family.held}: give its {family.processor}."
-        )
-    tokenizer = processor.tokenizer
 
-    def tokenize(text: str) -> list[int]:
-        return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+    def __init__(
+        self, model: Any, processor: Any, spec: ModelSpec, family: HeldFamily, *, truncate: bool
+    ) -> None:
+        self._model = model
+        self._processor = processor
+        self._spec = spec
+        self._family = family
+        self._truncate = truncate
+        self._tokenizer: Any = None
+        self._last = 0  # its last id, which takes a while to find
+        if processor is not None:
+            self._encoder()
 
-    names = {*spec.special}
-    if END_OF_TEXT in spec.prompt:
-        names.add(tokenizer.eos_token)
-        prompt = (tokenizer.eos_token if p == END_OF_TEXT else p for p in spec.prompt)
-        spec = replace(spec, prompt=tuple(prompt))
-    if spec.null_filling is not None:  # as the model's generate fills it
-        if config.pad_token_id is None:
+    def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """See `PromptEncoder.encode`.
+
+        Raises:
+            TemperaError: also without a processor.
+        """
+        if self._processor is None:
             raise TemperaError(
-                "the model's generation_config has no pad_token_id, which the unconditional rows "
-                "are made with: set it."
+                "prompts need the model's processor: give it to tempera.accelerate, or call "
+                "tempera.held.ids.generate_ids with ids."
             )
-        filling = tokenizer.convert_ids_to_tokens(int(config.pad_token_id))
-        names.add(filling)
-        spec = replace(spec, null_filling=filling)
-    if family.chat and processor.chat_template is None:
-        raise TemperaError("the processor has no chat template: give the model's own processor.")
-    if family.chat:
-        turn = processor.apply_chat_template(TURN, tokenize=False)
-        spec = in_turn(spec, str(turn), "the processor's chat template")
-    _check_tokenizer(spec, tokenizer, [name for name in names if len(tokenize(name)) != 1])
-    return PromptEncoder(spec, tokenize, truncate).encode
+        return self._encoder().encode(prompts)
+
+    def _encoder(self) -> PromptEncoder:
+        """What encodes prompts, as processor and model are now."""
+        processor, spec = self._processor, self._spec
+        kinds = [kind.__name__ for kind in type(processor).__mro__]
+        if self._family.processor not in kinds:
+            raise TemperaError(
+                f"{kinds[0]} is not the processor of a {self._family.held}: give its "
+                f"{self._family.processor}."
+            )
+        tokenizer = processor.tokenizer
+
+        def tokenize(text: str) -> list[int]:
+            return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+
+        names = [*spec.special]
+        if END_OF_TEXT in spec.prompt:
+            names.append(tokenizer.eos_token)
+            prompt = (tokenizer.eos_token if p == END_OF_TEXT else p for p in spec.prompt)
+            spec = replace(spec, prompt=tuple(prompt))
+        ids = [piece for piece in (*spec.prompt, *spec.null) if isinstance(piece, int)]
+        filling: tuple[int, set[int]] | None = None
+        if spec.null_filling is not None:
+            filling = _filling(self._model.generation_config)
+            ids.append(filling[0])
+        if tokenizer is not self._tokenizer:
+            self._tokenizer, self._last = tokenizer, max(tokenizer.get_vocab().values())
+        beyond = [token for token in ids if token > self._last]
+        for missing in [*(name for name in names if len(tokenize(name)) != 1), *beyond]:
+            raise TemperaError(
+                f"the processor's tokenizer has no token {missing}, which prompts of this model "
+                "have: give the model's own processor, or the format of your model as "
+                "layout=ModelSpec(...)."
+            )
+        turn = _turn(processor) if self._family.chat else plain_turn
+        return _Encoder(spec, tokenize, self._truncate, turn, filling)
 
 
-def _check_tokenizer(spec: ModelSpec, tokenizer: Any, missing: Sequence[str]) -> None:
-    """Raise TemperaError for the tokenizer of another model.
+class _Encoder(PromptEncoder):
+    """A `PromptEncoder` with the unconditional rows of a held model.
 
     Args:
-        spec: the format.
-        tokenizer: the processor's.
-        missing: tokens of the format that it does not have.
+        spec, tokenize, truncate, turn: see `PromptEncoder`.
+        filling: the id that replaces the tokens of a prompt in the unconditional row, and those
+            that stay; None for a format with a null prompt.
     """
-    ids = [piece for piece in (*spec.prompt, *spec.null) if isinstance(piece, int)]
-    last = max(tokenizer.get_vocab().values())
-    beyond = [number for number in ids if number > last]
-    for token in [*missing, *beyond]:
-        raise TemperaError(
-            f"the processor's tokenizer has no token {token}, which prompts of this model have: "
-            "give the model's own processor, or the format of your model as layout=ModelSpec(...)."
-        )
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenize: Tokenize,
+        truncate: bool,
+        turn: Turn,
+        filling: tuple[int, set[int]] | None,
+    ) -> None:
+        super().__init__(spec, tokenize, truncate, turn)
+        self._filling = filling
+
+    @override
+    def _null(self, row: list[int]) -> list[int]:
+        if self._filling is None:
+            return super()._null(row)
+        filling, kept = self._filling
+        return [token if token in kept else filling for token in row]
 
 
-def _refused(prompts: list[str]) -> Any:
-    """In place of a conditioner where there is no processor."""
-    raise TemperaError(
-        "prompts need the model's processor: give it to tempera.accelerate, or call "
-        "tempera.held.ids.generate_ids with ids."
-    )
+def _filling(config: Any) -> tuple[int, set[int]]:
+    """The id that `generate` fills unconditional rows with, and those that it leaves there.
+
+    Args:
+        config: the model's generation_config.
+
+    Raises:
+        TemperaError: it does not state them.
+    """
+    kwargs: Any = getattr(config, "generation_kwargs", None) or {}
+    stated: dict[str, Any] = {
+        "pad_token_id": config.pad_token_id,
+        "generation_kwargs['boi_token_id']": kwargs.get("boi_token_id"),
+    }
+    for name, token in stated.items():
+        if token is None:
+            raise TemperaError(
+                f"the model's generation_config has no {name}, which the unconditional rows are "
+                "made with: set it."
+            )
+    filling, begin = map(int, stated.values())
+    return filling, {config.bos_token_id, begin}
+
+
+def _turn(processor: Any) -> Turn:
+    """A processor's chat template around a text.
+
+    Raises:
+        TemperaError: it has none, or gives the text not back.
+    """
+    if processor.chat_template is None:
+        raise TemperaError("the processor has no chat template: give the model's own processor.")
+    apply: Callable[..., Any] = processor.apply_chat_template
+    return turn_of(lambda turn: str(apply(turn, tokenize=False)), "the processor's chat template")

@@ -4,6 +4,7 @@ from typing import Any
 
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
+from tempera.targets.token_format import ModelSpec
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
@@ -24,17 +25,22 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "exponential_decay_length_penalty": (),
     "watermarking_config": (),
     "penalty_alpha": (0,),
+    "dola_layers": (),
+    "token_healing": (False,),
+    "num_beam_groups": (1,),
+    "constraints": (),
+    "force_words_ids": (),
 }
 """Settings that change what is drawn, with the values that change nothing, besides None."""
 
 
-def sampling_of(config: Any, guidance: float, codes: range) -> Sampling:
+def sampling_of(config: Any, guidance: float, spec: ModelSpec) -> Sampling:
     """The sampling of a `GenerationConfig`, with the defaults of `generate`: greedy, or top-k 50.
 
     Args:
         config: the configuration.
         guidance: where it states none.
-        codes: ids of image codes.
+        spec: the format of the images.
 
     Raises:
         TemperaError: it has a setting that no sampling here has.
@@ -46,11 +52,17 @@ def sampling_of(config: Any, guidance: float, codes: range) -> Sampling:
                 f"the model's generation_config has {name}={value}, which is not possible with an "
                 "accelerated model: set it to None."
             )
-    if any(token in codes for token in config.suppress_tokens or ()):
+    if config.cache_implementation == "quantized":
         raise TemperaError(
-            "the model's generation_config suppresses codes of the image, which is not possible "
-            "with an accelerated model: set suppress_tokens to None."
+            "the model's generation_config has cache_implementation='quantized', and an "
+            "accelerated model's cache is not: set it to None."
         )
+    for name, tokens in _suppressed(config).items():
+        if any(_is_drawn(token, spec) for token in tokens):
+            raise TemperaError(
+                f"the model's generation_config suppresses codes of the image by {name}, which is "
+                f"not possible with an accelerated model: set {name} to None."
+            )
     scale = float(guidance if config.guidance_scale is None else config.guidance_scale)
     if not config.do_sample:
         return Sampling(scale, temperature=0.0)
@@ -61,3 +73,21 @@ def sampling_of(config: Any, guidance: float, codes: range) -> Sampling:
         top_p=float(1.0 if config.top_p is None else config.top_p),
         min_p=float(config.min_p or 0.0),
     )
+
+
+def _suppressed(config: Any) -> dict[str, list[int]]:
+    """The ids that `generate` may not draw, by the settings that forbid them. Before the least
+    length these are the ends of a text.
+    """
+    found = {"suppress_tokens": list(config.suppress_tokens or ())}
+    ends = config.eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    for name in ("min_length", "min_new_tokens"):
+        if getattr(config, name, None):
+            found[name] = ends
+    return found
+
+
+def _is_drawn(token: int, spec: ModelSpec) -> bool:
+    """Whether a token is a code of the image or ends a line."""
+    return 0 <= token - spec.first_code < spec.codes or token == spec.line_end

@@ -2,7 +2,7 @@
 what has changed since works or is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,8 @@ class HeldTarget(TransformerTarget):
         spec: format of its sequences.
         conditioner: see `TransformerTarget`.
         sampling: see `TransformerTarget`.
+        usual: what the sampling takes from the model's generation_config, by the names of
+            `Sampling`.
 
     Raises:
         TemperaError: the model cannot be decoded as it is.
@@ -42,9 +44,11 @@ class HeldTarget(TransformerTarget):
         spec: ModelSpec,
         conditioner: Conditioner,
         sampling: Sampling,
+        usual: Callable[[], dict[str, object]],
     ) -> None:
         check_model(model, family)
         self._model = model
+        self._usual = usual
         self._family = family
         held = HeldNetwork(model, family, spec)
         head = HeldHead(held, spec, sampling)
@@ -54,11 +58,12 @@ class HeldTarget(TransformerTarget):
         self._seen = self._state()
 
     def _state(self) -> dict[str, object]:
-        """What the cache was made for."""
+        """What the cache and the sampling were made for."""
         decoder: Any = self.network.model
         norm = next(decoder.norm.parameters())
         dtype = str(norm.dtype).removeprefix("torch.")
-        return {"layers": len(decoder.layers), "dtype": dtype, "device": norm.device}
+        now = {"layers": len(decoder.layers), "dtype": dtype, "device": norm.device}
+        return now | self._usual()
 
     @override
     def begin(self, prompts: list[str], nodes: int) -> None:
@@ -95,10 +100,8 @@ class HeldTarget(TransformerTarget):
 
 DYNAMIC = ("dynamic", "longrope")
 """Rotary embeddings whose angles depend on how long a sequence has become."""
-COUPLED = "torch.ao.nn.quantized.dynamic"
-"""Layers that round inputs by the largest one of a pass, so that a draft changes the logits of the
-tokens before it.
-"""
+ORDINARY = {"sliding_window": None, "is_causal": True}
+"""Settings of a decoder that change what its tokens see, with the values that do not."""
 TRANSFORMERS = "transformers."
 
 
@@ -110,21 +113,46 @@ def check_model(model: nn.Module, family: HeldFamily) -> None:
                 f"{name or 'the model'} is in training mode: call model.eval() first."
             )
     decoder: Any = model.get_submodule(family.decoder)
-    rope = decoder.config.rope_parameters.get("rope_type", "default")
+    _check_decoder(decoder, family)
+    layers = [f"{family.decoder}.layers.{number}" for number in range(len(decoder.layers))]
+    called = [*family.called, *layers]
+    _check_around(model, called)
+    _check_weights(model, called)
+    _check_alone(model, called, next(decoder.norm.parameters()))
+
+
+def _check_decoder(decoder: Any, family: HeldFamily) -> None:
+    """Raise TemperaError for a decoder that does more than `HeldDecoder` has it do."""
+    names = [kind.__name__ for kind in type(decoder).__mro__]
+    if not any(name in family.decoders for name in names):
+        raise TemperaError(
+            f"the model's decoder is a {names[0]}, which is not supported: give a model around "
+            f"one of {', '.join(family.decoders)}."
+        )
+    config = decoder.config
+    for name, usual in ORDINARY.items():
+        value = getattr(config, name, usual)
+        if value != usual:
+            raise TemperaError(
+                f"the model's decoder has {name}={value}, which is not supported: give a model "
+                f"with {name}={usual}."
+            )
+    if config.num_hidden_layers < len(decoder.layers):
+        raise TemperaError(
+            f"the configuration of the model's decoder states {config.num_hidden_layers} of its "
+            f"{len(decoder.layers)} layers: delete the others."
+        )
+    rope = config.rope_parameters.get("rope_type", "default")
     if rope in DYNAMIC:
         raise TemperaError(
             f"rope_type={rope} is not supported, because its angles change with the length."
         )
-    attention = decoder.config._attn_implementation
+    attention = config._attn_implementation
     if attention not in ("sdpa", "eager"):
         raise TemperaError(
             f"the model's attention is {attention}, which takes no mask of a draft: call "
             "model.set_attn_implementation('sdpa') first."
         )
-    layers = [f"{family.decoder}.layers.{number}" for number in range(len(decoder.layers))]
-    called = [*family.called, *layers]
-    _check_around(model, called)
-    _check_weights(model, called)
 
 
 def _check_around(model: nn.Module, called: list[str]) -> None:
@@ -163,21 +191,45 @@ def _sits_on(module: Any) -> str:
 
 
 def _check_weights(model: nn.Module, called: list[str]) -> None:
-    """Raise TemperaError unless the weights of the modules that are called are on one device, and
-    their layers work for every token alone.
-    """
+    """Raise TemperaError unless the weights of the modules that are called are on one device."""
     devices = set[torch.device]()
     for path in called:
-        for name, module in model.get_submodule(path).named_modules():
-            devices |= {weight.device for weight in module.parameters(recurse=False)}
-            if type(module).__module__.startswith(COUPLED):
-                raise TemperaError(
-                    f"{f'{path}.{name}'.rstrip('.')} is dynamically quantised: it rounds the "
-                    "inputs of a whole pass together, so that drafts would change the law. Leave "
-                    "the model whole, or quantise its weights alone."
-                )
+        devices |= {weight.device for weight in model.get_submodule(path).parameters()}
     if len(devices) != 1 or next(iter(devices)).type == "meta":
         raise TemperaError(
             f"the model's weights are on {', '.join(sorted(map(str, devices)))}: put all of them "
             "on one device, without offloading."
         )
+
+
+def _check_alone(model: nn.Module, called: list[str], like: Tensor) -> None:
+    """Raise TemperaError for layers that compute a token by what else is in its pass, as those do
+    that round all inputs by the largest one. Two passes that differ in the other token alone tell,
+    to the bit.
+
+    Args:
+        model: the model.
+        called: paths of the modules that are called.
+        like: has dtype and device of their inputs.
+    """
+    numbers = torch.Generator().manual_seed(0)
+    for path in called:
+        for name, module in model.get_submodule(path).named_modules():
+            width = getattr(module, "in_features", None)
+            if width is None or _is_plain(module):
+                continue
+            layer: Any = module
+            pair = torch.randn(1, 2, int(width), generator=numbers).to(like)
+            alone = layer.forward(pair)[:, 0]
+            if not torch.equal(alone, layer.forward(pair * pair.new_tensor([[1], [1e3]]))[:, 0]):
+                raise TemperaError(
+                    f"{f'{path}.{name}'.rstrip('.')} is quantised so that a token depends on the "
+                    "others of its pass, and drafts, batches and prompts would change the law: "
+                    "quantise the weights alone, or the inputs of every token by itself (torchao's "
+                    "PerRow; bitsandbytes with llm_int8_threshold=0)."
+                )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module is PyTorch's own linear layer with PyTorch's own weight."""
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter

@@ -156,6 +156,7 @@ CHAMELEON = HeldFamily(
     held="ChameleonForConditionalGeneration",
     preset="anole",
     decoder="model",
+    decoders=("ChameleonModel",),
     embedding=("model.embed_tokens",),
     layouts={"anole": anole, "lumina": lumina, "lumina2": lumina2},
 )

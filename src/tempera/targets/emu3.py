@@ -152,6 +152,7 @@ EMU3 = HeldFamily(
     held="Emu3ForConditionalGeneration",
     preset="emu3",
     decoder="model.text_model",
+    decoders=("Emu3TextModel",),
     embedding=("model.text_model.embed_tokens",),
     layouts={"emu3": emu3},
     stated=_stated,

@@ -107,6 +107,8 @@ class HeldFamily(Family):
         held: the class of the models.
         preset: its preset in conf/model/.
         decoder: has `embed_tokens`, `layers`, `norm`, `rotary_emb` and `config`.
+        decoders: the classes of it whose equations are those of `held.network.HeldDecoder`:
+            nothing but a causal mask, the layers one after the other, and the norm.
         head: what follows the decoder's norm, one after the other; the last gives logits.
         embedding: what embeds image tokens, one after the other.
         layouts: formats of images by the names of their presets; the arguments are a size.
@@ -121,6 +123,7 @@ class HeldFamily(Family):
     held: str
     preset: str
     decoder: str
+    decoders: tuple[str, ...]
     head: tuple[str, ...] = ("lm_head",)
     embedding: tuple[str, ...]
     layouts: Mapping[str, Callable[..., ModelSpec]]

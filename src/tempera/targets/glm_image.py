@@ -188,7 +188,12 @@ class UntrainedGlmDecoder(ImageTokenizer):
 
 
 def load_glm_decoder(
-    weights: str, hub: str, steps: int = 50, guidance: float = 1.5, codes: int = 16384
+    weights: str,
+    hub: str,
+    steps: int = 50,
+    guidance: float = 1.5,
+    codes: int = 16384,
+    dtype: torch.dtype = torch.float32,
 ) -> GlmDecoder | UntrainedGlmDecoder:
     """Load the parts of GLM-Image that make pictures, with diffusers.
 
@@ -197,6 +202,7 @@ def load_glm_decoder(
         steps: of the denoising.
         guidance: of the denoising.
         codes: number of codes.
+        dtype: that weights are read in.
 
     Raises:
         TemperaError: diffusers is not installed, or the files are missing or not a pipeline's.
@@ -207,7 +213,7 @@ def load_glm_decoder(
         nothing = PretrainedFiles("random", FILES, hub)
         return load_pretrained(lambda: UntrainedGlmDecoder(config), nothing)
     kind = _pipeline_class()
-    return GlmDecoder(_pipeline(kind, _place(weights, hub)), config)
+    return GlmDecoder(_pipeline(kind, _place(weights, hub), dtype), config)
 
 
 def _place(weights: str, hub: str) -> Path:
@@ -243,7 +249,7 @@ def _pipeline_class() -> Any:
     return GlmImagePipeline
 
 
-def _pipeline(kind: Any, place: Path) -> Any:
+def _pipeline(kind: Any, place: Path, dtype: torch.dtype) -> Any:
     """The pipeline of a class in a directory, without its autoregressive part.
 
     Raises:
@@ -251,7 +257,11 @@ def _pipeline(kind: Any, place: Path) -> Any:
     """
     try:
         pipeline = kind.from_pretrained(
-            place, vision_language_encoder=None, processor=None, local_files_only=True
+            place,
+            vision_language_encoder=None,
+            processor=None,
+            local_files_only=True,
+            torch_dtype=dtype,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise TemperaError(
@@ -277,6 +287,7 @@ GLM_IMAGE = HeldFamily(
     held="GlmImageForConditionalGeneration",
     preset="glm_image",
     decoder="model.language_model",
+    decoders=("GlmImageTextModel",),
     embedding=("model.language_model.embed_tokens",),
     layouts={"glm_image": lambda height=1024, width=1024: glm_image(height, width)},
     stated=lambda model: {"codes": model.config.vq_config.num_embeddings},

@@ -106,6 +106,7 @@ JANUS = HeldFamily(
     held="JanusForConditionalGeneration",
     preset="janus_pro_7b",
     decoder="model.language_model",
+    decoders=("LlamaModel", "MistralModel", "GemmaModel", "Olmo2Model"),
     head=(
         "model.generation_head.proj_out",
         "model.generation_head.activation_fn",

@@ -3,6 +3,7 @@
 Shapes: B prompts, T condition tokens.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 Tokenize = Callable[[str], list[int]]
 """Text -> token ids."""
+Turn = Callable[[str], str]
+"""A prompt -> what stands for `{text}` in a format."""
 
 PADDING = -1
 """Marks padding in a condition."""
@@ -39,6 +42,11 @@ def numbered(prompts: Sequence[str]) -> list[tuple[str, str]]:
     return [(prompt, f"prompt {number} of {count}") for number, prompt in enumerate(prompts, 1)]
 
 
+def plain_turn(prompt: str) -> str:
+    """The `Turn` of models without a chat template."""
+    return prompt
+
+
 class PromptEncoder(nn.Module):
     """Encodes prompts as the network's ids, in the model's format.
 
@@ -46,13 +54,17 @@ class PromptEncoder(nn.Module):
         spec: the format.
         tokenize: text → ids, without special tokens.
         truncate: truncate prompts that are too long, instead of raising.
+        turn: puts a prompt into the turn of a chat, if the model has a chat template.
     """
 
-    def __init__(self, spec: ModelSpec, tokenize: Tokenize, truncate: bool = False) -> None:
+    def __init__(
+        self, spec: ModelSpec, tokenize: Tokenize, truncate: bool = False, turn: Turn = plain_turn
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.tokenize = tokenize
         self.truncate = truncate
+        self.turn = turn
 
     @torch.no_grad()
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
@@ -91,18 +103,21 @@ class PromptEncoder(nn.Module):
             return ids
         if not self.truncate:
             raise too_long(where, len(ids), self.spec.room)
-        words = prompt.split()
-        while words and len(ids) > self.spec.room:
-            words.pop()
-            ids = self._ids(self.spec.prompt, " ".join(words))
+        ends = [word.end() for word in re.finditer(r"\S+", prompt)]
+        while ends and len(ids) > self.spec.room:
+            ends.pop()
+            ids = self._ids(self.spec.prompt, prompt[: ends[-1]] if ends else "")
         return ids
 
     def _ids(self, pieces: Sequence[int | str], text: str) -> list[int]:
         ids: list[int] = []
         for piece in pieces:
-            ids += (
-                [piece] if isinstance(piece, int) else self.tokenize(piece.replace("{text}", text))
-            )
+            if isinstance(piece, int):
+                ids.append(piece)
+                continue
+            if "{text}" in piece:
+                piece = piece.replace("{text}", self.turn(text))
+            ids += self.tokenize(piece)
         return ids
 
 
@@ -132,8 +147,9 @@ def load_prompts(
         end = _end_of_text(place)
         prompt = tuple(end if piece == END_OF_TEXT else piece for piece in spec.prompt)
         spec = replace(spec, prompt=prompt, special=(*spec.special, end))
+    turn: Turn = plain_turn
     if template is not None:
-        spec = _templated(spec, place, replace(place, files=template))
+        turn = _templated(place, replace(place, files=template))
     special = spec.special if spec.null_filling is None else (*spec.special, spec.null_filling)
     for name in special:
         if size is not None and len(tokenize(name)) != 1:
@@ -147,7 +163,7 @@ def load_prompts(
             f"{spec.text_tokens:,}: give the tokenizer.json of the model.",
             option="model.spec.text_tokens",
         )
-    return PromptEncoder(spec, tokenize, truncate)
+    return PromptEncoder(spec, tokenize, truncate, turn)
 
 
 def _end_of_text(tokenizer: PretrainedFiles) -> str:
@@ -168,45 +184,48 @@ def _end_of_text(tokenizer: PretrainedFiles) -> str:
     return end
 
 
-def _templated(spec: ModelSpec, tokenizer: PretrainedFiles, files: PretrainedFiles) -> ModelSpec:
-    """The format with the turn of a chat template around the prompt.
+def _templated(tokenizer: PretrainedFiles, files: PretrainedFiles) -> Turn:
+    """The turn of a chat template around a prompt.
 
     Raises:
         TemperaError: the file is missing or is not a template of texts.
     """
     if files.random or is_noted(files):
-        return spec
+        return plain_turn
     (file,) = files.find()
+    template = file.read_text(encoding="utf-8")
+    apply: Any = _tokenizer(tokenizer).apply_chat_template
     try:
-        text = _tokenizer(tokenizer).apply_chat_template(
-            TURN, chat_template=file.read_text(encoding="utf-8"), tokenize=False
+        return turn_of(
+            lambda turn: str(apply(turn, chat_template=template, tokenize=False)), str(file)
         )
+    except TemperaError:
+        raise
     except Exception as problem:  # Jinja's have no common class but this
         raise TemperaError(f"{file} is not a chat template ({problem}): get it again.") from problem
-    return in_turn(spec, str(text), str(file))
 
 
-TURN = [{"role": "user", "content": [{"type": "text", "text": "{text}"}]}]
-"""A conversation of one turn, as chat templates take it, whose text is the prompt's of a format."""
-
-
-def in_turn(spec: ModelSpec, turn: str, template: str) -> ModelSpec:
-    """The format with what a chat template has made of `TURN` around the prompt.
+def turn_of(apply: Callable[[list[dict[str, Any]]], str], template: str) -> Turn:
+    """A chat template around a prompt.
 
     Args:
-        spec: the format.
-        turn: what the template made.
-        template: what errors call the template.
+        apply: makes a text of a conversation, as chat templates take it.
+        template: what errors call it.
 
     Raises:
-        TemperaError: the prompt is not in it.
+        TemperaError: it does not give a prompt's text back.
     """
-    if turn.count("{text}") != 1:
+
+    def turn(prompt: str) -> str:
+        return apply([{"role": "user", "content": [{"type": "text", "text": prompt}]}])
+
+    if turn(PROBE).count(PROBE) != 1:
         raise TemperaError(f"{template} does not give a prompt's text back: get it again.")
-    pieces = [
-        piece.replace("{text}", turn) if isinstance(piece, str) else piece for piece in spec.prompt
-    ]
-    return replace(spec, prompt=tuple(pieces))
+    return turn
+
+
+PROBE = "a red bicycle"
+"""A prompt that a chat template must give back."""
 
 
 def about_as_many(text: str) -> list[int]:
