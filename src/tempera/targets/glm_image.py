@@ -261,7 +261,7 @@ def _pipeline(kind: Any, place: Path, dtype: torch.dtype) -> Any:
             vision_language_encoder=None,
             processor=None,
             local_files_only=True,
-            torch_dtype=dtype,
+            dtype=dtype,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise TemperaError(
