@@ -12,7 +12,7 @@ set -euo pipefail
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 python3 -m venv "$place/venv"
-"$place/venv/bin/pip" install --quiet torch==2.14.1 transformers==5.23.0 diffusers==0.42.1
+"$place/venv/bin/pip" install --quiet torch==2.14.1 transformers==5.23.0 diffusers==0.42.1 accelerate==1.15.0
 "$place/venv/bin/python" - <<'PYTHON'
 import warnings
 
