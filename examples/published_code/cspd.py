@@ -31,8 +31,8 @@ from tempera.continuous.noise import Noise
 from tempera.continuous.residual_sampler import reject_until
 from tempera.continuous.rules import ContinuousVerdict, Proposal, Trials
 from tempera.decoding import compiled
+from tempera.decoding.compiled import Run
 from tempera.decoding.interfaces import ACCEPTED, RESAMPLED
-from tempera.decoding.loop import Run
 from tempera.decoding.random_streams import RandomStreams
 
 
@@ -111,13 +111,16 @@ class CSpDReferenceCode(Decoding):
         sequences = Sequences(target, noise, self.depth(length))
         yield from predicted(target, sequences, self.prefilled(length), noise)
         images = sequences.images
+        proposed = run(propose, "draft")
+        scored = run(score, "target")
+        verified = run(self.verify, "verify")
         while not images.complete:  # all rows have the same length
             noise.next_round()
             context = sequences.context
             ahead = self.ahead(images.shortest, length)
-            draft = run(propose, self.drafter, context, ahead, noise)
-            scores = run(score, target, context, sum(ahead))
-            verdict = run(self.verify, draft, target.denoiser, scores, noise)
+            draft = proposed(self.drafter, context, ahead, noise)
+            scores = scored(target, context, sum(ahead))
+            verdict = verified(draft, target.denoiser, scores, noise)
             yield sequences.append(verdict, 1, draft, scores)
 
     def verify(

@@ -22,12 +22,12 @@ def test_a_long_run_on_a_gpu_is_compiled(monkeypatch: pytest.MonkeyPatch, capsys
 def test_where_nothing_can_be_compiled_rounds_run_as_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    def refused(part: Any, *arguments: Any) -> Any:
+    def refused(*arguments: Any) -> Any:
         raise TemperaError("no Triton")
 
     monkeypatch.setattr(torch, "ones", lambda *_, **__: None)  # there is no such device
-    monkeypatch.setattr(compiled, "compiled", refused)
+    monkeypatch.setattr(compiled, "_compile", lambda part: refused)
     assert not parts.pays(GPU, None)
     assert capsys.readouterr().out == "rounds run without compiling: no Triton\n"
-    monkeypatch.setattr(compiled, "compiled", lambda *_: None)
+    monkeypatch.setattr(compiled, "_compile", lambda part: lambda *_: None)
     assert parts.pays(GPU, None) and not capsys.readouterr().out

@@ -1,12 +1,13 @@
 """Compiled rounds emit what rounds emit that are not. Speed is not tested here."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from graph_replays import GraphReplays
+from graph_replays import replayed
 from near_codes import near, published_gsd
 from network_drafts import eagle, eagle2, independent, medusa, parallel
 from tiny_networks import (
@@ -79,7 +80,7 @@ RULES = {
     "priced": (TREE, Priced(0.5)),
 }
 """Further rules, with a tree to verify."""
-PARTS = "propose", "score", "verify", "settle"
+PARTS = "propose", "score", "verify", "commit", "observe"
 BATCHES = [PROMPTS[:2], PROMPTS[2:]]
 VIEWS = (
     "alias",
@@ -213,19 +214,14 @@ SLOW_CASES = [case for case in SLOW_CASES if case not in CASES]
 
 @pytest.fixture
 def replays(monkeypatch):
-    """Runs the parts of compiled rounds as CUDA graphs would."""
-    torch._dynamo.reset()
-    made = GraphReplays()
-    monkeypatch.setattr(loop, "compiled", made)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", made.begin_step)
-    return made
+    return replayed(monkeypatch)
 
 
 @pytest.mark.parametrize(
     ("family", "method", "rows"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
 )
-def test_a_round_is_a_step_of_four_graphs_and_the_second_batch_makes_none(
+def test_a_round_is_a_step_of_five_graphs_and_the_second_batch_makes_none(
     family, method, rows, replays
 ):
     make = of_many_codes if family == MANY else FAMILIES.get(family, captioned)
@@ -248,8 +244,11 @@ def test_a_round_is_a_step_of_four_graphs_and_the_second_batch_makes_none(
     batches = [PROMPTS[:rows], PROMPTS[-rows:]]
     with Operations():
         found = decoded(method, True, make(), batches, [watch])
-    assert replays.calls == ["step", *PARTS] * (rounds[0] - len(batches))
-    assert replays.variants == dict.fromkeys(PARTS, 1)
+    steps = "".join(f" {name}" for name in replays.calls).split(" step")
+    assert len(steps) == 1 + rounds[0] and steps.count("") == 1 + len(batches)  # first rounds
+    assert set(steps) == {"", "".join(f" {name}" for name in PARTS)}
+    observed = 0 if method == "ar" else 1  # nothing to do, so no graph
+    assert replays.variants == Counter({**dict.fromkeys(PARTS, 1), "observe": observed})
     expected = decoded(method, False, make(), batches)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
@@ -362,6 +361,38 @@ def test_what_a_round_keeps_elsewhere_is_overwritten(replays, monkeypatch):
         decoded("kept", True)
 
 
+class LookUp(Drafter):
+    """Drafts each row's first token, or 1 for 0, on the host."""
+
+    nodes = depth = 1
+    tree = Tree.chain(1)
+
+    def propose(self, images, uniforms):
+        first = [row[0] if row[0] > 0 else 1 for row in images.tokens.tolist()]
+        return Draft(torch.tensor(first)[:, None], None, self.tree)
+
+
+class HostLookUp(LookUp):
+    compiles = False
+
+
+def test_a_drafter_on_the_host_runs_between_compiled_parts(replays, monkeypatch):
+    monkeypatch.setitem(METHODS, "host", lambda target: HostLookUp())
+    found, expected = decoded("host", True), decoded("host", False)
+    assert all(map(torch.equal, found, expected))
+    assert replays.variants == {"score": 1, "verify": 1, "commit": 1}
+
+
+def test_a_part_that_cannot_be_compiled_is_named(backend, monkeypatch):
+    """No compiler of the machine's is at fault."""
+    backend("eager")
+    monkeypatch.setitem(METHODS, "host", lambda target: LookUp())
+    with pytest.raises(TemperaError, match=r"`propose` of LookUp cannot be compiled \(") as message:
+        decoded("host", True)
+    said = str(message.value)
+    assert "compiles = False" in said and "C++" not in said and "\n" not in said
+
+
 def _moved(x, y):
     return x + y
 
@@ -396,10 +427,10 @@ def test_what_a_graph_may_not_do_fails(part, fault, replays):
     x = torch.zeros(3)
     if part is _moved:
         torch._dynamo.mark_static_address(x, guard=False)
-        replays(part, x, torch.ones(3))
+        replays(part)(x, torch.ones(3))
         x.set_(torch.zeros(3))
     with pytest.raises(Exception, match=re.escape(fault)):
-        replays(part, x, torch.ones(3))
+        replays(part)(x, torch.ones(3))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -496,7 +527,7 @@ def test_a_failed_compilation_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     missing = torch._inductor.config.patch({"cpp.cxx": ("no_such_compiler",)})
     with missing, pytest.raises(TemperaError, match=r"no_such_compiler") as message:
-        compiled.compiled(_wave, torch.ones(5))
+        compiled.graph_of(_wave)(torch.ones(5))
     assert "\n" not in str(message.value)
 
 
@@ -509,7 +540,7 @@ def test_out_of_memory_in_compilation_is_raised_unchanged(monkeypatch):
     compiled._compile.cache_clear()
     monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
     with pytest.raises(torch.OutOfMemoryError):
-        compiled.compiled(_wave, torch.ones(1))
+        compiled.graph_of(_wave)(torch.ones(1))
     compiled._compile.cache_clear()
 
 

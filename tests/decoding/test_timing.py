@@ -7,15 +7,8 @@ def test_a_clock_adds_up_the_time_of_each_part(monkeypatch):
     times = iter([1.0, 3.0, 10.0, 15.0, 16.0, 18.0])
     monkeypatch.setattr(timing, "now", lambda device: next(times))
 
-    def propose():
-        return "draft"
-
-    def settle():
-        pass
-
     clock = Clock()
-    assert clock(propose) == "draft"
-    clock(settle)
-    clock(propose)
-    assert clock.seconds == {"draft": 4.0, "target": 0.0, "verify": 0.0, "commit": 13.0}
-    assert clock.rounds == 2
+    propose, score = clock(lambda: "draft", "draft"), clock(lambda: "scores", "target")
+    assert [propose(), score(), propose()] == ["draft", "scores", "draft"]
+    assert clock.seconds == {"draft": 4.0, "target": 5.0, "verify": 0.0, "commit": 8.0}
+    assert clock.rounds == 1  # each has a pass of the target

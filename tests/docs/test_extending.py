@@ -14,11 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from graph_replays import replayed
 from markdown_pages import blocks, commands, text_of
 from omegaconf import OmegaConf
 from page_commands import run
 from paths import ROOT
+from tiny_networks import PROMPTS, tiny_target
 
+from tempera import Exact, RandomStreams, Tree, decode
+from tempera.decoding.probabilities import Sampling
+from tempera.drafters.none import NoDraft
 from tempera.metrics import table
 
 PAGES = sorted((ROOT / "docs" / "extend").glob("*.md"))
@@ -70,6 +76,40 @@ with_its_files = pytest.mark.parametrize(
     ("page", "overlay"), [(page, page) for page in PAGES], ids=lambda page: page.stem,
     indirect=["overlay"],
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize(
+    ("overlay", "name"),
+    [(ROOT / "docs/extend/drafter.md", name) for name in ("running_mean", "ngram")],
+    ids=["running_mean", "ngram"],
+    indirect=["overlay"],
+)
+def test_its_drafters_decode_in_compiled_rounds(
+    overlay: Path, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two batches, with the tokens of rounds that are not, and at T = 0 those of no draft."""
+    replays = replayed(monkeypatch)
+    module = importlib.import_module(f"tempera.drafters.{name}")
+
+    def decoded(drafting: Any, compiled: bool = False) -> list[Any]:
+        target = tiny_target(Sampling(3.0, temperature, top_k=4))
+        target.compile(compiled)
+        drafter = drafting(target)
+        ids = [PROMPTS[:2], PROMPTS[-2:]]
+        return [decode(target, drafter, Exact(), RandomStreams(0, row), row).tokens for row in ids]
+
+    def drafting(target: Any) -> Any:
+        if name == "ngram":
+            return module.NGram(3, 1)
+        return module.build_running_mean(target, Tree.chain(3))
+
+    expected = decoded(drafting)
+    assert all(map(torch.equal, decoded(drafting, compiled=True), expected))
+    own = {"propose": 1, "observe": 1} if name == "running_mean" else {}
+    assert replays.variants == {"score": 1, "verify": 1, "commit": 1, **own}
+    if temperature == 0:
+        assert all(map(torch.equal, decoded(lambda target: NoDraft()), expected))
 
 
 @each_page

@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils import _triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from tempera.decoding import loop  # noqa: E402
+from tempera.decoding import compiled  # noqa: E402
 
 KINDS = "ar", "eagle", "tree", "sjd"
 GPU = torch.device("cuda:0")
@@ -60,7 +60,7 @@ def graphs_of(method: str, many: bool) -> Graphs:
     found: Graphs = {}
     made: dict[Any, Callable[..., Any]] = {}
 
-    def run(part: Callable[..., Any], *arguments: Any) -> Any:
+    def run(part: Callable[..., Any]) -> Callable[..., Any]:
         def keep(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             like = [_on_gpu(x) if isinstance(x, Tensor) else x for x in inputs]
             found.setdefault(part.__name__, (graph, like))
@@ -68,10 +68,10 @@ def graphs_of(method: str, many: bool) -> Graphs:
 
         if part not in made:
             made[part] = torch.compile(part, backend=keep, fullgraph=True, dynamic=False)
-        return made[part](*arguments)
+        return made[part]
 
     torch._dynamo.reset()
-    loop.compiled = run  # type: ignore[assignment]
+    compiled._compile = run  # type: ignore[assignment]
     target = of_many_codes() if many else captioned()
     target.compile()
     decoded(method, False, target)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from markdown_pages import blocks
+from paths import ROOT
 from tiny_targets import DISTINCT, FAMILIES, METHODS, composed, method_options
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -22,6 +24,7 @@ from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
+from tempera.rules.standard import Exact
 
 EVERYWHERE = ("ar", "eagle tree", "eagle2", "sjd_pac")
 """Methods that run on every family: no draft, a static tree, a dynamic one, Jacobi's."""
@@ -79,6 +82,14 @@ class Marked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.drafter, name)
 
+    @property
+    def tree(self) -> Any:
+        return self.drafter.tree
+
+    @tree.setter
+    def tree(self, tree: Tree) -> None:
+        self.drafter.tree = tree
+
     def propose(self, images: Any, uniforms: Tensor) -> Any:
         self.marks.append((len(self.reads.seen), len(self.copies.seen)))
         return self.drafter.propose(images, uniforms)
@@ -117,6 +128,22 @@ def independent(sized: Parts, target: Any) -> StaticTreeDrafter:
     draft: Any = sized.target()
     draft.pack()
     return StaticTreeDrafter(IndependentDraft(draft, target), Tree.chain(3))
+
+
+def test_a_tree_of_ones_own_follows_the_images_to_their_device() -> None:
+    """The drafter of docs/decode.md, word by word."""
+    page: dict[str, Any] = {}
+    exec(blocks(ROOT / "docs" / "decode.md", "python")[0], page)
+    target = page["Bigram"]()
+    target.table = target.table.to(META)
+
+    def begin(prompts: list[str], nodes: int) -> None:
+        target.root = torch.full((len(prompts), 1), 8, device=META)
+
+    target.begin = begin
+    drafter = page["Unigram"](target.table.mean(0))
+    reads, copies = rounds(target, drafter, Exact(), ["a", "b"])
+    assert reads == [1] * ROUNDS and copies == 0 and drafter.tree.parents.device == META
 
 
 @pytest.mark.slow

@@ -4,10 +4,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from host_reads import HostReads
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
+
+from tempera.decoding import compiled
 
 MADE_ON_A_DEVICE = (
     torch.arange,
@@ -22,7 +25,7 @@ STATIC = "_dynamo_static_input_type"
 
 
 class GraphReplays:
-    """A `run` for the decoding loop under which each part is one graph that is replayed.
+    """Stands in for `compiled._compile`: each part is one graph that is replayed.
 
     - A graph reads its inputs where they were when it was made. Those that are not marked static
       are copied there at each replay; static ones must be there still.
@@ -48,17 +51,20 @@ class GraphReplays:
         self._marked = False
         self._part = ""
 
-    def __call__(self, part: Callable[..., Any], *arguments: Any) -> Any:
-        if not self._marked:
-            self._overwrite()
-        self._part = part.__name__
-        self.calls.append(self._part)
-        if part not in self._compiled:
-            self._compiled[part] = torch.compile(
-                part, backend=self._graph, fullgraph=True, dynamic=False
-            )
-        with _disable_current_modes():
-            return self._compiled[part](*arguments)
+    def __call__(self, part: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if not self._marked:
+                self._overwrite()
+            self._part = part.__name__
+            self.calls.append(self._part)
+            if part not in self._compiled:
+                self._compiled[part] = torch.compile(
+                    part, backend=self._graph, fullgraph=True, dynamic=False
+                )
+            with _disable_current_modes():
+                return self._compiled[part](*arguments)
+
+        return call
 
     def begin_step(self) -> None:
         """A round begins."""
@@ -95,6 +101,15 @@ class GraphReplays:
     def returned(self, outputs: list[Tensor]) -> None:
         """Outputs of a graph, to be overwritten when the next step begins."""
         self._outputs += outputs
+
+
+def replayed(monkeypatch: pytest.MonkeyPatch) -> GraphReplays:
+    """Run the parts of compiled rounds as CUDA graphs would."""
+    torch._dynamo.reset()
+    made = GraphReplays()
+    monkeypatch.setattr(compiled, "_compile", made)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", made.begin_step)
+    return made
 
 
 class _Input:

@@ -50,6 +50,7 @@ class Spy:
 
     def __init__(self, drafter):
         self.drafter, self.heard = drafter, []
+        self.tree, self.compiles = drafter.tree, drafter.compiles
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
 
     def begin(self, prompts, images):

@@ -20,9 +20,10 @@ from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denois
 from tempera.continuous.noise import Noise
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
 from tempera.decoding import compiled
+from tempera.decoding.compiled import Run
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import BONUS, ImageModel, Watcher
-from tempera.decoding.loop import Output, Run
+from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import Columns, Trace
 from tempera.errors import TemperaError
@@ -267,7 +268,7 @@ class Decoding(ABC):
             target: the target.
             streams: one random stream per prompt.
             prompts: B prompts.
-            run: calls the parts of a round.
+            run: how the parts of a round are called.
 
         Raises:
             TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
@@ -406,14 +407,16 @@ class Speculative(Decoding):
         sequences = Sequences(target, noise, self.depth(target.length))
         yield from predicted(target, sequences, self.prefilled(target.length), noise)
         images = sequences.images
-        rule = self.rule
         ahead = self.ahead(target.length)
+        proposed = run(propose, "draft")
+        scored = run(score, "target")
+        verified = run(self.rule.verify, "verify")
         while not images.complete:
             noise.next_round()
             context = sequences.context
-            draft = run(propose, self.drafter, context, ahead, noise)  # x̃ ~ q
-            scores = run(score, target, context, draft.path.token)  # of p at the drafts
-            verdict = run(verify, rule, draft, target.denoiser, scores, noise)  # or resample
+            draft = proposed(self.drafter, context, ahead, noise)  # x̃ ~ q
+            scores = scored(target, context, draft.path.token)  # of p at the drafts
+            verdict = verified(draft, target.denoiser, scores, noise)  # or resample
             yield sequences.append(verdict, 1 + sum(ahead), draft, scores)
 
 
@@ -454,9 +457,10 @@ def predicted(
     run: Run = compiled.plain,
 ) -> Iterator[ContinuousRound]:
     """Append the tokens of some steps of one model alone; all rows have the same length."""
+    drawn_by = run(draw, "target")
     for size in sizes:
         drawn = noise.normal(size, model.denoiser.stages + 1, model.channels)
-        _, path = run(draw, model, sequences.context, drawn)
+        _, path = drawn_by(model, sequences.context, drawn)
         zeros = torch.zeros_like(path.token[..., 0], dtype=torch.int64)
         origin = torch.full_like(zeros, BONUS, dtype=torch.int8)
         emitted = torch.full_like(zeros[:, 0], size)
@@ -499,13 +503,6 @@ def score(target: Model, context: Context, drafted: Tensor) -> Tensor:
     places = next_places(stacked, 1, target.length)
     conditions = target.conditions(stacked, places, places + 1)
     return conditions.view(1 + count, len(drafted), -1).transpose(0, 1)
-
-
-def verify(
-    rule: DensityRule, draft: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
-) -> ContinuousVerdict:
-    """Accept drafted tokens, or resample: see `DensityRule.verify`."""
-    return rule.verify(draft, denoiser, conditions, noise)
 
 
 def draw(model: Model, context: Context, drawn: Tensor) -> tuple[Tensor, DenoisingPath]:

@@ -10,14 +10,14 @@ themselves, so that a run which compiles nothing does not import it.
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from tempera.errors import TemperaError
 
-Result = TypeVar("Result")
+Part = TypeVar("Part", bound=Callable[..., Any])
 Make = TypeVar("Make", bound=Callable[..., Any])
 
 VARIANTS = 256
@@ -26,35 +26,72 @@ VARIANTS = 256
 """
 
 
-def plain(part: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a part of a round as it is."""
-    return part(*arguments)
+class Run(Protocol):
+    """How a loop calls the parts of its rounds, which it binds once, before the first."""
+
+    def __call__(self, part: Part, kind: str, /) -> Part:
+        """A function that is called in place of a part: a function, or a method of a target or a
+        drafter. `kind` is what timings call it: `draft`, `target`, `verify` or `commit`.
+        """
 
 
-def compiled(part: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a part of a round compiled: once for each combination of methods, models and shapes.
+def plain(part: Part, kind: str) -> Part:
+    """A part as it is."""
+    return part
 
-    Args:
-        part: a function of the module's top level; it becomes one graph.
-        arguments: of the function.
+
+def compiled(part: Part, kind: str) -> Part:
+    """A part compiled, once for each combination of methods, models and shapes. Its first call runs
+    as it is and computes what later ones find.
 
     Raises:
-        TemperaError: compilation fails, for example without a C++ compiler or, on a GPU, without
-            Triton.
+        TemperaError: compilation fails.
     """
-    try:
-        result: Result = _compile(part)(*arguments)
-        return result
-    except torch._dynamo.exc.TorchDynamoException as problem:
-        cause = getattr(problem, "inner_exception", problem)
-        if isinstance(cause, torch.OutOfMemoryError | MemoryError):
-            raise cause from problem
-        first = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
-        raise TemperaError(
-            f"the model cannot be compiled on this machine ({first.rstrip('.')}): install a C++ "
-            "compiler, and on a GPU Triton, or give compile=false",
+    later = graph_of(part)
+    is_first = True
+
+    def call(*arguments: Any) -> Any:
+        nonlocal is_first
+        function = part if is_first else later
+        is_first = False
+        return function(*arguments)
+
+    return cast(Part, call)
+
+
+def graph_of(part: Part) -> Part:
+    """A part that is one graph from the first call on; see `compiled`."""
+    owner = getattr(part, "__self__", None)
+    function = _compile(getattr(part, "__func__", part))  # one for all objects of a class
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments) if owner is None else function(owner, *arguments)
+        except torch._dynamo.exc.TorchDynamoException as problem:
+            raise _refusal(part, problem) from problem
+
+    return cast(Part, call)
+
+
+def _refusal(part: Callable[..., Any], problem: Exception) -> Exception:
+    """What to raise where a part cannot be compiled: whose fault it is, and what to do."""
+    cause = getattr(problem, "inner_exception", problem)
+    if isinstance(cause, torch.OutOfMemoryError | MemoryError):
+        return cause
+    first = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(".")
+    if isinstance(problem, torch._dynamo.exc.BackendCompilerFailed):
+        return TemperaError(
+            f"the model cannot be compiled on this machine ({first}): install a C++ compiler, and "
+            "on a GPU Triton, or give compile=false",
             option="compile",
-        ) from problem
+        )
+    owner = getattr(part, "__self__", None)
+    named = f"`{part.__name__}`" + ("" if owner is None else f" of {type(owner).__name__}")
+    return TemperaError(
+        f"{named} cannot be compiled ({first}): change it, say `compiles = False` in a drafter "
+        "that works on the host, or give compile=false",
+        option="compile",
+    )
 
 
 def forget() -> None:
@@ -67,7 +104,7 @@ def why_not(device: torch.device) -> str | None:
     function is compiled and called, which takes seconds.
     """
     try:
-        compiled(_twice, torch.ones(8, device=device))
+        graph_of(_twice)(torch.ones(8, device=device))
     except TemperaError as problem:
         return str(problem)
     return None
@@ -84,11 +121,11 @@ def begin_step() -> None:
     torch.compiler.cudagraph_mark_step_begin()
 
 
-@functools.lru_cache(maxsize=8)  # a round has four parts
-def _compile(part: Callable[..., Result]) -> Callable[..., Result]:
+@functools.lru_cache
+def _compile(part: Callable[..., Any]) -> Callable[..., Any]:
     settings = torch._dynamo.config
     settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
-    made: Callable[..., Result] = torch.compile(
+    made: Callable[..., Any] = torch.compile(
         part, fullgraph=True, dynamic=False, mode="reduce-overhead"
     )
     return made

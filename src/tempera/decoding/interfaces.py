@@ -249,6 +249,12 @@ class ImageTarget(Target, ImageModel, Protocol):
 class Drafter(ABC):
     """Proposes a draft for every row. Set `nodes`, `depth` and `uniforms`, and write `propose`; the
     rest has defaults.
+
+    Where rounds are compiled, `propose` and `observe` become graphs that later rounds replay. What
+    one round keeps for the next lies in tensors that `begin` makes with `compiled.kept` and the two
+    write in place; neither assigns to `self`, nor reads numbers on the host, such as
+    `images.rounds`, which are constants of a graph. A drafter that has to do so says
+    `compiles = False`.
     """
 
     nodes: int
@@ -261,7 +267,14 @@ class Drafter(ABC):
     """Uniform draws of each row that `propose` needs in the next round."""
 
     tree: Tree | None = None
-    """The static tree drafted in every round; None if trees are dynamic."""
+    """The static tree drafted in every round, which `rounds` moves to the images' device before
+    `begin`; None if trees are dynamic.
+    """
+
+    compiles: bool = True
+    """Whether `propose` and `observe` can be compiled. If not, they run as they are, between the
+    target's compiled parts: for drafters that work on the host.
+    """
 
     identity: str | None = None
     """Short hash of the draft's weights; None if it has no weights."""
@@ -308,7 +321,8 @@ def drafts(
 class DraftModel(ABC):
     """A cheap model of the target's distributions, queried level by level of a tree.
     `drafters.static_tree` and `drafters.dynamic_tree` draft with it; `drafters.eagle.EagleDraft` is
-    one. Write `roots` and `expand`; the rest has defaults.
+    one. Write `roots` and `expand`; the rest has defaults. What it keeps from round to round is
+    kept as in a `Drafter`.
     """
 
     identity: str | None = None

@@ -8,35 +8,19 @@ independently.
 their trace.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import begin_step, compiled, plain
+from tempera.decoding import verification
+from tempera.decoding.compiled import Run, begin_step, compiled, plain
 from tempera.decoding.diagnostics import Diagnosed
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import (
-    Draft,
-    Drafter,
-    JointRule,
-    Round,
-    Rule,
-    Scores,
-    Target,
-    Verdict,
-    Watcher,
-)
+from tempera.decoding.interfaces import Drafter, JointRule, Round, Rule, Target, Watcher
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import Recorded, Trace
-from tempera.decoding.verification import verify
-
-Run = Callable[..., Any]
-"""Calls a part of a round, `run(part, *arguments)`: as it is (`plain`), compiled (`compiled`), or
-with a clock (`timing.Clock`).
-"""
 
 
 @dataclass(frozen=True)
@@ -64,8 +48,8 @@ def rounds(
         rule: the acceptance rule.
         streams: one stream of uniform draws per prompt, in the prompts' order.
         prompts: texts, B of them.
-        run: calls the four parts of every round but the first, which runs as it is and computes
-            what later ones find; by default compiled if the target is.
+        run: how the parts of a round are called; by default compiled if the target is, but for the
+            two of a drafter that works on the host (`Drafter.compiles`).
 
     Yields:
         each round, which is valid until the next one is asked for.
@@ -75,45 +59,30 @@ def rounds(
     """
     streams.check(prompts)
     run = run or (compiled if target.compiled else plain)
+    own = plain if run is compiled and not drafter.compiles else run
+    propose = own(drafter.propose, "draft")
+    score = run(target.score, "target")
+    verify = run(verification.verify, "verify")
+    commit = run(target.commit, "commit")
+    observe = own(drafter.observe, "commit")
     images = Images(streams.ids, target.length, drafter.depth, streams.device)
+    if drafter.tree is not None:
+        drafter.tree = drafter.tree.to(images.device)
     target.begin(list(prompts), drafter.nodes)
     drafter.begin(list(prompts), images)
     while not images.complete:
         u = streams.next(drafter.uniforms + drafter.nodes + 1)
         u_draft, u_tests = u.tensor_split([drafter.uniforms], dim=1)
-        call = run if images.rounds else plain
         longest = target.length if target.compiled else images.longest
-        if call is compiled:
+        if run is compiled:
             begin_step()
-        draft = call(propose, drafter, images, u_draft)  # 1-2: x̃ ~ q
-        scores = call(score, target, draft, longest)  # 3-4: p after the root and every node
-        verdict = call(verify, draft, scores, rule, u_tests)  # 5-16: accept, or resample
+        draft = propose(images, u_draft)  # 1-2: x̃ ~ q
+        scores = score(draft, longest)  # 3-4: p after the root and every node
+        verdict = verify(draft, scores, rule, u_tests)  # 5-16: accept, or resample
         images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
-        call(settle, target, drafter, images, draft, scores, verdict)
+        commit(draft, verdict, images.emitted)
+        observe(images, draft, verdict, scores)
         yield Round(images, draft, scores, verdict)
-
-
-def propose(drafter: Drafter, images: Images, uniforms: Tensor) -> Draft:
-    """The draft of a round; the first of its parts."""
-    return drafter.propose(images, uniforms)
-
-
-def score(target: Target, draft: Draft, longest: int) -> Scores:
-    """The target's scores of a draft."""
-    return target.score(draft, longest)
-
-
-def settle(
-    target: Target,
-    drafter: Drafter,
-    images: Images,
-    draft: Draft,
-    scores: Scores,
-    verdict: Verdict,
-) -> None:
-    """Keep what was emitted, for the next round; the last of its parts."""
-    target.commit(draft, verdict, images.emitted)
-    drafter.observe(images, draft, verdict, scores)
 
 
 def decode(

@@ -15,7 +15,6 @@ from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.trees import Frontier, Tree
 from tempera.drafters.draft_files import DraftDtype, torch_dtype
-from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.runtime.processor import arithmetic
@@ -61,9 +60,7 @@ class IndependentDraft(DraftModel):
         self.greedy = self.target.sampling.greedy
         self.draft.sampling = self.target.sampling.drafting
         self.draft.begin(prompts, nodes)
-        nothing = NoDraft()
-        nothing.begin(prompts, images)
-        root = nothing.propose(images, torch.empty(len(prompts), 0))
+        root = Draft(images.tokens[:, :0], None, Tree.empty().to(images.device))
         longest = self.target.session.prompt.longest
         self._states = kept(self._states, self.draft.score(root, longest).hidden)
 

@@ -12,12 +12,8 @@ class NoDraft(Drafter):
 
     nodes = 0
     depth = 0
-    _empty = Tree.empty()
-
-    def begin(self, prompts: list[str], images: Images) -> None:
-        """Start a batch."""
-        self._empty = self._empty.to(images.device)
+    tree = Tree.empty()
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """The empty draft: tokens [B, 0]."""
-        return Draft(images.tokens[:, :0], None, self._empty)
+        return Draft(images.tokens[:, :0], None, self.tree)

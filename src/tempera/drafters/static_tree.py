@@ -37,7 +37,6 @@ class StaticTreeDrafter(Drafter):
 
     def begin(self, prompts: list[str], images: Images) -> None:
         """Start a batch."""
-        self.tree = self.tree.to(images.device)
         self.model.begin(prompts, self.nodes, images)
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:

@@ -21,7 +21,7 @@ from pydantic import Field
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Round, Rule
 from tempera.decoding.loop import Output
-from tempera.decoding.timing import Clock
+from tempera.decoding.timing import PARTS, Clock
 from tempera.decoding.verification import drafted_keep_probs
 from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
@@ -31,7 +31,6 @@ from tempera.runtime.files import fingerprint
 from tempera.runtime.processor import name_of
 from tempera.runtime.row_store import Numbers, Row, Store
 
-PARTS = ("draft", "target", "verify", "commit")
 TEST = "test"
 """LANTERN's tests of drafted tokens, a part of `verify`."""
 COLUMNS = {
@@ -200,9 +199,8 @@ def _parts(pipeline: Pipeline, prompts: list[Prompt]) -> Row:
 
 
 class _TestClock:
-    """A watcher that tests the drafted tokens of every round but the first again and adds up the
-    seconds: of gathering the neighbours' probabilities, finding the sets A and adding up their
-    mass.
+    """A watcher that tests the drafted tokens of every round again and adds up the seconds: of
+    gathering the neighbours' probabilities, finding the sets A and adding up their mass.
     """
 
     def __init__(self, pipeline: Pipeline, rule: Rule) -> None:
@@ -212,8 +210,6 @@ class _TestClock:
 
     def __call__(self, round: Round) -> None:
         """After each round."""
-        if round.images.rounds == 1:
-            return
         start = self.pipeline.now()
         drafted_keep_probs(round.draft, round.scores.p, self.rule)
         self.seconds += self.pipeline.now() - start

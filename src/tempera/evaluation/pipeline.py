@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from tempera.continuous.loop import Decoding
 from tempera.data.prompts import Prompt
+from tempera.decoding.compiled import Run
 from tempera.decoding.interfaces import (
     ACCEPTED,
     BONUS,
@@ -27,7 +28,7 @@ from tempera.decoding.interfaces import (
     Target,
     Watcher,
 )
-from tempera.decoding.loop import Output, Run, decode, rounds
+from tempera.decoding.loop import Output, decode, rounds
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import now
 from tempera.drafters.none import NoDraft
@@ -93,7 +94,7 @@ class Method:
         return {
             "method": type(self.rule).__name__.lower(),
             "draft": self.drafter.identity,
-            "branching": None if tree is None else tree.parents.tolist(),
+            "branching": tree.parents.tolist() if tree is not None and tree.nodes else None,
         }
 
     def rounds(
