@@ -26,10 +26,10 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_files import save_draft
-from tempera.drafters.eagle import build_eagle, build_eagle2
+from tempera.drafters.eagle_layout import build_eagle, build_eagle2
 from tempera.drafters.independent import build_independent
 from tempera.drafters.medusa import build_medusa
-from tempera.drafters.parallel import build_parallel
+from tempera.drafters.parallel_network import build_parallel
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.shapes.networks import load_smaller

@@ -21,11 +21,11 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_files import save_draft
-from tempera.drafters.eagle import build_eagle
+from tempera.drafters.eagle_layout import build_eagle
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.medusa import medusa_network
-from tempera.drafters.parallel import ParallelDraft, build_parallel
-from tempera.drafters.parallel_network import ParallelModel, parallel_network
+from tempera.drafters.parallel import ParallelDraft
+from tempera.drafters.parallel_network import ParallelModel, build_parallel, parallel_network
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness.tables import compare, emitted_law
@@ -36,19 +36,20 @@ from tempera.rules.traversal import Traversal
 CHAIN, TREE = Tree.chain(2), Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0]])
 
 
-def test_a_draft_for_another_depth_drafts_what_one_made_for_it_drafts():
+def test_trees_of_several_depths_take_turns_with_one_draft():
     target = tiny_target(Sampling(3.0, temperature=5.0))
     network = tiny_parallel(target)
-    made, first = (ParallelDraft(network, target, depth) for depth in (2, 4))
     found = []
-    for draft in (made, first.for_depth(2), first):
-        drafter = StaticTreeDrafter(draft, Tree.chain(draft.depth))
+    draft = ParallelDraft(network, target)
+    for depth, model in ((2, ParallelDraft(network, target)), (4, draft), (2, draft), (4, draft)):
+        drafter = StaticTreeDrafter(model, Tree.chain(depth))
         found.append(decode(target, drafter, Exact(), RandomStreams(0, ["0", "1"]), PROMPTS[:2]))
-    assert found[0].tokens.equal(found[1].tokens)
-    assert found[0].trace.rounds.equal(found[1].trace.rounds)
-    assert not found[0].trace.rounds.equal(found[2].trace.rounds)
+    for one, other in ((0, 2), (1, 3)):
+        assert found[one].tokens.equal(found[other].tokens)
+        assert found[one].trace.rounds.equal(found[other].trace.rounds)
+    assert not found[0].trace.rounds.equal(found[1].trace.rounds)
     with pytest.raises(TemperaError, match="trained to draft 4 tokens in one pass, not 6"):
-        first.for_depth(6)
+        StaticTreeDrafter(draft, Tree.chain(6))
 
 
 @pytest.mark.parametrize("rank", [0, 4])

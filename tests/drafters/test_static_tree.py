@@ -58,8 +58,8 @@ def test_greedy_siblings_are_the_most_probable_tokens_in_turn():
 
 MODELS = {
     "eagle": lambda target: EagleDraft(tiny_eagle(target), target),
-    "parallel": lambda target: ParallelDraft(tiny_parallel(target), target, 2),
-    "medusa": lambda target: MedusaDraft(tiny_medusa(target), target, 2),
+    "parallel": lambda target: ParallelDraft(tiny_parallel(target), target),
+    "medusa": lambda target: MedusaDraft(tiny_medusa(target), target),
     "independent": lambda target: IndependentDraft(
         tiny_target(Sampling(1.0, top_k=3), llamagen(5)), target
     ),

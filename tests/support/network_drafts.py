@@ -79,13 +79,13 @@ def eagle2(target: Any, dtype: Any = None, sizes: tuple[int, ...] = SIZES) -> An
 
 
 def parallel(target: Any, tree: Tree, dtype: Any = None, **sizes: Any) -> Any:
-    model = ParallelDraft(tiny_parallel(target, **sizes), target, tree.max_depth, dtype)
+    model = ParallelDraft(tiny_parallel(target, **sizes), target, dtype)
     return StaticTreeDrafter(model, tree)
 
 
 def medusa(target: Any, tree: Tree, dtype: Any = None, **sizes: int) -> Any:
     network = tiny_medusa(target, **sizes)
-    return StaticTreeDrafter(MedusaDraft(network, target, tree.max_depth, dtype), tree)
+    return StaticTreeDrafter(MedusaDraft(network, target, dtype), tree)
 
 
 def independent(target: Any, tree: Tree, dtype: Any = None, **options: Any) -> Any:

@@ -10,7 +10,8 @@ from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
-from tempera.drafters.eagle_network import EagleModel, shifted
+from tempera.drafters.draft_network import shifted
+from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.targets.emu3 import EMU3

@@ -1,20 +1,26 @@
 import gc
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from live_bytes import LiveBytes
 from random_drafts import new_images
-from tiny_networks import tiny_parallel
+from tiny_networks import tiny_medusa, tiny_parallel
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import total_variation
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.draft_files import draft_to_train
+from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel import ParallelDraft
+from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.training.teacher_forcing import add_noise, null_conditioned, teach
 from tempera.training.validation import accepted_length, decoded, imitation, metrics_of
@@ -75,7 +81,7 @@ def test_slots_learn_from_what_they_draft_from(rank: int, features: tuple[int, .
         predicted = draft(*lesson.unrolled([lesson.previous], 3))
     places = [copy * lesson.mask.shape[-1] + lesson.start + copy for copy in range(3)]
     taught = target.sampling.distribution(target.head.lm_logits(predicted[:, places]))
-    drafter = ParallelDraft(draft, target, 3)
+    drafter = ParallelDraft(draft, target)
     empty = new_images(len(images.captions), target.length)
     target.begin(images.captions, 3)
     drafter.begin(images.captions, 3, empty)
@@ -151,6 +157,33 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
         rounds
     )
     assert all(parameter.requires_grad for parameter in draft.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"), [(ParallelModel, tiny_parallel), (MedusaModel, tiny_medusa)]
+)
+def test_a_draft_network_of_ones_own_is_decoded_by_the_draft_model_that_it_names(
+    kind: Any, make: Any
+) -> None:
+    """The same weights in a class that nobody knows."""
+    target = tiny_target()
+    captions = tiny_codes().holdout([0, 1, 2]).captions
+    names = dict(vars(inspect.getmodule(kind)))
+    exec(inspect.getsource(kind).replace(f"class {kind.__name__}", "class Mine"), names)
+    draft = make(target)
+    own = names["Mine"](draft.config)
+    own.load_state_dict(draft.state_dict())
+    found, expected = (decoded(one, target, captions, 3) for one in (own, draft))
+    assert found.tokens.equal(expected.tokens)
+    assert found.trace.rounds.equal(expected.trace.rounds)
+
+
+def test_a_draft_network_without_a_draft_model_is_refused_before_training() -> None:
+    class Nameless(DraftNetwork):
+        layers = ()
+
+    with pytest.raises(TemperaError, match="Nameless does not say how to draft with it"):
+        draft_to_train(Nameless, tiny_target(), "tiny", None, ())
 
 
 def test_decodes_of_a_validation_leave_nothing_to_the_garbage_collector() -> None:

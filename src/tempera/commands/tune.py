@@ -264,8 +264,7 @@ class _Settings:
             model = cast(StaticTreeDrafter, first).model
         for shape, tree in shapes:
             try:
-                fitted = model.for_depth(tree.max_depth)
-                found[f"{draft} {name_of(shape)}"] = StaticTreeDrafter(fitted, tree)
+                found[f"{draft} {name_of(shape)}"] = StaticTreeDrafter(model, tree)
             except DraftTooShort as problem:
                 said = f"left out: it drafts {problem.slots} tokens"
                 self.tried[f"{draft}, {name_of(shape)}"] = said

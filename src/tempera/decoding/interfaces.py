@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -328,6 +328,11 @@ class DraftModel(ABC):
     identity: str | None = None
     """See `Drafter.identity`."""
 
+    longest: int | None = None
+    """Most tokens in a row that it drafts; None: any number. `images.depth` is how many it is asked
+    for.
+    """
+
     greedy: bool = False
     """Whether a static tree takes the most probable tokens of Q instead of drawing from it: in
     greedy decoding, where Q is the distribution at temperature 1.
@@ -364,10 +369,6 @@ class DraftModel(ABC):
         self, images: Images, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """See `Drafter.observe`."""
-
-    def for_depth(self, depth: int) -> Self:
-        """The same draft for trees whose deepest node is at `depth`; the two take turns."""
-        return self
 
 
 class Rule(ABC):

@@ -125,8 +125,13 @@ def draft_to_train(
         features, sizes: see `DraftNetwork.of`; a draft from `start` has its own.
 
     Raises:
-        TemperaError: it has more slots than an image has tokens.
+        TemperaError: it has more slots than an image has tokens, or names no draft model.
     """
+    if not hasattr(kind, "draft_model"):
+        raise TemperaError(
+            f"{kind.__name__} does not say how to draft with it: set its class attribute "
+            "`draft_model` to a DraftModel that is made of a network and a target"
+        )
     if start is not None:
         return read_draft(kind, start)
     network = kind.of(

@@ -6,12 +6,14 @@ Shapes: R rows, S positions, H hidden size, K features.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from tempera.decoding.interfaces import DraftModel
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.processor import arithmetic
 from tempera.targets.cache import KVCache
@@ -51,8 +53,8 @@ class DraftNetwork(nn.Module):
     the target's sizes. The features of drafted tokens, which
     the target has not seen, are zero.
 
-    A draft network of your own is a subclass that has `layers` and, if need be, another `forward`;
-    a YAML in `conf/draft/` makes it an option of training.
+    A draft network of your own is a subclass that has `layers` and `draft_model` and, if need be,
+    another `forward`; a YAML in `conf/draft/` makes it an option of training.
 
     Attributes:
         identity: of the weights file that the draft was read from; None for one in training.
@@ -64,6 +66,8 @@ class DraftNetwork(nn.Module):
         config_type: the class of its configuration.
         sizes: the defaults of further fields.
         drafter: the choice in `conf/drafter/` that drafts with such a network.
+        draft_model: decodes with such a network, `draft_model(network, target)`; an
+            `interfaces.DraftModel`.
     """
 
     identity: str | None = None
@@ -72,6 +76,7 @@ class DraftNetwork(nn.Module):
     config_type: ClassVar[type[DraftConfig]] = DraftConfig
     sizes: ClassVar[dict[str, int]] = {}
     drafter: ClassVar[str] = "eagle"
+    draft_model: ClassVar[Callable[..., DraftModel]]
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -199,3 +204,19 @@ def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:
         by_layer = features.unflatten(-1, (-1, width))
         features = nn.functional.rms_norm(by_layer, (width,)).flatten(-2)
     return torch.cat([embeds, last, features], -1)
+
+
+def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
+    """The hidden state before each token; zero at the start and after padding.
+
+    Args:
+        hidden: the target's hidden states from the first prefix token on, [R, S, H].
+        keep: False on padded prefix tokens, bool [R, T], T ≤ S + 1.
+
+    Returns:
+        [R, S + 1, H]; entry t belongs to token t.
+    """
+    covered = min(keep.shape[1], hidden.shape[1])
+    real = hidden[:, :covered] * keep[:, :covered, None]
+    first = hidden.new_zeros(len(hidden), 1, hidden.shape[-1])
+    return torch.cat([first, real, hidden[:, covered:]], 1)

@@ -16,8 +16,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.trees import Frontier, take
 from tempera.drafters.draft_files import check_target
-from tempera.drafters.draft_network import DraftNetwork
-from tempera.drafters.eagle_network import shifted
+from tempera.drafters.draft_network import DraftNetwork, shifted
 from tempera.runtime.processor import arithmetic
 from tempera.targets.cache import KVCache
 from tempera.targets.prompt_state import PromptState

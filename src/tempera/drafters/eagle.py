@@ -9,14 +9,10 @@ from torch import Tensor
 
 from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
-from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.draft_files import DraftDtype, torch_dtype
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.trees import Frontier
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.draft_pass import DraftPass
-from tempera.drafters.dynamic_tree import DynamicTreeDrafter
-from tempera.drafters.eagle_layout import load_eagle
-from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -64,43 +60,3 @@ class EagleDraft(DraftModel):
         hidden = self.run.before_emitted(draft, verdict, scores)
         embeds = self.run.embed(verdict.tokens)
         self._predicted.copy_(self.run.rerun(embeds, hidden, images.emitted))
-
-
-def build_eagle(
-    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
-) -> StaticTreeDrafter:
-    """The EAGLE drafter of a trained draft.
-
-    Args:
-        path: see `eagle_layout.load_eagle`.
-        target: the target it was trained for.
-        tree: static tree drafted every round.
-        dtype: see `draft_pass.DraftPass`.
-
-    Raises:
-        TemperaError: it is no valid draft, or one for another target.
-    """
-    network = load_eagle(path, target)
-    model = EagleDraft(network, target, dtype=torch_dtype(dtype))
-    return StaticTreeDrafter(model, tree)
-
-
-@drafts(lambda depth, nodes, **_: min(depth, nodes))
-def build_eagle2(
-    path: str,
-    target: TransformerTarget,
-    branches: int = 10,
-    depth: int = 5,
-    nodes: int = 59,
-    dtype: DraftDtype | None = None,
-) -> DynamicTreeDrafter:
-    """The EAGLE-2 drafter of a trained EAGLE draft. See `dynamic_tree.DynamicTreeDrafter` and
-    `build_eagle`.
-
-    Raises:
-        TemperaError: it is no valid draft, or one for another target, or the tree
-            is impossible.
-    """
-    network = load_eagle(path, target)
-    model = EagleDraft(network, target, torch_dtype(dtype), ranks=True)
-    return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

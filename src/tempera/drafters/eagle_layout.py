@@ -12,8 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tempera.drafters.draft_files import draft_to_decode
+from tempera.decoding.interfaces import drafts
+from tempera.decoding.trees import Tree
+from tempera.drafters.draft_files import DraftDtype, draft_to_decode, torch_dtype
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
+from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.eagle_network import EagleModel
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_json, sha256_file
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
@@ -65,6 +70,46 @@ def load_eagle(path: str, target: TransformerTarget) -> EagleModel:
     fill(draft, tensors, file)
     draft.identity = sha256_file(file)[:16]
     return draft
+
+
+def build_eagle(
+    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
+) -> StaticTreeDrafter:
+    """The EAGLE drafter of a trained draft.
+
+    Args:
+        path: see `load_eagle`.
+        target: the target it was trained for.
+        tree: static tree drafted every round.
+        dtype: see `draft_pass.DraftPass`.
+
+    Raises:
+        TemperaError: it is no valid draft, or one for another target.
+    """
+    network = load_eagle(path, target)
+    model = EagleDraft(network, target, dtype=torch_dtype(dtype))
+    return StaticTreeDrafter(model, tree)
+
+
+@drafts(lambda depth, nodes, **_: min(depth, nodes))
+def build_eagle2(
+    path: str,
+    target: TransformerTarget,
+    branches: int = 10,
+    depth: int = 5,
+    nodes: int = 59,
+    dtype: DraftDtype | None = None,
+) -> DynamicTreeDrafter:
+    """The EAGLE-2 drafter of a trained EAGLE draft. See `dynamic_tree.DynamicTreeDrafter` and
+    `build_eagle`.
+
+    Raises:
+        TemperaError: it is no valid draft, or one for another target, or the tree
+            is impossible.
+    """
+    network = load_eagle(path, target)
+    model = EagleDraft(network, target, torch_dtype(dtype), ranks=True)
+    return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)
 
 
 def _stated(place: Path, target: TransformerTarget) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from tempera.drafters.draft_files import draft_to_train
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
+from tempera.drafters.eagle import EagleDraft
 from tempera.targets.decoder_layer import start_small
 
 
@@ -29,6 +30,8 @@ class EagleModel(DraftNetwork):
         reads_captions: whether it reads caption tokens. LANTERN's of LlamaGen read every one,
             padding too, as code 0.
     """
+
+    draft_model = EagleDraft
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__(config)
@@ -51,22 +54,6 @@ class EagleModel(DraftNetwork):
             keep = torch.ones_like(keep)
             embeds = self.embed_tokens(torch.zeros_like(keep, dtype=torch.int64))
         return embeds, keep, nn.functional.pad(keep[:, :-1], (1, 0), value=False)
-
-
-def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
-    """The hidden state before each token; zero at the start and after padding.
-
-    Args:
-        hidden: the target's hidden states from the first prefix token on, [R, S, H].
-        keep: False on padded prefix tokens, bool [R, T], T ≤ S + 1.
-
-    Returns:
-        [R, S + 1, H]; entry t belongs to token t.
-    """
-    covered = min(keep.shape[1], hidden.shape[1])
-    real = hidden[:, :covered] * keep[:, :covered, None]
-    first = hidden.new_zeros(len(hidden), 1, hidden.shape[-1])
-    return torch.cat([first, real, hidden[:, covered:]], 1)
 
 
 def eagle_network(

@@ -9,7 +9,7 @@ token grid.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from tempera.drafters.draft_files import (
 )
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.draft_pass import DraftPass
-from tempera.drafters.parallel import at_depth, possible_depth
 from tempera.drafters.parallel_network import LENGTH, check_length
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -61,6 +60,53 @@ class MedusaConfig(DraftConfig):
             )
 
 
+class MedusaDraft(DraftModel):
+    """The distributions of a `MedusaModel`, for chains and static trees; arguments and errors are
+    those of `parallel.ParallelDraft`.
+    """
+
+    def __init__(
+        self, model: "MedusaModel", target: TransformerTarget, dtype: torch.dtype | None = None
+    ) -> None:
+        self.run = DraftPass(model, target, dtype)
+        self.identity = model.identity
+        self.longest = model.slots
+        self._reach = torch.arange(model.reach, device=target.device)
+        self._states = torch.empty(0)  # the target's last ones, up to that before the root
+
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+        """Take the target's states up to the one before the root."""
+        self.depth = images.depth
+        self.greedy = self.run.head.sampling.greedy
+        before = self.run.before_prefix(self.run.prompt.keep)
+        count = len(self._reach)
+        padded = nn.functional.pad(before, (0, 0, count, 0))
+        self._states = kept(self._states, padded[:, -count:])
+
+    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+        """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""
+        network = self.run.network
+        states = self._states.to(self.run.dtype)
+        above = states[:, None, : network.slots] if len(self._reach) > 1 else None
+        heads: Tensor = network.heads(states[:, -1:], above)  # type: ignore[operator]
+        logits = self.run.logits(heads[:, 0, : self.depth])
+        return self.run.distribution(logits[:, :1], 0)[:, 0], logits
+
+    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+        """The distribution of the level's head after every node, float32 [B, P, V], and the logits
+        of all.
+        """
+        logits = above[:, level.depth : level.depth + 1].expand(-1, tokens.shape[1], -1)
+        return self.run.distribution(logits, level.depth), above
+
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Move on by the states before the tokens of the round."""
+        before = self.run.before_emitted(draft, verdict, scores)
+        states = torch.cat([self._states, before], 1)
+        moved = self.run.prompt.by_row(images.emitted)[:, None] + self._reach
+        self._states.copy_(take(states, moved))
+
+
 class MedusaModel(DraftNetwork):
     """K heads, each a residual SiLU block and a linear layer: W·M_k·(h + SiLU(A_k·h + b_k)).
 
@@ -76,6 +122,7 @@ class MedusaModel(DraftNetwork):
     config_type = MedusaConfig
     sizes: ClassVar[dict[str, int]] = {"length": LENGTH}
     drafter = "medusa"
+    draft_model = MedusaDraft
     layers = ()
 
     def __init__(self, config: MedusaConfig) -> None:
@@ -134,60 +181,6 @@ def _later(x: Tensor, steps: int) -> Tensor:
     return nn.functional.pad(x, (0, 0, steps, 0))[:, : x.shape[1]]
 
 
-class MedusaDraft(DraftModel):
-    """The distributions of a `MedusaModel`, for chains and static trees; arguments and errors are
-    those of `parallel.ParallelDraft`.
-    """
-
-    def __init__(
-        self,
-        model: MedusaModel,
-        target: TransformerTarget,
-        depth: int,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.run = DraftPass(model, target, dtype)
-        self.identity = model.identity
-        self.depth = possible_depth(model, depth)
-        self._reach = torch.arange(model.reach, device=target.device)
-        self._states = torch.empty(0)  # the target's last ones, up to that before the root
-
-    @override
-    def for_depth(self, depth: int) -> Self:
-        return at_depth(self, depth)
-
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
-        """Take the target's states up to the one before the root."""
-        self.greedy = self.run.head.sampling.greedy
-        before = self.run.before_prefix(self.run.prompt.keep)
-        count = len(self._reach)
-        padded = nn.functional.pad(before, (0, 0, count, 0))
-        self._states = kept(self._states, padded[:, -count:])
-
-    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
-        """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""
-        network = self.run.network
-        states = self._states.to(self.run.dtype)
-        above = states[:, None, : network.slots] if len(self._reach) > 1 else None
-        heads: Tensor = network.heads(states[:, -1:], above)  # type: ignore[operator]
-        logits = self.run.logits(heads[:, 0, : self.depth])
-        return self.run.distribution(logits[:, :1], 0)[:, 0], logits
-
-    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
-        """The distribution of the level's head after every node, float32 [B, P, V], and the logits
-        of all.
-        """
-        logits = above[:, level.depth : level.depth + 1].expand(-1, tokens.shape[1], -1)
-        return self.run.distribution(logits, level.depth), above
-
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Move on by the states before the tokens of the round."""
-        before = self.run.before_emitted(draft, verdict, scores)
-        states = torch.cat([self._states, before], 1)
-        moved = self.run.prompt.by_row(images.emitted)[:, None] + self._reach
-        self._states.copy_(take(states, moved))
-
-
 def medusa_network(
     target: Any, model: str, start: str | None = None, length: int = LENGTH, above: bool = False
 ) -> MedusaModel:
@@ -203,7 +196,7 @@ def build_medusa(
     path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
 ) -> StaticTreeDrafter:
     """The drafter of trained Medusa heads; arguments and errors are those of
-    `parallel.build_parallel`.
+    `parallel_network.build_parallel`.
     """
     network = draft_to_decode(MedusaModel, path, target, length=max(2, tree.max_depth))
-    return StaticTreeDrafter(MedusaDraft(network, target, tree.max_depth, torch_dtype(dtype)), tree)
+    return StaticTreeDrafter(MedusaDraft(network, target, torch_dtype(dtype)), tree)

@@ -5,26 +5,17 @@ Shapes: B prompts, R rows (2B under guidance), P inner nodes of a level, L depth
 hidden size, r rank of the Markov head.
 """
 
-import copy
-from typing import Any, Self, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from tempera.decoding.compiled import kept, static
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
-from tempera.decoding.trees import Frontier, Tree
-from tempera.drafters.draft_files import DraftDtype, draft_to_decode, torch_dtype
-from tempera.drafters.draft_network import DraftNetwork
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.trees import Frontier
 from tempera.drafters.draft_pass import DraftPass
-from tempera.drafters.parallel_network import ParallelModel
-from tempera.drafters.static_tree import StaticTreeDrafter
-from tempera.errors import DraftTooShort
 from tempera.targets.transformer import TransformerTarget
-
-Slots = TypeVar("Slots")
 
 
 class ParallelDraft(DraftModel):
@@ -38,38 +29,30 @@ class ParallelDraft(DraftModel):
     parent, hence the standard acceptance is exact.
 
     Args:
-        model: the draft network.
+        model: the draft network, a `parallel_network.ParallelModel`.
         target: the target; start each batch on it first.
-        depth: L, of the deepest node.
         dtype: see `DraftPass`.
 
     Raises:
-        TemperaError: the draft does not belong to the target, or was trained for shorter chains.
+        TemperaError: the draft does not belong to the target.
     """
 
     def __init__(
-        self,
-        model: ParallelModel,
-        target: TransformerTarget,
-        depth: int,
-        dtype: torch.dtype | None = None,
+        self, model: Any, target: TransformerTarget, dtype: torch.dtype | None = None
     ) -> None:
         self.run = DraftPass(model, target, dtype)
         self.identity = model.identity
-        self.depth = possible_depth(model, depth)
+        self.longest = model.slots
         self._mask_embed = model.mask_embed.detach().to(target.device)
         self._mask_hidden = model.mask_hidden.detach().to(target.device)
         self._markov = _markov_tables(model, target)
         self._ahead = torch.arange(model.slots + 1, device=target.device)
         self._slots = torch.empty(0)  # their hidden states, [R, L, H]
 
-    @override
-    def for_depth(self, depth: int) -> Self:
-        return at_depth(self, depth)
-
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the prefix; the target must have started a batch of the same prompts."""
         prompt = self.run.prompt
+        self.depth = images.depth
         self.greedy = self.run.head.sampling.greedy
         hidden = self.run.before_prefix(prompt.keep)
         behind = self._with_masks(prompt.embeds, hidden)
@@ -116,26 +99,8 @@ class ParallelDraft(DraftModel):
         return torch.cat([embeds, mask_embeds], 1), torch.cat([hidden, mask_hidden], 1)
 
 
-def possible_depth(network: DraftNetwork, depth: int) -> int:
-    """The depth, if the network can draft as far.
-
-    Raises:
-        DraftTooShort: the draft was trained for shorter chains.
-    """
-    if depth > network.slots:
-        raise DraftTooShort(network.slots, depth)
-    return depth
-
-
-def at_depth(draft: Slots, depth: int) -> Slots:
-    """A copy of a draft of several slots, for trees of this depth; the two take turns."""
-    other: Any = copy.copy(draft)
-    other.depth = possible_depth(other.run.network, depth)
-    return cast(Slots, other)
-
-
 @torch.no_grad()
-def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Tensor, Tensor] | None:
+def _markov_tables(model: Any, target: TransformerTarget) -> tuple[Tensor, Tensor] | None:
     """W1 [V, r] and the transpose of W2, [r, V]; None if the slots are independent."""
     if model.markov_out is None:
         return None
@@ -144,24 +109,3 @@ def _markov_tables(model: ParallelModel, target: TransformerTarget) -> tuple[Ten
     first = model.markov(embeds.to(model.mask_embed.dtype)).to(embeds)
     columns = model.markov_out.weight.T.to(embeds)
     return static(first), static(target.head.directions(columns))
-
-
-@drafts(trained_by="parallel")
-def build_parallel(
-    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
-) -> StaticTreeDrafter:
-    """The drafter of a trained parallel draft.
-
-    Args:
-        path: directory with `config.json` and `model.safetensors`, or `random`.
-        target: the target it was trained for.
-        tree: static tree drafted every round.
-        dtype: see `draft_pass.DraftPass`.
-
-    Raises:
-        TemperaError: the directory contains no valid draft, or one for another target or for
-            shorter chains.
-    """
-    network = draft_to_decode(ParallelModel, path, target, length=max(2, tree.max_depth))
-    draft = ParallelDraft(network, target, tree.max_depth, torch_dtype(dtype))
-    return StaticTreeDrafter(draft, tree)

@@ -9,7 +9,7 @@ from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import most_probable, sample_without_replacement
 from tempera.decoding.trees import Tree, take
-from tempera.errors import TemperaError
+from tempera.errors import DraftTooShort, TemperaError
 
 
 class StaticTreeDrafter(Drafter):
@@ -18,6 +18,9 @@ class StaticTreeDrafter(Drafter):
     Args:
         model: the draft model.
         tree: a static tree that is not empty; `Tree.chain(5)` for chains.
+
+    Raises:
+        TemperaError: the tree is empty, or deeper than the model drafts.
     """
 
     tree: Tree
@@ -28,6 +31,8 @@ class StaticTreeDrafter(Drafter):
                 "a tree of depth 0 drafts nothing: give depth=1 or more, or method=ar",
                 option="depth",
             )
+        if model.longest is not None and tree.max_depth > model.longest:
+            raise DraftTooShort(model.longest, tree.max_depth)
         self.model = model
         self.identity = model.identity
         self.tree = tree

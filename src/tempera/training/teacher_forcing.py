@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tempera.decoding.random_streams import key
-from tempera.drafters.eagle_network import shifted
+from tempera.drafters.draft_network import shifted
 from tempera.targets.masks import causal_mask
 from tempera.targets.transformer import TransformerTarget
 

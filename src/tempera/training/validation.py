@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from tempera.data.shards import CodedImages
-from tempera.decoding.interfaces import DraftModel
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.probabilities import total_variation
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_network import DraftNetwork
-from tempera.drafters.eagle import EagleDraft
-from tempera.drafters.medusa import MedusaDraft, MedusaModel
-from tempera.drafters.parallel import ParallelDraft
-from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.rules.standard import Exact
 from tempera.targets.transformer import TransformerTarget
@@ -92,19 +87,10 @@ def decoded(
     draft: DraftNetwork, target: TransformerTarget, captions: list[str], depth: int, seed: int = 0
 ) -> Output:
     """An image of each caption, really decoded with exact chains of `depth` drafted tokens, or of
-    as many as a draft of several slots can draft. A seed gives the same images.
+    as many as the draft can draft. A seed gives the same images.
     """
-    model: DraftModel
-    slots = min(depth, draft.slots)
-    if isinstance(draft, ParallelModel):
-        model = ParallelDraft(draft, target, slots)
-        depth = slots
-    elif isinstance(draft, MedusaModel):
-        model = MedusaDraft(draft, target, slots)
-        depth = slots
-    else:
-        model = EagleDraft(draft, target)
-    drafter = StaticTreeDrafter(model, Tree.chain(depth))
+    model = draft.draft_model(draft, target)
+    drafter = StaticTreeDrafter(model, Tree.chain(min(depth, model.longest or depth)))
     names = [f"validation-{index}" for index in range(len(captions))]
     streams = RandomStreams(seed, names, target.device)
     return decode(target, drafter, Exact(), streams, captions)
