@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tempera.targets.attention import _shared, attend
+from tempera.targets.attention import SharedMask, _shared, attend
 
 
 @pytest.mark.parametrize("spread", [False, True, None])
@@ -26,3 +26,16 @@ def test_groups_attend_to_their_own_keys(spread, stored):
     )
     torch.testing.assert_close(found, expected)
     assert _shared(keys, 3).data_ptr() == keys.data_ptr()
+
+
+@pytest.mark.parametrize("heads", [2, 6])
+def test_a_mask_that_rows_share_hides_the_padding_of_each(heads):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, heads, 5, 6, generator=generator)
+    keys, values = torch.randn(2, 3, 2, 5, 6, generator=generator)
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()
+    padding = torch.tensor([[0, 0, 0, 0, 0], [0, 1, 0, 1, 0], [0, 1, 1, 1, 1]]).bool()
+    found = attend(query, keys, values, SharedMask(visible, padding), 0.3)
+    allowed = (visible & ~padding[:, None, :])[:, None]
+    each = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    torch.testing.assert_close(found, attend(query, keys, values, each, 0.3, True))

@@ -127,7 +127,7 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
     class Oracle:
         """Returns the target's own hidden states."""
 
-        features, slots = (), 1
+        features, slots, attends = (), 1, True
 
         def __call__(self, embeds: Any, previous: Any, mask: Any, rotation: Any) -> torch.Tensor:
             out: torch.Tensor = target.network.model(embeds, mask, rotation)
@@ -157,6 +157,38 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
         rounds
     )
     assert all(parameter.requires_grad for parameter in draft.parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [tiny_draft, tiny_parallel])
+def test_rows_share_the_mask_of_unrolled_copies(make: Any) -> None:
+    """Which is as large for many rows as for one, and hides each row's own padding."""
+    target = tiny_target(2.0)
+    draft, images = make(target), tiny_codes().holdout([0, 1])
+    drop = torch.arange(4) >= 2
+    lesson = teach(target, images.captions * 2, images.tokens.repeat(2, 1), drop)
+    assert not lesson.keep.all()
+    copies, length = 3, lesson.mask.shape[-1]
+    embeds, states, mask, rotation = lesson.unrolled([lesson.previous] * copies)
+    assert mask is not None and mask.visible.shape == (copies * length, copies * length)
+    each = lesson.mask.repeat(1, 1, copies, copies)
+    each = each.masked_fill(~mask.visible, torch.finfo(each.dtype).min)
+    found, expected = (draft(embeds, states, one, rotation) for one in (mask, each))
+    real = torch.ones(4, length, dtype=torch.bool)
+    real[:, : lesson.keep.shape[1]] = lesson.keep
+    real = real.repeat(1, copies)
+    torch.testing.assert_close(found[real], expected[real])
+
+
+def test_heads_that_do_not_attend_get_neither_mask_nor_copies() -> None:
+    target = tiny_target()
+    images = tiny_codes().holdout([0, 1])
+    lesson = teach(target, images.captions, images.tokens, torch.tensor([False, False]))
+    heads, read = tiny_medusa(target), []
+    heads.register_forward_pre_hook(lambda _, given: read.append(given))
+    imitation(heads, target, images)
+    assert [given is None for given in read[0]] == [True, False, True, True]
+    assert read[0][1].shape[1] == lesson.hidden.shape[1]
 
 
 @pytest.mark.parametrize(

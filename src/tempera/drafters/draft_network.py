@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tempera.decoding.interfaces import DraftModel
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.processor import arithmetic
+from tempera.targets.attention import SharedMask
 from tempera.targets.cache import KVCache
 from tempera.targets.decoder_layer import DecoderLayer, LayerSizes
 from tempera.targets.forward import check_layers
@@ -62,6 +63,8 @@ class DraftNetwork(nn.Module):
         slots: number of tokens that one pass drafts: 1, or more if the network needs no drafted
             token to predict the next one.
         layers: its decoder layers.
+        attends: whether it has layers that attend. If not, `forward` gets hidden states alone, and
+            None in place of embeddings, mask and rotation.
         embed_tokens: its own embedding of the target network's ids; None: the target's.
         config_type: the class of its configuration.
         sizes: the defaults of further fields.
@@ -73,6 +76,7 @@ class DraftNetwork(nn.Module):
     identity: str | None = None
     slots: int = 1
     layers: Any
+    attends: ClassVar[bool] = True
     config_type: ClassVar[type[DraftConfig]] = DraftConfig
     sizes: ClassVar[dict[str, int]] = {}
     drafter: ClassVar[str] = "eagle"
@@ -90,7 +94,7 @@ class DraftNetwork(nn.Module):
         self,
         embeds: Tensor,
         hidden: Tensor,
-        mask: Tensor,
+        mask: Tensor | SharedMask,
         rotation: Tensor,
         cache: KVCache | None = None,
     ) -> Tensor:
@@ -102,7 +106,7 @@ class DraftNetwork(nn.Module):
                 (1 + K)·H]; or a draft's prediction, [R, S, H], or that with zeros for features. A
                 network of several slots may get fewer states than embeddings: it drafts at the
                 positions without one.
-            mask: additive, [R, 1, S, keys].
+            mask: additive, [R, 1, S, keys]; or in training a `SharedMask`.
             rotation: the target's rotary embedding at the place of token t in prefix + image, see
                 `rotary.rotate`, [2, R, S, D].
             cache: the keys and values of earlier tokens.
@@ -133,7 +137,7 @@ class DraftNetwork(nn.Module):
         return out
 
     def run_layers(
-        self, x: Tensor, mask: Tensor, rotation: Tensor, cache: KVCache | None
+        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: KVCache | None
     ) -> Tensor:
         """The decoder layers: [R, S, H] → [R, S, H]. For the arguments see `forward`."""
         for layer in self.layers:

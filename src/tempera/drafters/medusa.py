@@ -30,6 +30,7 @@ from tempera.drafters.draft_pass import DraftPass
 from tempera.drafters.parallel_network import LENGTH, check_length
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
+from tempera.targets.attention import SharedMask
 from tempera.targets.cache import KVCache
 from tempera.targets.transformer import TransformerTarget
 
@@ -123,6 +124,7 @@ class MedusaModel(DraftNetwork):
     sizes: ClassVar[dict[str, int]] = {"length": LENGTH}
     drafter = "medusa"
     draft_model = MedusaDraft
+    attends = False
     layers = ()
 
     def __init__(self, config: MedusaConfig) -> None:
@@ -159,14 +161,14 @@ class MedusaModel(DraftNetwork):
     @override
     def forward(
         self,
-        embeds: Tensor,
+        embeds: Tensor | None,
         hidden: Tensor,
-        mask: Tensor,
-        rotation: Tensor,
+        mask: Tensor | SharedMask | None,
+        rotation: Tensor | None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """For training, where `embeds` are K copies of the sequence: copy k at position t is head
-        k of the hidden state k positions earlier. The hidden states alone are read.
+        """For training, of K copies of the sequence: copy k at position t is head k of the hidden
+        state k positions earlier. The hidden states alone are read.
         """
         above = None
         if self.config.columns:  # head k reads what is C - 2 - k positions before `hidden`

@@ -31,6 +31,7 @@ from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
+from tempera.targets.attention import SharedMask
 from tempera.targets.cache import KVCache
 from tempera.targets.decoder_layer import start_small
 from tempera.targets.transformer import TransformerTarget
@@ -123,7 +124,7 @@ class ParallelModel(DraftNetwork):
         self,
         embeds: Tensor,
         hidden: Tensor,
-        mask: Tensor,
+        mask: Tensor | SharedMask,
         rotation: Tensor,
         cache: KVCache | None = None,
     ) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.targets.attention import attend
+from tempera.targets.attention import SharedMask, attend
 from tempera.targets.cache import KVCache
 from tempera.targets.rotary import Rotary, rotate
 
@@ -86,13 +86,13 @@ class DecoderLayer(nn.Module):
             self.post_mlp_layernorm = RMSNorm(sizes.width, sizes.eps)
 
     def forward(
-        self, x: Tensor, mask: Tensor, rotation: Tensor, cache: KVCache | None = None
+        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: KVCache | None = None
     ) -> Tensor:
         """Run the layer.
 
         Args:
             x: hidden states, [R, S, H].
-            mask: additive, [R, 1, S, K].
+            mask: additive, [R, 1, S, K], or shared by all rows.
             rotation: cosines and signed sines of the tokens' positions, [2, R, S, D], see
                 `rotary.rotate`.
             cache: holds earlier keys and values, and takes those of these tokens; without one the
@@ -141,7 +141,9 @@ class Attention(nn.Module):
         self.q_norm = head_norm(sizes, sizes.heads)
         self.k_norm = head_norm(sizes, sizes.kv_heads)
 
-    def forward(self, x: Tensor, mask: Tensor, rotation: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: KVCache | None
+    ) -> Tensor:
         """[R, S, H] -> [R, S, H]; for the other arguments see `DecoderLayer.forward`."""
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         rotated, v = heads.split([self.heads + self.kv_heads, self.kv_heads], 2)

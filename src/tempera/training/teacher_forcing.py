@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tempera.decoding.random_streams import key
 from tempera.drafters.draft_network import shifted
+from tempera.targets.attention import SharedMask
 from tempera.targets.masks import causal_mask
 from tempera.targets.transformer import TransformerTarget
 
@@ -49,8 +50,8 @@ class Lesson:
         return F.pad(shifted(hidden[:, :-1], self.keep), (0, features))
 
     def unrolled(
-        self, states: Sequence[Tensor], copies: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        self, states: Sequence[Tensor], copies: int | None = None, attends: bool = True
+    ) -> tuple[Tensor | None, Tensor, SharedMask | None, Tensor | None]:
         """Concatenate K copies of the sequence: copy k is what a draft reads k steps after its
         root, k = 0 … K − 1. This is the context alignment of HASS (Zhang et al. 2024, arXiv
         2408.15766) and EAGLE-3's training-time test, without HASS's loss on the most probable
@@ -65,26 +66,30 @@ class Lesson:
             states: tensors like `previous`: the true hidden states, the draft's predictions from
                 them, the predictions from those, and so on.
             copies: K, by default the number of states.
+            attends: whether the draft does (`DraftNetwork.attends`); else it reads states alone.
 
         Returns:
-            embeddings of the K copies, [R, K·S, H]; their states, one after another; additive mask
-            [R, 1, K·S, K·S] and rotary embedding [2, 1, K·S, D] of the copies.
+            arguments of `DraftNetwork.forward`, numbers in float32: embeddings of the K copies,
+            [R, K·S, H]; their states, one after another; the mask of K·S tokens; and their rotary
+            embedding, [2, 1, K·S, D].
         """
+        hidden = torch.cat(list(states), 1).float()
+        if not attends:
+            return None, hidden, None, None
         copies = copies or len(states)
-        length = self.mask.shape[-1]
-        everything = torch.ones(length, length, dtype=torch.bool, device=self.mask.device)
+        length = self.embeds.shape[1]
+        device = self.embeds.device
+        everything = torch.ones(length, length, dtype=torch.bool, device=device)
         read = everything.new_zeros(copies, length, copies, length)  # by reader and read token
         for copy in range(copies):
             read[copy, :, 0] = everything.tril(-copy)
             for drafted in range(1, copy + 1):
                 read[copy, :, drafted] = everything.tril(drafted - copy).triu(drafted - copy)
-        closed = ~read.flatten(2).flatten(0, 1)
-        mask = self.mask.repeat(1, 1, copies, copies)
-        mask = mask.masked_fill(closed, torch.finfo(mask.dtype).min)
+        padding = F.pad(~self.keep, (0, length - self.keep.shape[1]))
         return (
-            self.embeds.repeat(1, copies, 1),
-            torch.cat(list(states), 1),
-            mask,
+            self.embeds.float().repeat(1, copies, 1),
+            hidden,
+            SharedMask(read.flatten(2).flatten(0, 1), padding.repeat(1, copies)),
             self.rotation.repeat(1, 1, copies, 1),
         )
 

@@ -4,7 +4,7 @@ number, so a run that is killed and resumed ends with the same weights.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -288,12 +288,13 @@ class TrainingRun:
             amplitude = recipe.noise(lesson.previous.shape[1])
             states = [add_noise(lesson.previous, recipe.seed, positions, amplitude)]
             slots = self.draft.slots
+            attends = self.draft.attends
             for _ in range(recipe.ttt_steps if slots == 1 else 0):
                 with torch.no_grad():
-                    ahead = self.draft(*_floats(lesson.unrolled(states)))
+                    ahead = self.draft(*lesson.unrolled(states))
                 states.append(lesson.before(ahead[:, -lesson.hidden.shape[1] :]))
             copies = max(slots, len(states))
-            predicted = self.model(*_floats(lesson.unrolled(states, copies))).float()
+            predicted = self.model(*lesson.unrolled(states, copies, attends)).float()
             steps = predicted.unflatten(1, (copies, -1))[:, :, lesson.start :].unbind(1)
             true = lesson.hidden[:, lesson.start :]
             parts = [self.loss(mine, true, self.head) for mine in steps]
@@ -434,11 +435,6 @@ def make_optimisers(draft: torch.nn.Module, recipe: Recipe) -> list[torch.optim.
         return [adam]
     muon = torch.optim.Muon(matrices, recipe.matrix_lr, decay, adjust_lr_fn="match_rms_adamw")
     return [adam, muon]
-
-
-def _floats(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The tensors as float32."""
-    return (tensor.float() for tensor in tensors)
 
 
 def _readme(values: Mapping[str, Any]) -> str:

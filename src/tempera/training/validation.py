@@ -51,8 +51,7 @@ def imitation(
             torch.arange(rows * len(batch)) >= len(batch),
             draft.features,
         )
-        embeds, hidden, mask, rotation = lesson.unrolled([lesson.previous], draft.slots)
-        predicted = draft(embeds.float(), hidden.float(), mask.float(), rotation)
+        predicted = draft(*lesson.unrolled([lesson.previous], draft.slots, draft.attends))
         for slot in predicted.split(lesson.hidden.shape[1], 1):
             sums += _compared(target, slot[:, lesson.start :], lesson.hidden[:, lesson.start :])
     return sums
