@@ -55,10 +55,11 @@ def test_what_onednn_does_not_multiply_faster_is_not_packed():
 
 
 @pytest.fixture
-def untimed():
+def untimed(monkeypatch, tmp_path):
     """Nothing is known of any shape, before and after."""
     if not packs(torch.zeros(512, 512)):
         pytest.skip("oneDNN is not there")
+    monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path))
     packed_linear.faster_plain_rows.cache_clear()
     yield
     packed_linear.faster_plain_rows.cache_clear()
@@ -92,6 +93,20 @@ def test_plain_products_are_kept_where_they_are_faster(
     for rows in (1, 2, 8, 9):
         module[0](torch.zeros(rows, 512))
     assert packed_products == [rows for rows in (1, 2, 8, 9) if rows > plain_rows]
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_later_process_decides_as_the_first_did(writable, untimed, monkeypatch, tmp_path):
+    """Whatever it would have timed; without a cache it times anew."""
+    if not writable:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("TEMPERA_CACHE", str(tmp_path / "file"))
+    found = []
+    for times in ((5.0, 10.0), (10.0, 5.0)):
+        packed_linear.faster_plain_rows.cache_clear()  # as in a new process
+        monkeypatch.setattr(packed_linear, "_times", lambda *_, times=times: times)
+        found.append(packed_linear.faster_plain_rows(512, 512, torch.float32, 1, 1))
+    assert found == ([32, 32] if writable else [32, 0])
 
 
 def test_a_small_gain_is_not_worth_a_second_copy(untimed, monkeypatch):

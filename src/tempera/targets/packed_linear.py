@@ -5,8 +5,9 @@ matrices, so reading the weights dominates the time. On a CPU oneDNN can read th
 kernel's order. What this saves depends on the processor and on the number of rows: on an AMD EPYC
 packed products are twice as fast from two rows on; on a Xeon without AMX they are slower up to
 about eight rows, and twice as fast above. So both are timed for the first weight of each shape that
-is packed. Where the plain product is faster at few rows, the plain weight is kept beside the packed
-one, which doubles its memory.
+is packed, once for a kind of processor: the cache keeps the decision, because the two differ by
+rounding, and a run that is resumed ends as one that is not. Where the plain product is faster at
+few rows, the plain weight is kept beside the packed one, which doubles its memory.
 
 The public interface (`torch.utils.mkldnn`) does not pack and is slower than `F.linear`, so this
 uses the operators that TorchInductor uses, and `F.linear` where there are none.
@@ -14,13 +15,17 @@ uses the operators that TorchInductor uses, and `F.linear` where there are none.
 Shapes: I inputs, O outputs.
 """
 
+import platform
 from functools import lru_cache
+from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from tempera.errors import TemperaError
+from tempera.runtime.files import cache_directory, create_json, read_json
 from tempera.runtime.processor import computes_bfloat16
 
 ROWS = 16
@@ -117,9 +122,31 @@ def faster_plain_rows(
     outputs: int, inputs: int, dtype: torch.dtype, least_rows: int, threads: int
 ) -> int:
     """Most of `TIMED_ROWS`, from `least_rows` on, up to which the plain product with weights [O, I]
-    is `GAIN` times as fast as the packed one; 0 if it never is. Timed once in a process for the
-    same arguments.
+    is `GAIN` times as fast as the packed one; 0 if it never is. Timed once for the same arguments:
+    later processes read what the first one has decided, where there is a cache.
     """
+    kind = f"{outputs}x{inputs} {str(dtype).removeprefix('torch.')} from {least_rows}"
+    name = f"{kind}, {threads} threads, {processor()}, torch {torch.__version__}"
+    path = cache_directory() / "products" / f"{name.replace('/', ' ')}.json"
+    if not path.exists():
+        decided = _timed_rows(outputs, inputs, dtype, least_rows)
+        try:
+            create_json(path, {"plain_rows": decided})
+        except TemperaError:  # of a cache that cannot be written: the decision is this process's
+            return decided
+    return int(cast(int, read_json(path)["plain_rows"]))
+
+
+def processor() -> str:
+    """The processor's name, or where the system does not tell it, the kind of machine."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.processor() or platform.machine())
+
+
+def _timed_rows(outputs: int, inputs: int, dtype: torch.dtype, least_rows: int) -> int:
+    """See `faster_plain_rows`."""
     timed = min(outputs, max(1, TIMED_ENTRIES // inputs))
     weight = torch.ones(timed, inputs, dtype=dtype)
     packed = _packed(weight)
