@@ -11,6 +11,7 @@ from tempera.commands.costs import CAPTION, dry_decoding
 from tempera.config.instantiate import from_options, product
 from tempera.config.parts import Parts
 from tempera.config.tracking import Tracking
+from tempera.decoding.timing import PARTS
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import (
@@ -21,7 +22,6 @@ from tempera.evaluation.benchmark import (
     measure,
     room,
 )
-from tempera.evaluation.latency import PARTS
 from tempera.evaluation.launches import Launches, launches
 from tempera.evaluation.pipeline import Method
 from tempera.reporting.tables import Cell, Output, Section, show, table, transposed
