@@ -139,6 +139,8 @@ def test_without_a_budget_every_setting_is_lossless(tmp_path: Path) -> None:
     ("options", "named"),
     [
         ("budget=fid:3", "budget"),
+        ("budget=0.05", "budget"),
+        ("budget=null", "budget"),
         ("model=shapes_mar", "model=shapes_mar"),
         ("trees=[binary]", "'binary'"),
         ("batch_size=2", "batch_size=2"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.metrics.clip import HPS, ClipScore, preprocessed
+from tempera.metrics.clip import HPS, ClipScore, check_activation, preprocessed
 from tempera.metrics.standard import Adapter
 from tempera.metrics.weights import WeightsFile
 
@@ -83,6 +83,26 @@ def test_the_activation_of_weights_in_a_file_must_be_given(
         scores.append(scored(ClipScore(NAME, str(file), quick_gelu=quick), pictures(40)))
         torch.testing.assert_close(scores[-1], expected(state, pictures(40), quick=quick))
     assert not torch.allclose(*scores)
+
+
+def test_an_activation_that_open_clip_knows_cannot_be_another(tmp_path: Path) -> None:
+    """A model's name, or the tag of its weights, says it; a file is told what the tags say."""
+    file = tmp_path / "weights.safetensors"
+    file.touch()
+    for model, weights, quick in (
+        ("ViT-B-32-quickgelu", str(file), False),
+        ("ViT-B-32", "openai", False),
+        ("ViT-B-32", "laion2b_s34b_b79k", True),
+    ):
+        with pytest.raises(TemperaError, match=f"quick_gelu={str(not quick).lower()}.*leave") as no:
+            check_activation(model, weights, quick)
+        assert no.value.option == "quick_gelu"
+        check_activation(model, weights, not quick)
+        check_activation(model, weights, None)
+    with pytest.raises(TemperaError) as asked:
+        check_activation("ViT-L-14", str(file), None)
+    told = str(asked.value)
+    assert "metaclip_400m" in told and "dfn2b, " in told + ", " and "dfn2b_s39b" not in told
 
 
 def test_hps_shrinks_the_longer_side(state: dict[str, Tensor], tmp_path: Path) -> None:

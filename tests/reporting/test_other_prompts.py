@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from report_runs import RUNS, finished, made_up_runs
 
 from tempera.commands import report as report_command
 from tempera.config.compose import composed
+from tempera.errors import TemperaError
 from tempera.reporting import page, tables
 from tempera.reporting.baseline import compare
+from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.report import cautions, sections_of
 from tempera.reporting.study import tables as study_tables
+from tempera.reporting.sweep_callback import SweepTable
 
 AR, EAGLE, COOLSD = RUNS[0], RUNS[1], RUNS[2]
 
@@ -122,3 +126,36 @@ def test_a_study_pairs_prompts_of_one_text() -> None:
         differences = study_tables(runs)[1]
         assert sum("(" in cell for cell in tables.texts(differences).iloc[0]) == expected
         assert sections_of(runs)
+
+
+def test_a_baseline_has_the_name_that_reports_print() -> None:
+    """In a sweep of schedules, too, where the default one stands in the name."""
+    values = {"clip_score": np.arange(5.0)}
+    linear = {"schedule": "linear", "changes": {"schedule": "linear"}, "directory": "runs/1"}
+    runs = [
+        finished("coolsd", values, delta=2.0, schedule="exponential"),
+        finished("coolsd", values, delta=2.0, **linear),
+    ]
+    for name in ("coolsd schedule=exponential δ=2", "coolsd schedule=exponential", "coolsd"):
+        compare(runs, name)
+        assert [bool(run.differences) for run in runs] == [False, True]
+    names = "coolsd schedule=exponential δ=2, coolsd schedule=linear δ=2, or a run's directory"
+    with pytest.raises(TemperaError, match=names):
+        compare(runs, "coolsd δ=3")
+
+
+def test_a_sweep_without_plain_autoregression_says_why_nothing_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its end and in its report, with a baseline that can be named; that one is taken."""
+    made_up_runs(tmp_path, [EAGLE, COOLSD])
+    callback = SweepTable()
+    sweep = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    callback.on_multirun_start(sweep)
+    callback.on_multirun_end(sweep)
+    told = "so there are no differences: add method=ar to the sweep, or name another run in the"
+    assert f"{told} report's options, such as baseline=eagle." in capsys.readouterr().out
+    assert told in reported(tmp_path)
+    runs, _ = collect(find_runs([tmp_path])[0])
+    compare(runs, "eagle")
+    assert not any("no differences" in line for line in cautions(runs, baseline="eagle"))

@@ -104,13 +104,12 @@ def test_a_report_of_many_runs(made: Path) -> None:
 def test_a_sweep_ends_with_the_verdict_of_its_report(
     made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What quality it costs, too."""
     callback = SweepTable()
     sweep = OmegaConf.create({"hydra": {"sweep": {"dir": str(made)}}})
     callback.on_multirun_start(sweep)
     callback.on_multirun_end(sweep)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " as fast" in line]
-    assert line == verdict(read(made)) and "CLIP score" in line
+    assert line == verdict(read(made)) and "3 pictures are too few" in line
 
 
 def test_a_difference_in_probability_is_per_token(made: Path) -> None:
@@ -179,40 +178,6 @@ def test_fid_of_few_images_is_absent_from_results_and_differences() -> None:
         assert [name.rstrip(" ↑↓") for name in results.columns[1:]] == headings
         digits = [len(row.split(" ")[0].split(".")[1]) for row in differences.iloc[0, 1:]]
         assert digits == ([4] if images == 5 else [2, 4])
-
-
-def run_at(speed: float, bound: float, **quality: Any) -> Run:
-    metrics = {"speedup": {"value": speed}, "kl_per_token": {"value": bound}}
-    return finished("coolsd", quality, metrics, delta=speed, images=9)
-
-
-def test_the_verdict_says_how_fast_each_run_is_and_what_that_costs() -> None:
-    noise = np.arange(9.0) / 10
-    plain = finished("ar", {"broken": noise})
-    runs = [
-        plain,
-        run_at(0.82, 0.0, broken=noise),
-        run_at(1.81, 0.0647, broken=noise + 0.25),
-        finished("eagle", {"accepted_length": [3.0]}),
-        run_at(2.5, np.inf),
-    ]
-    compare(runs)
-    assert verdict(runs) == (
-        "eagle: 3.00 tokens per round, not timed; coolsd δ=2.5: 2.5 times as fast, KL infinite; "
-        "coolsd δ=1.81: 1.8 times as fast, KL 0.065, broken pictures +0.250; "
-        "coolsd δ=0.82: slower, 0.8 times as fast, no loss seen in 9 pictures."
-    )
-    assert verdict([plain]) == ""
-    assert verdict([run_at(1.1, 3.4e-8)]) == "coolsd δ=1.1: 1.1 times as fast."  # a rounding error
-
-
-def test_the_verdict_on_many_runs_names_those_that_no_other_beats() -> None:
-    speeds = ((1.0, 0.0), (1.5, 0.1), (1.5, 0.05), (1.4, 0.06), (2.0, 0.2))
-    runs = [run_at(*one) for one in speeds]
-    assert verdict(runs) == (
-        "coolsd δ=2: 2.0 times as fast, KL 0.2; coolsd δ=1.5: 1.5 times as fast, KL 0.05; "
-        "coolsd δ=1: 1.0 times as fast; 2 others gain less and are no nearer to the target."
-    )
 
 
 def test_a_sweep_of_schedules_names_them_all() -> None:
@@ -313,19 +278,20 @@ def test_an_output_that_nobody_reads_is_an_error_and_no_exit() -> None:
 
 
 def test_the_console_begins_with_gain_and_cost_and_tells_of_other_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
     metrics = {"accepted_length": 3.7, "efficiency": 1 / 2.9, "speedup": 1.1, "target_passes": 90.0}
     run = finished("eagle", metrics={key: {"value": one} for key, one in metrics.items()})
-    run.grid = [12, 12]
+    run.length = 144
     assert headline(run) == [
         "3.70 tokens per round: 39 rounds an image instead of 144.",
         "A round takes as long as 2.90 AR rounds here: 1.10× the speed.",
     ]
-    run.time = {"parts": {"draft": {"share": 0.25}, "target": {"share": 0.75}}}
     for load, told in ((9, "lowers it: 9 processes share 2 cores"), (2, "target 75%.")):
-        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0, 0))
+        parts = {"draft": {"share": 0.25}, "target": {"share": 0.75}}
+        run.time = {"parts": parts, "load": load, "cores": 2}
+        words = "beside other work, which lowers it: eagle."
+        assert any(words in line for line in report.cautions([run])) == (load > 2)
         print_run(run)
         out = capsys.readouterr().out
         assert told in out and ("beside other work" in out) == (load > 2)

@@ -79,6 +79,8 @@ def made_up_runs(
             "settings": own,
             "results": sha256_file(results),
             "images": prompts,
+            "exact": delta is None,
+            "length": grid[0] * grid[1],
             "grid": list(grid),
             "scorers": {"fid": ["classifier", reference], "clip_score": ["clip"]},
             "metrics": {
@@ -115,7 +117,8 @@ def finished(
     ones = pd.DataFrame(1.0, frame.index, frame.columns).assign(**(weights or {}))
     fields = {name: given.pop(name) for name in list(given) if name in Run.model_fields}
     means = {key: {"value": float(frame[key].mean()), "low": None, "high": None} for key in frame}
-    fields = {"model": "shapes", "seed": 0, "images": len(frame), "machine": "cpu"} | fields
+    usual = {"model": "shapes", "seed": 0, "images": len(frame), "machine": "cpu", "length": 1}
+    fields = usual | fields
     settings = {name: fields.get(name) for name in ("model", "seed", "delta")}
     return Run(
         directory=fields.pop("directory", f"runs/{method}"),

@@ -113,7 +113,7 @@ def tiny_evaluate(
     assert result is not None
     if report or tracker:
         tracker = tracker or Tracker()
-        run_report.write(directory, result, tracker)
+        run_report.write(directory, tracker)
         tracker.finish()
     return {name: one["value"] for name, one in result["metrics"].items()}
 

@@ -318,6 +318,6 @@ def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool | None) -> di
 
     directory = run.plan.directory
     with side_service(f"no report ({{why}}): the results are in {directory}."):
-        run_report.write(directory, result, tracker.result(), verbose)
+        run_report.write(directory, tracker.result(), verbose)
     values = {key: interval["value"] for key, interval in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}

@@ -117,6 +117,6 @@ def _scored(
 
     score(own, scorers, device)
     result = summarise(own.directory)
-    run_report.write(own.directory, result, tracker, verbose)
+    run_report.write(own.directory, tracker, verbose)
     values = {key: interval["value"] for key, interval in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}

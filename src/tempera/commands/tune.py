@@ -122,7 +122,7 @@ def read_options(cfg: DictConfig) -> tuple[Options, Budget, TuningPlan, Evaluato
     for name in options.trees:
         Tree.named(name)  # raises TemperaError
     evaluator: Evaluator = instantiate(cfg.metrics)
-    return options, Budget.parse(cfg.budget), from_options(cfg, TuningPlan), evaluator
+    return options, Budget.parse(str(cfg.budget)), from_options(cfg, TuningPlan), evaluator
 
 
 def _predict(

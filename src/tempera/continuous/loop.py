@@ -250,6 +250,11 @@ class Decoding(ABC):
         """Whether this is the baseline."""
         return self == self.plain
 
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """Whether images have the law of plain autoregression."""
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
@@ -314,6 +319,11 @@ class Parallel(Decoding):
     steps: PositiveInt | None = None
     model: Model | None = field(default=None, repr=False)
 
+    @property
+    def exact(self) -> bool:
+        """With one token per step of the target."""
+        return self.is_plain
+
     def describe(self) -> dict[str, Any]:
         """See `Decoding.describe`."""
         return {
@@ -370,6 +380,11 @@ class Speculative(Decoding):
                 "rule=density or coupling",
                 option="rule",
             )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the rule is."""
+        return self.rule.exact
 
     def prefilled(self, length: int) -> list[int]:
         """Tokens of each step of the target alone before the first round: one per step."""

@@ -74,6 +74,11 @@ class DensityRule(ABC):
     Rules roll back: no image depends on the others of its batch.
     """
 
+    @property
+    def exact(self) -> bool:
+        """Whether the emitted tokens have the target's law, whatever the draft."""
+        return False
+
     @abstractmethod
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise
@@ -164,6 +169,11 @@ class PathCoupling(DensityRule):
     """
 
     trials: Trials = 1 << 14
+
+    @property
+    def exact(self) -> bool:
+        """Yes."""
+        return True
 
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise

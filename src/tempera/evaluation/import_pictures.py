@@ -44,6 +44,7 @@ def import_pictures(
         "data": {"prompts": place, "preset": "folder", **described(prompts)},
         "changes": {},
         "drawn_by": drawn_by,
+        "exact": False,
         "length": None,
         "vocab": None,
         "grid": [1, 1],

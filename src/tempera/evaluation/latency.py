@@ -8,6 +8,7 @@ because their clock synchronises the device around each part.
 """
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +39,7 @@ COLUMNS = {
     "text_encoder": Numbers(0),
     "image_decoder": Numbers(0, needed=False),
     "clocked": Numbers(0, needed=False),
+    "load": Numbers(0, needed=False),
 }
 """Columns of a timing, besides the parts of a round."""
 PLAIN = {"ar": Numbers(positive=True)}
@@ -89,7 +91,7 @@ def measure(
         and `method` (equal for plain autoregression, which is timed once), of `text_encoder` and
         `image_decoder`; `rounds` (mean over images); and for the first `CLOCKED` prompts at batch
         size 1, `clocked` (rounds of a decode with a clock) and `part_<name>` (seconds that each
-        part of the method took in them).
+        part of the method took in them). `load` is how many processes ran, our own among them.
     """
     groups = [
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
@@ -172,6 +174,7 @@ def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decodin
         "text_encoder": text_seconds,
         "image_decoder": _decoder_seconds(pipeline, output, prompts),
         "rounds": output.trace.rounds.float().mean().item(),
+        "load": os.getloadavg()[0],
     }
 
 
@@ -236,7 +239,8 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns:
         `text_encoder` and `image_decoder`: median seconds. `parts`: for each part of a round its
         share of all clocked time and its median milliseconds per round. `test_ms`: the same of the
-        rule's tests, a part of `verify`; NaN if they were not clocked.
+        rule's tests, a part of `verify`; NaN if they were not clocked. `load`: the most processes
+        that ran, on how many `cores`.
     """
     clocked = [row for row in rows if row.get("clocked")]
     parts = {part: _column(clocked, f"part_{part}") for part in PARTS}
@@ -256,6 +260,8 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "image_decoder": float(np.median(_column(rows, "image_decoder"))),
         "test_ms": float(np.median(tests)) if tests else math.nan,
         "parts": times,
+        "load": max((row.get("load") or 0.0 for row in rows), default=0.0),
+        "cores": os.cpu_count() or 1,
     }
 
 

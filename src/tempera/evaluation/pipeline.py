@@ -85,6 +85,12 @@ class Method:
         """Plain autoregression, the baseline of speed-ups."""
         return Method(NoDraft(), Exact())
 
+    @property
+    def exact(self) -> bool:
+        """Whether images have the law of plain autoregression, whatever the draft."""
+        rule = self.rule
+        return rule.lossless if isinstance(rule, JointRule) else type(rule) is Exact
+
     def describe(self) -> dict[str, Any]:
         """What results depend on that no option says: `method` (the name to use without a preset),
         `draft` (the identity of its weights) and `branching` (the parents of the draft tree's

@@ -79,12 +79,13 @@ class Evaluation:
 
 def facts(name: str, pipeline: Pipeline, protocol: SpeedProtocol) -> dict[str, Any]:
     """What run.json says beside the identity, so that the run is read without its model: `name`, as
-    reports call it; `length`, `grid` and `vocab` of an image's tokens (`vocab` None of continuous
-    ones); `machine`, and the batch sizes that are `timed` there.
+    reports call it; whether its method is `exact`; `length`, `grid` and `vocab` of an image's
+    tokens (`vocab` None of continuous ones); `machine`, and the batch sizes that are `timed` there.
     """
     target = pipeline.target
     return {
         "name": name,
+        "exact": pipeline.method.exact,
         "length": target.length,
         "grid": list(target.grid),
         "vocab": target.vocab_size if isinstance(target, Target) else None,

@@ -19,7 +19,7 @@ from tempera.metrics.bootstrap import Array
 from tempera.runtime.files import fingerprint, read_json, sha256_file, write_json
 from tempera.runtime.row_store import Row, Store, read_table, write_table
 
-FACTS = ("name", "length", "vocab", "grid", "timed")
+FACTS = ("name", "exact", "length", "vocab", "grid", "timed")
 """What run.json has of `tempera.evaluation.run.facts`, beside the identity and other facts."""
 RESULTS = "results.parquet"
 METRICS = "metrics.json"
@@ -78,6 +78,7 @@ def _summary(own: Pictured) -> tuple[dict[str, Any], list[Row]]:
         "name": run["name"],
         "settings": identity,
         "images": len(rows),
+        "exact": run["exact"],
         "grid": run["grid"],
         "length": run["length"],
         "metrics": {name: _plain(interval) for name, interval in intervals.items()},

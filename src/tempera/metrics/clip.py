@@ -1,6 +1,6 @@
 """CLIP score, computed by any model that open_clip knows, and HPSv2."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,8 +45,9 @@ class ClipScore(Adapter):
             the last two include weights. LANTERN, LlamaGen and Cool-SD use OpenAI's ViT-B-32.
         weights: one of open_clip's tags for the architecture (`openai`), or a file.
         prefix: put before every prompt; LANTERN and LlamaGen use "A photo depicts ".
-        quick_gelu: the activation of weights in a file, which does not tell it: true for those of
-            OpenAI, MetaCLIP and DFN, false for LAION's. open_clip's tags say it themselves.
+        quick_gelu: the activation of weights in a file, which does not tell it: whether it is
+            QuickGELU, as for OpenAI's and some of MetaCLIP's and DFN's. open_clip's tags say it
+            themselves, in `open_clip.pretrained` (3.3.0).
     """
 
     model: str
@@ -158,17 +159,46 @@ def load_open_clip(
 
 
 def check_activation(model: str, weights: str | None, quick_gelu: bool | None) -> None:
-    """Raise TemperaError for weights in a file without their activation, which no tensor shows."""
+    """Raise TemperaError for weights in a file without their activation, which no tensor shows, and
+    for another activation than that of the model's name or of open_clip's weights.
+    """
     import open_clip  # takes seconds
 
-    known = quick_gelu is not None or model.endswith("-quickgelu")
     tag = open_clip.get_pretrained_cfg(model, weights or "")
-    if not known and "quick_gelu" not in tag and weights and Path(weights).is_file():
+    stated = _stated(model, tag)
+    if quick_gelu is not None and stated not in (None, quick_gelu):
+        owner = f"model={model}" if _is_quick(model) else f"weights={weights}"
+        right = str(stated).lower()
         raise TemperaError(
-            f"{weights} does not say which activation it was trained with: give quick_gelu=true "
-            "(OpenAI, MetaCLIP, DFN) or quick_gelu=false (LAION) beside its path",
+            f"{owner} has quick_gelu={right}, as open_clip says: leave quick_gelu out",
             option="quick_gelu",
         )
+    if quick_gelu is None and stated is None and weights and Path(weights).is_file():
+        tags = open_clip.list_pretrained_tags_by_model(model)
+        quick = [one for one in tags if _stated(model, open_clip.get_pretrained_cfg(model, one))]
+        raise TemperaError(
+            f"{weights} does not say which activation it was trained with: give quick_gelu=true or "
+            f"quick_gelu=false beside its path. Of {model}'s published weights it is true for "
+            f"{', '.join(quick) or 'none'}, false for the others",
+            option="quick_gelu",
+        )
+
+
+def _stated(model: str, tag: Mapping[str, Any]) -> bool | None:
+    """Whether open_clip computes QuickGELU, as the model's name or its weights' tag says; None
+    where neither does.
+    """
+    if _is_quick(model):
+        return True
+    return bool(tag.get("quick_gelu", False)) if tag else None
+
+
+def _is_quick(model: str) -> bool:
+    """Whether an architecture computes QuickGELU whatever its weights are."""
+    import open_clip  # takes seconds
+
+    known = model in open_clip.list_models()
+    return known and bool(open_clip.get_model_config(model).get("quick_gelu"))
 
 
 def preprocessed(pictures: Tensor, preprocess: Preprocess) -> Tensor:

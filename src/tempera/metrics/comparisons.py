@@ -16,6 +16,8 @@ CHUNK = 500
 """Resamples computed at a time."""
 TAIL = 10
 """Resamples beyond each end of a corrected interval."""
+FALSE_ALARMS = 0.01
+"""How often, at most, any of the comparisons of equal distributions is called a difference."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,28 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]]) -> list[Comparison]:
         )
         compared.append(Comparison(interval, float(p[index]), float(corrected[index])))
     return compared
+
+
+def above_zero(gaps: Array) -> Array:
+    """p-values of the hypotheses that differences are symmetric about 0, against means above it, by
+    random signs (Fisher, 1935): under it every sign was as likely. That holds for differences of
+    two draws from one distribution, whatever it is and however few there are.
+
+    Args:
+        gaps: a paired difference a row, a comparison a column, [n, m]; 0 where a pair has none.
+
+    Returns:
+        [m]. The observed signs count among the drawn ones, of which there are twice as many as m
+        corrected comparisons need.
+    """
+    draws = max(5000, math.ceil(2 * gaps.shape[1] / FALSE_ALARMS))
+    observed = gaps.sum(0) - 1e-9 * np.abs(gaps).sum(0)  # equal sums differ by rounding
+    rng = np.random.default_rng(0)
+    above = np.zeros(gaps.shape[1])
+    for first in range(0, draws, CHUNK):
+        bits = rng.integers(0, 2, (min(CHUNK, draws - first), len(gaps)), np.int8)
+        above += ((2.0 * bits - 1) @ gaps >= observed).sum(0)
+    return np.asarray((1 + above) / (1 + draws))
 
 
 def _kept(metric: Weighted, units: NDArray[np.bool_]) -> Weighted:

@@ -117,7 +117,7 @@ def read_run(directory: Path) -> Run:
     spread = [name for name in ("accepted_length", "latency") if name in frame]
     run.deviations = frame[spread].astype(float).std().to_dict()
     by_prompt = frame.set_index(["id", "text"])
-    run.values, run.weights = _paired(by_prompt, int(np.prod(run.grid)), metrics_of([run]))
+    run.values, run.weights = _paired(by_prompt, run.length, metrics_of([run]))
     for key, total in run.values.sum(skipna=True).items():  # JSON has no infinite numbers
         if np.isinf(total) and run.metrics.get(str(key), {}).get("value", 0) is None:
             run.metrics[str(key)]["value"] = float(total)
@@ -155,7 +155,7 @@ def _prompts(path: Path) -> pd.DataFrame:
 
 
 def _paired(
-    frame: pd.DataFrame, tokens: int, metrics: Sequence[Metric]
+    frame: pd.DataFrame, tokens: float, metrics: Sequence[Metric]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Each prompt's values and weights of the paired ones of these metrics, for images of so many
     tokens.

@@ -1,7 +1,5 @@
 """A run's results on the console."""
 
-import math
-import os
 from collections.abc import Sequence
 
 import pandas as pd
@@ -17,12 +15,16 @@ ROWS = 10
 
 def print_run(run: Run, verbose: bool = False, console: Console | None = None) -> None:
     """Print what a run gains and costs in two lines, then its metrics, each with its 95%
-    interval and its number of prompts: the ten that matter, or all.
+    interval and its number of prompts: the ten that matter and those that were asked for by name
+    (`torchmetrics=`, `scores=`), or all.
     """
     console = console or Output()
     metrics = [metric for metric in metrics_of([run]) if metric.key in run.metrics]
     lines = []
-    for metric in metrics if verbose else main_metrics(metrics, [run], ROWS):
+    main = main_metrics(metrics, [run], ROWS)
+    for metric in metrics:
+        if not verbose and metric not in main and not metric.imported:
+            continue
         interval = run.metrics[metric.key]
         text = cell(interval, metric.format)
         lines.append([metric.heading, text, str(interval.get("n")), metric.unit])
@@ -42,11 +44,11 @@ def headline(run: Run) -> list[str]:
         return []
     if run.value("target_passes") == 0:
         return ["The draft's own images, without the target."]
-    length = math.prod(run.grid)
+    length = run.length
     tokens = run.value("accepted_length")
     rounds = f"{length / tokens:.0f} rounds an image"
     if tokens != 1:
-        rounds += f" instead of {length}"
+        rounds += f" instead of {length:.0f}"
     lines = [f"{tokens:.2f} tokens per round: {rounds}."]
     efficiency = run.value("efficiency")
     if efficiency > 0 and tokens != 1:
@@ -74,7 +76,8 @@ def main_metrics(
 
 def _rank(metric: table.Metric) -> tuple[int, bool]:
     axes = ("gain", "quality", None)
-    return axes.index(metric.in_pareto), metric.section != "quality"
+    asked = "quality" if metric.imported else metric.in_pareto
+    return axes.index(asked), metric.section != "quality"
 
 
 def _notes(run: Run, verbose: bool) -> list[str]:
@@ -86,13 +89,8 @@ def _notes(run: Run, verbose: bool) -> list[str]:
     if run.time:
         shares = [f"{part} {time['share']:.0%}" for part, time in run.time["parts"].items()]
         notes.append(f"Time of a round: {', '.join(shares)}.")
-        load = os.getloadavg()[0]
-        cores = os.cpu_count() or 1
-        if load > cores:
-            notes.append(
-                f"Speed was measured beside other work, which lowers it: {load:.0f} processes "
-                f"share {cores} cores."
-            )
+    if run.crowd:
+        notes.append(f"Speed was measured beside other work, which lowers it: {run.crowd}.")
     if not verbose:
         notes.append("verbose=true prints all metrics.")
     return notes

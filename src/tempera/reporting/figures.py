@@ -15,6 +15,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from tempera.reporting.finished_run import Run
 from tempera.reporting.pareto import COLOURS
 from tempera.runtime.files import replacing
 
@@ -94,43 +95,42 @@ def comparison(
 
 
 @rc_context(STYLE)
-def acceptance(path: Path, title: str, result: Mapping[str, Any]) -> None:
+def acceptance(path: Path, title: str, run: Run) -> None:
     """Write where in the image tokens were accepted drafts, and if anything was drafted: how often
     by depth, how long rounds are, and which of them save passes of the target (a round of n tokens
     saves n − 1; SJD-PAC, Figure 1). For rules with proximity sets, also their mean size at each
-    place (LANTERN, Figure 7).
-
-    Args:
-        result: the content of metrics.json.
+    place (LANTERN, Figure 7). The tokens of a preview have no place in the image.
     """
-    places = {"Accepted drafts, share of images": result["acceptance_by_place"]}
-    if result["proximity_by_place"]:
-        places["Codes in the proximity set"] = result["proximity_by_place"]
-    bars: dict[str, NDArray[np.float64]] = {}
-    if result["acceptance_by_depth"]:
-        rounds = np.array(result["rounds_by_tokens"])
+    places = {"Accepted drafts, share of images": run.acceptance_by_place}
+    if run.proximity_by_place:
+        places["Codes in the proximity set"] = run.proximity_by_place
+    bars: dict[tuple[str, str], NDArray[np.float64]] = {}
+    if run.acceptance_by_depth:
+        rounds = np.array(run.rounds_by_tokens, np.float64)
         saved = rounds * np.arange(len(rounds))
-        bars["Accepted ÷ tested, by depth"] = np.array(result["acceptance_by_depth"], np.float64)
-        bars["Rounds, by tokens"] = rounds
-        bars["Saved passes, by tokens of the round"] = saved / max(saved.sum(), 1e-9)
+        kept = np.array(run.acceptance_by_depth, np.float64)
+        tokens = "tokens of the round"
+        bars["Accepted ÷ tested drafts", "depth of the draft"] = kept
+        bars["Share of all rounds", tokens] = rounds
+        bars["Share of all saved passes", tokens] = saved / max(saved.sum(), 1e-9)
     count = len(places) + len(bars)
     columns = min(count, 2)
     figure = _figure(4.8 * columns, 0.4 + 3.6 * -(-count // columns), title)
     panels = list(figure.subplots(-(-count // columns), columns, squeeze=False).flatten())
-    for name, values in places.items():
+    for name, profile in places.items():
         panel = panels.pop(0)
-        rows, columns = result["grid"]
-        cells = np.array(values, np.float64).reshape(rows, columns)
+        cells = run.on_grid(profile)
+        rows, columns = cells.shape
         from_one = (0.5, columns + 0.5, rows + 0.5, 0.5)  # as report.html counts them
         shown = panel.imshow(cells, vmin=0, extent=from_one)
         panel.set(title=name, xlabel="column of the image", ylabel="row of the image")
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         figure.colorbar(shown, ax=panel)
-    for name, values in bars.items():
+    for (name, across), values in bars.items():
         panel = panels.pop(0)
         panel.bar(range(1, 1 + len(values)), values)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        panel.set_title(name)
+        panel.set(title=name, xlabel=across)
     for panel in panels:
         panel.set_axis_off()
     save(path, figure)

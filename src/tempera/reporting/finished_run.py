@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
-from pydantic import AliasPath, BaseModel, ConfigDict, Field
+from numpy.typing import NDArray
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tempera.metrics import table
 from tempera.metrics.comparisons import Weighted
@@ -15,6 +17,8 @@ from tempera.reporting.run_names import run_name
 Values = dict[str, Any]
 Numbers = dict[str, float | int | None]
 Profile = list[float | None]
+Length = Annotated[float, BeforeValidator(lambda length: math.nan if length is None else length)]
+"""Tokens of an image; NaN of a picture that other code made."""
 FACTS = ("directory", "name", "family", "plain", "model", "images", "machine", "data")
 """What a run is, in the first columns of a report's results."""
 
@@ -44,6 +48,9 @@ class Run(BaseModel):
             text: ids alone repeat from one list of prompts to another.
         deviations: standard deviations over prompts, of the accepted length and the latency.
         described: its metrics that the table lacks.
+        exact: whether its method's rule claims the law of plain autoregression.
+        length: tokens of an image, with those of a preview, which are not of the `grid`; NaN of
+            pictures that other code made.
         scorers: by metric, what measured it: the identities of its networks and, for a distance
             from real pictures, of these.
         baseline: the name of the run that this one is compared with, and `baseline_length` its
@@ -70,11 +77,14 @@ class Run(BaseModel):
     data: str | None = _of("about", "data", "preset", default="")
     paper: dict[str, str] | None = _of("about", "paper")
     matched: Matched | None = _of("about", "matched")
+    exact: bool = False
     images: int = 0
     described: list[Metric] = []
+    length: Length
     scorers: dict[str, list[str]] = {}
     metrics: dict[str, Numbers] = {}
-    grid: list[int] = [1, 1]
+    grid: tuple[int, int] = (1, 1)
+    acceptance_by_place: Profile = []
     acceptance_by_depth: Profile = []
     acceptance_by_tenth: Profile = []
     rounds_by_tokens: Profile = []
@@ -120,6 +130,15 @@ class Run(BaseModel):
         return self.method == "ar" and self.settings.get("steps") is None
 
     @property
+    def crowd(self) -> str:
+        """How many processes shared the cores while it was timed, if that was more than one a
+        core.
+        """
+        load = self.time.get("load", 0)
+        cores = self.time.get("cores", 1)
+        return f"{load:.0f} processes share {cores} cores" if load > cores else ""
+
+    @property
     def texts(self) -> dict[str, str]:
         """The prompts' texts by id."""
         return dict(self.values.index)
@@ -142,6 +161,13 @@ class Run(BaseModel):
         against the same real pictures.
         """
         return self.scorers.get(metric) == other.scorers.get(metric)
+
+    def on_grid(self, places: Sequence[float | None]) -> NDArray[np.float64]:
+        """A profile by place, laid out on the image's grid, [rows, columns], without the preview's
+        tokens before it.
+        """
+        rows, columns = self.grid
+        return np.array(places[-rows * columns :], np.float64).reshape(rows, columns)
 
     def weighted(self, metric: str, prompts: pd.Index, sign: float = 1.0) -> Weighted:
         """A metric by prompt, times a sign; prompts without it have no weight."""
@@ -202,7 +228,7 @@ def round_seconds(runs: Sequence[Run]) -> list[float | None]:
     """
     rows = []
     for run in runs:
-        plain = run.value("latency_ar") / math.prod(run.grid)
+        plain = run.value("latency_ar") / run.length
         rows.append((str(run.model), run.machine, plain, run.value("efficiency")))
     frame = pd.DataFrame(rows, columns=["model", "machine", "plain", "efficiency"])
     plain_rounds = frame.groupby(["model", "machine"])["plain"].transform("median")

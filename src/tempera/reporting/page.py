@@ -8,7 +8,6 @@ import base64
 import html
 import io
 import json
-import math
 import re
 from collections.abc import Sequence
 from itertools import islice
@@ -133,7 +132,7 @@ def _prompts(
             problems.append(f"Not shown: {problem}")
         values = run.values.loc[name, text]
         length = values.get("accepted_length")  # None of pictures that other code made
-        seconds = pace and length and pace * math.prod(run.grid) / float(length)
+        seconds = pace and length and pace * run.length / float(length)
         prompt = {
             "id": name,
             "text": text,

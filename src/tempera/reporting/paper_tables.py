@@ -112,9 +112,9 @@ def _numbers(run: Run) -> dict[str, float | None]:
     for part, time in run.time.get("parts", {}).items():
         numbers[f"{part}_ms"] = time["ms_per_round"]
     if run.proximity_by_place:
-        sizes = np.array(run.proximity_by_place, float).reshape(run.grid)
-        numbers["proximity_first"] = np.nanmean(sizes[:, 0])
-        numbers["proximity_others"] = np.nanmean(sizes[:, 1:])
+        sizes = run.on_grid(run.proximity_by_place)
+        numbers["proximity_first"] = float(np.nanmean(sizes[:, 0]))
+        numbers["proximity_others"] = float(np.nanmean(sizes[:, 1:]))
     return numbers
 
 

@@ -147,6 +147,7 @@
       Object.assign(this, columns);
       const firsts = this.place.flatMap((place, token) => (place === 1 ? [token] : []));
       this.length = this.place.length;
+      this.preview = this.length - this.rows * this.columns; // tokens before the image's
       this.rounds = firsts.length;
       this.starts = [...firsts, this.length]; // the first token of each round
       this.nodes = this.nodes || firsts.map((token) => this.proposed[token]);
@@ -155,13 +156,14 @@
       this.depth = this.place.map((place, i) => (this.origin[i] === ACCEPTED ? place : 0));
     }
     cell(token) {
-      const place = this.order ? this.order[token] : token;
+      const place = this.order ? this.order[token] : token - this.preview;
+      if (place < 0) return null;
       const [row, column] = [Math.floor(place / this.columns), place % this.columns];
       return column < this.columns - this.blank ? { row, column } : null;
     }
     tokenAt({ row, column }) {
       const place = row * this.columns + column;
-      return this.order ? this.order.indexOf(place) : place;
+      return this.order ? this.order.indexOf(place) : place + this.preview;
     }
     known = (round) => this.starts[Math.min(round, this.rounds)];
     roundOf = (token) => this.starts.findLastIndex((start) => start <= token) + 1;
@@ -451,13 +453,14 @@
       if (round > replay.rounds) return tell(`finished in round ${replay.rounds}`);
       const emitted = replay.origin.slice(replay.starts[round - 1], replay.starts[round]);
       const last = emitted.at(-1);
-      const accepted = emitted.filter((one) => one === ACCEPTED).length;
       const drafts = replay.drafts(round);
       const count = (fate) => drafts.filter((one) => one.fate === fate).length;
+      const shown = emitted.filter((one) => one === ACCEPTED).length;
+      const accepted = drafts.length ? count(2) : shown; // drafts may reach beyond the image
       const parts = [`${replay.nodes[round - 1]} drafted`, `${accepted} accepted`];
       if (drafts.length) parts.push(`${count(1)} rejected`, `${count(0)} not tested`);
       const drawn = `then one drawn from the ${last === RESAMPLED ? "residual" : "target"}`;
-      const end = last === ACCEPTED ? "the image ended inside the draft" : drawn;
+      const end = last === ACCEPTED ? `of which the image lacked ${shown}` : drawn;
       tell(`round ${round} of ${replay.rounds}: ${[...parts, end].join(", ")}`);
       this.list(drafts);
     },

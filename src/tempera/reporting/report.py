@@ -248,6 +248,11 @@ def cautions(
     sentences += _measured_otherwise(runs)
     if len({run.machine for run in runs if "speedup" in run.metrics}) > 1:
         sentences.append("Speed was measured on different machines.")
+    crowded = [one for one, run in zip(labels(runs), runs, strict=True) if run.crowd]
+    if crowded:
+        sentences.append(
+            f"Speed was measured beside other work, which lowers it: {', '.join(crowded)}."
+        )
     sentences += _uncompared(runs, baseline)
     if unfinished:
         sentences.append(f"Left out because unfinished: {', '.join(map(str, unfinished))}.")

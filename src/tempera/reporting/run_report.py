@@ -1,8 +1,7 @@
 """What a finished run shows: its pictures and maps, report.html, the console, and the tracker."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tempera.reporting import page
 from tempera.reporting.collect import read_run
@@ -19,14 +18,11 @@ LOGGED = 64
 """Pictures in the tracker's table."""
 
 
-def write(
-    directory: Path, result: Mapping[str, Any], tracker: Tracker, verbose: bool | None = False
-) -> None:
+def write(directory: Path, tracker: Tracker, verbose: bool | None = False) -> None:
     """Write grid.png, acceptance.png and report.html; print the results, and log them.
 
     Args:
         directory: of a finished run.
-        result: the content of its metrics.json.
         tracker: gets what is shown.
         verbose: print all metrics; None prints nothing.
     """
@@ -42,8 +38,8 @@ def write(
     with side_service(f"{places} cannot be drawn ({{why}}): the results are in {directory}."):
         from tempera.reporting import figures  # matplotlib takes a second to import
 
-        if "acceptance_by_place" in result:
-            figures.acceptance(places, title, result)
+        if run.acceptance_by_place:
+            figures.acceptance(places, title, run)
     with side_service(f"{report} cannot be written ({{why}}): the results are in {directory}."):
         page.write(report, [run], sections_of([run]))
     if verbose is not None:

@@ -27,7 +27,7 @@ class SweepTable(Callback):
         from tempera.reporting.collect import collect, find_runs
         from tempera.reporting.finished_run import labels
         from tempera.reporting.paper_tables import paper_sections
-        from tempera.reporting.report import verdict_section
+        from tempera.reporting.report import cautions, verdict_section
         from tempera.reporting.tables import show, texts
 
         try:
@@ -38,6 +38,8 @@ class SweepTable(Callback):
         section = verdict_section(runs)
         show(texts(section, interval=False))
         print(section.text)
+        for caution in cautions(runs):
+            print(caution)
         files = _results_in(config.hydra.sweep.dir).items() & self.before.items()
         earlier = [run for run in runs if Path(run.directory) in dict(files)]
         if earlier:
