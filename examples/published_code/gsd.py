@@ -14,8 +14,8 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import at, excess, ratio
+from tempera.decoding.verification import TokenRule
 from tempera.drafters.jacobi import Jacobi
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Method
@@ -28,7 +28,7 @@ AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class PublishedGSD(Rule):
+class PublishedGSD(TokenRule):
     """f = min(1, p(G) / q(G)) and Norm[p - q]+, for the groups G of the public code.
 
     - The window of the 7 least probable places is empty in the code, which then tests x alone.

@@ -6,7 +6,7 @@
 (48, 48)
 
 `generate` and `load` take any model and method of `conf/`. A loop with parts of your own is built
-from `decode`, `Tree`, `RandomStreams`, the rules and the protocols `Target`, `Drafter` and `Rule`;
+from `decode`, `Tree`, `RandomStreams`, the rules, and your own `Target`, `Drafter` or `TokenRule`;
 `exactness.check` tests a rule against the target's law:
 
 >>> rule = tempera.Relaxed(tempera.schedules.uniform(2.0, 3))
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from tempera.decoding.random_streams import RandomStreams as RandomStreams
     from tempera.decoding.trace import Trace as Trace
     from tempera.decoding.trees import Tree as Tree
+    from tempera.decoding.verification import TokenRule as TokenRule
     from tempera.drafters.none import NoDraft as NoDraft
     from tempera.errors import TemperaError as TemperaError
     from tempera.held.accelerated import accelerate as accelerate
@@ -70,6 +71,7 @@ _HOME = {
     "Target": "tempera.decoding.interfaces",
     "TemperaError": "tempera.errors",
     "accelerate": "tempera.held.accelerated",
+    "TokenRule": "tempera.decoding.verification",
     "Trace": "tempera.decoding.trace",
     "Tree": "tempera.decoding.trees",
     "decode": "tempera.decoding.loop",

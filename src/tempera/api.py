@@ -27,7 +27,6 @@ from tempera.data.prompts import Prompt, one_prompt, warnings_of
 from tempera.decoding.interfaces import (
     Drafter,
     ImageTarget,
-    JointRule,
     Round,
     Rule,
     Target,
@@ -309,7 +308,7 @@ class Own:
         rule, drafter, target, decoder: see `load`.
     """
 
-    rule: Rule | JointRule | None = None
+    rule: Rule | None = None
     drafter: Drafter | Callable[[Any], Drafter] | None = None
     target: Any = None
     decoder: ImageDecoder | None = None
@@ -320,7 +319,7 @@ class Own:
         """
         drafts = self.drafter is None or isinstance(self.drafter, Drafter) or callable(self.drafter)
         for name, fits, wanted in (
-            ("rule", isinstance(self.rule, Rule | JointRule | None), "tempera.Rule"),
+            ("rule", isinstance(self.rule, Rule | None), "tempera.Rule"),
             ("drafter", drafts, "tempera.Drafter, or a function of the target that makes one"),
             (
                 "target",
@@ -424,7 +423,7 @@ def load(
     model: str = "shapes",
     method: str | None = None,
     *,
-    rule: str | Rule | JointRule | None = None,
+    rule: str | Rule | None = None,
     drafter: str | Drafter | Callable[[Any], Drafter] | None = None,
     target: ImageTarget | Callable[[Any], ImageTarget] | None = None,
     decoder: ImageDecoder | None = None,

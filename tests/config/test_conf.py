@@ -144,6 +144,10 @@ METHODS = [
     "method=parallel tree=sequoia nodes=12 rule=traversal",
     "method=priced_tree",
     "method=medusa depth=2",
+    "method=mentored depth=3 kl_budget=0.5 divergence=emitted",
+    "method=cactus tree=mc_sim_7b_63 delta=1",
+    "method=mixture depth=3 weight=0.5",
+    "method=fly depth=3 ahead=1 least_entropy=0.1",
 ]
 ONE_EACH = {method.split()[0]: method for method in reversed(METHODS)}
 """Each method once."""

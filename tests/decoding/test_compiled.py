@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera.data.prompts import Prompt
 from tempera.decoding import compiled, loop
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, sample
@@ -37,7 +38,11 @@ from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import room, time_rounds
 from tempera.evaluation.launches import launches
 from tempera.evaluation.pipeline import Method, Pipeline
+from tempera.rules.cactus import Cactus
 from tempera.rules.entropy import EntropyAware
+from tempera.rules.fly import FLy
+from tempera.rules.mentored import Mentored
+from tempera.rules.mixture import Mixture
 from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.optimal import Priced
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
@@ -78,6 +83,10 @@ RULES = {
     "block": (CHAIN, BlockVerification()),
     "traversal": (TREE, Traversal()),
     "priced": (TREE, Priced(0.5)),
+    "mixture": (TREE, Mixture(0.3)),
+    "cactus": (TREE, Cactus(0.3)),
+    "mentored": (TREE, Mentored(0.1)),
+    "fly": (CHAIN, FLy(0.1, 1)),
 }
 """Further rules, with a tree to verify."""
 PARTS = "propose", "score", "verify", "commit", "observe"
@@ -441,7 +450,9 @@ def test_every_rule_is_one_graph(name):
     p = torch.randn(2, 1 + tree.nodes, 11, generator=generator).softmax(-1)
     q = torch.randn(2, tree.nodes, 11, generator=generator).softmax(-1)
     draft = Draft(q.flatten(0, 1).multinomial(1, generator=generator).view(2, -1), q, tree)
-    inputs = draft, Scores(p, p), rule, torch.rand(2, tree.nodes + 1, generator=generator)
+    images = Images(["a", "b"], 9, tree.max_depth, torch.device("cpu"))
+    uniforms = torch.rand(2, tree.nodes + 1, generator=generator)
+    inputs = draft, Scores(p, p), rule, images, uniforms
     expected = vars(verify(*inputs))  # also makes what is made once
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")

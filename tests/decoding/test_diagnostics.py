@@ -9,12 +9,13 @@ from near_codes import near, near_rules
 from random_drafts import SMALL, random_draft
 from table_models import RULE
 
-from tempera.decoding.diagnostics import diagnose, mean_terms
-from tempera.decoding.interfaces import Draft, Scores
+from tempera.decoding.diagnostics import diagnose, has_bounds, mean_terms
+from tempera.decoding.interfaces import Draft, Rule, Scores
 from tempera.decoding.probabilities import kl_divergence, one_hot, total_variation
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
-from tempera.errors import TemperaError
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.rules.neighbourhood import LanternPP
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 
@@ -36,7 +37,7 @@ def terms(*round):
 @pytest.mark.parametrize("tree", TREES)
 def test_the_terms_add_up_over_the_tests_performed(rule, tree):
     draft, p, uniforms = random_draft(40, TREES[tree], forced=0.2)
-    verdict = verify(draft, Scores(p, p), rule, uniforms)
+    verdict = verify(draft, Scores(p, p), rule, None, uniforms)
     found = diagnose(draft, verdict, p, rule)
     parents = draft.tree.parents.expand(40, -1).tolist()
     for row in range(40):
@@ -83,7 +84,7 @@ def by_definition(parents, draft, p, rule, row, node, kept_child):
 def test_the_mean_terms_of_a_chain_are_those_of_its_visits():
     """At every node and at a leaf: one test's terms do not depend on what comes of it."""
     draft, p, uniforms = random_draft(50, Tree.chain(3))
-    verdict = verify(draft, Scores(p, p), RULE, uniforms)
+    verdict = verify(draft, Scores(p, p), RULE, None, uniforms)
     found = diagnose(draft, verdict, p, RULE)
     visited = found["bound"], found["kl"]
     for mean, terms in zip(mean_terms(draft, p, RULE), visited, strict=True):
@@ -100,28 +101,57 @@ def test_an_impossible_token_costs_infinitely_many_nats():
         def accept(self, p, q, depth):
             return torch.ones_like(p)
 
-    verdict = verify(draft, Scores(p, p), KeepAll(), torch.tensor([[0.5, 0.5]]))
+    verdict = verify(draft, Scores(p, p), KeepAll(), None, torch.tensor([[0.5, 0.5]]))
     tv, bound, kl = terms(draft, verdict, p, KeepAll())
     assert tv[0, 0] == bound[0, 0] == 1
     assert kl[0, 0] == math.inf
 
 
-def test_a_rule_that_couples_depths_has_no_local_terms():
-    class Joint:
-        lossless = False
+class Whole(Rule):
+    """Keeps the whole chain."""
 
-        def walk(self, draft, p, uniforms):
-            raise AssertionError
+    def walk(self, draft, scores, images, uniforms):
+        return torch.full((len(scores.p),), draft.tree.nodes), scores.p[:, -1]
 
+
+class Lenient(Exact):
+    """A test of its own: every second place is kept."""
+
+    def passed(self, draft, scores, images, uniforms):
+        return super().passed(draft, scores, images, uniforms) | (draft.tree.depths % 2 == 0)
+
+
+@pytest.mark.parametrize("rule", [Whole(), Lenient()])
+def test_a_relaxed_rule_that_couples_tests_has_no_bounds_but_a_tv(rule):
     draft, p, uniforms = random_draft(2, Tree.chain(2))
-    with pytest.raises(TemperaError, match="Joint"):
-        diagnose(draft, verify(draft, Scores(p, p), Exact(), uniforms), p, Joint())
+    verdict = verify(draft, Scores(p, p), rule, None, uniforms)
+    found = diagnose(draft, verdict, p, rule)
+    assert found.keys() == {"tv"} and not has_bounds(rule, greedy=False)
+    exact = diagnose(draft, verdict, p, Exact())
+    torch.testing.assert_close(found["tv"], exact["tv"], rtol=0, atol=0, equal_nan=True)
+    target = TableTarget()
+    drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(2))
+    trace = emit(target, drafter, rule, rows=50, diagnostics=True).trace
+    assert trace.bound is None and trace.kl is None and trace.tv is not None
+
+
+@pytest.mark.parametrize("rule", [Whole(), Lenient(), Exact(), BlockVerification()])
+def test_in_greedy_decoding_every_rule_has_bounds(rule):
+    draft, soft, uniforms = random_draft(20, Tree.chain(2))
+    p = one_hot(soft.argmax(-1), 6)
+    verdict = verify(draft, Scores(p, p, soft), rule, None, uniforms)
+    found = diagnose(draft, verdict, p, rule, soft)
+    wrong = p.gather(1, verdict.visited.unsqueeze(-1).expand(-1, -1, 6))
+    wrong = 1 - wrong.gather(-1, verdict.tokens.unsqueeze(-1)).squeeze(-1)
+    assert found["bound"].equal(wrong) and has_bounds(rule, greedy=True)
+    emitted = torch.arange(3) <= verdict.accepted.unsqueeze(1)
+    assert bool(wrong[emitted].any()) == (not rule.exact)
 
 
 @pytest.mark.parametrize(("tree", "rule"), [(Tree.chain(3), BlockVerification()), (SMALL, Match())])
-def test_a_lossless_rule_that_couples_depths_adds_nothing(tree, rule):
+def test_an_exact_rule_that_couples_depths_adds_nothing(tree, rule):
     draft, p, uniforms = random_draft(50, tree)
-    verdict = verify(draft, Scores(p, p), rule, uniforms)
+    verdict = verify(draft, Scores(p, p), rule, None, uniforms)
     tv, bound, kl = terms(draft, verdict, p, rule)
     assert bound.eq(0).all()
     assert kl.eq(0).all()
@@ -134,7 +164,7 @@ def test_certain_tokens_have_the_terms_of_a_one_hot_q(rule):
     ranks = SMALL.earlier_siblings.sum(-1).expand_as(draft.tokens)
     certain = replace(draft, tokens=(draft.tokens[:, :1] + ranks) % 6, q=None)
     dense = replace(certain, q=one_hot(certain.tokens, 6))
-    verdict = verify(dense, Scores(p, p), rule, uniforms)
+    verdict = verify(dense, Scores(p, p), rule, None, uniforms)
     for found, expected in zip(
         terms(certain, verdict, p, rule), terms(dense, verdict, p, rule), strict=True
     ):

@@ -4,11 +4,14 @@ import pytest
 import torch
 from random_drafts import ROWS, SMALL, random_draft
 
-from tempera.decoding.interfaces import Draft, Scores
-from tempera.decoding.probabilities import one_hot, sample
+from tempera.decoding.interfaces import ACCEPTED, Draft, Rule, Scores
+from tempera.decoding.probabilities import Sampling, one_hot, sample
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import drafted_keep_probs, verify
-from tempera.rules.standard import BlockVerification, Exact, Relaxed
+from tempera.decoding.verification import TokenRule, drafted_keep_probs, verify
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.exactness.tables import TableDraft, TableTarget, emit
+from tempera.rules.optimal import Priced
+from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 from tempera.rules.traversal import Traversal
 
 RULES = [Exact(), Relaxed((2.0, 0.7, 0.3)), Relaxed((1.5, 0.5), "vanilla")]
@@ -32,7 +35,7 @@ def walk_down(parents, tokens, q, p, rule, uniforms):
 
 
 def same_as_defined(draft, p, uniforms, rule):
-    verdict = verify(draft, Scores(p, p), rule, uniforms)
+    verdict = verify(draft, Scores(p, p), rule, None, uniforms)
     depth = draft.tree.max_depth
     assert verdict.path.shape == (len(p), depth)
     assert verdict.tokens.shape == (len(p), depth + 1)
@@ -81,10 +84,10 @@ def test_forced_positions_are_kept_whatever_the_rule(tree):
     draft, p, uniforms = random_draft(200, tree, forced=0.5)
     same_as_defined(draft, p, uniforms, strict)
     right = one_hot(draft.tokens[:, 0], 6).unsqueeze(1).expand_as(p)
-    verdict = verify(draft, Scores(right, right), strict, uniforms)
+    verdict = verify(draft, Scores(right, right), strict, None, uniforms)
     assert (verdict.accepted >= 1).all()
     wrong = one_hot((draft.tokens[:, 0] + 1) % 6, 6).unsqueeze(1).expand_as(p)
-    verdict = verify(draft, Scores(wrong, wrong), Relaxed((1e6,)), uniforms)
+    verdict = verify(draft, Scores(wrong, wrong), Relaxed((1e6,)), None, uniforms)
     assert verdict.tokens[:, 0].equal((draft.tokens[:, 0] + 1) % 6)
 
 
@@ -92,7 +95,7 @@ def test_the_empty_tree_draws_from_the_target():
     p = torch.rand(5, 1, 7).softmax(-1)
     u = torch.rand(5, 1)
     draft = Draft(torch.zeros(5, 0, dtype=torch.int64), torch.zeros(5, 0, 0), Tree.empty())
-    verdict = verify(draft, Scores(p, p), Exact(), u)
+    verdict = verify(draft, Scores(p, p), Exact(), None, u)
     assert verdict.next_token.equal(sample(p[:, 0], u[:, 0]))
     assert verdict.tokens.equal(verdict.next_token[:, None])
     assert verdict.accepted.eq(0).all()
@@ -116,32 +119,73 @@ def test_an_impossible_token_is_rejected_even_at_a_draw_of_zero(tree, rule, draw
         draft = replace(draft, q=draft.q.scatter(-1, draft.tokens.unsqueeze(-1), 0.0))
     barred = p.scatter(-1, draft.tokens[:, None].expand(-1, p.shape[1], -1), 0.0)
     barred = barred / barred.sum(-1, keepdim=True)
-    verdict = verify(draft, Scores(barred, barred), rule, torch.zeros_like(uniforms))
+    verdict = verify(draft, Scores(barred, barred), rule, None, torch.zeros_like(uniforms))
     assert verdict.accepted.eq(0).all()
 
 
 def test_scores_are_not_written_to():
     draft, p, uniforms = random_draft(20, SMALL)
     before = p.clone()
-    verify(draft, Scores(p, p), Exact(), uniforms)
+    verify(draft, Scores(p, p), Exact(), None, uniforms)
     assert p.equal(before)
 
 
-def test_a_joint_rule_verifies_the_whole_draft():
-    class FirstTwo:
+def test_a_rule_may_verify_the_whole_draft():
+    class FirstTwo(Rule):
         """Keeps two nodes of a chain and goes on with the last token of the vocabulary."""
 
-        lossless = False
-
-        def walk(self, draft, p, uniforms):
-            return torch.full((len(p),), 2), one_hot(torch.full((len(p),), 5), 6)
+        def walk(self, draft, scores, images, uniforms):
+            rows = len(scores.p)
+            return torch.full((rows,), 2), one_hot(torch.full((rows,), 5), 6)
 
     draft, p, uniforms = random_draft(4, Tree.chain(3))
-    verdict = verify(draft, Scores(p, p), FirstTwo(), uniforms)
+    verdict = verify(draft, Scores(p, p), FirstTwo(), None, uniforms)
     assert verdict.accepted.tolist() == [2] * 4
     assert verdict.path.tolist() == [[0, 1, -1]] * 4
     assert verdict.tokens[:, :2].equal(draft.tokens[:, :2])
     assert verdict.next_token.tolist() == [5] * 4
+
+
+class EveryOther(TokenRule):
+    """A plain class that keeps what lies on an even place of the image, and nothing else."""
+
+    def __init__(self, first):
+        self.first = first
+        self._made = object()
+
+    def accept(self, p, q, depth):
+        return torch.ones_like(p)
+
+    def residual(self, p, q, token, depth):
+        return p
+
+    def passed(self, draft, scores, images, uniforms):
+        place = images.lengths.unsqueeze(1) + draft.tree.depths - 1
+        return (place - self.first) % 2 == 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_a_plain_rule_may_look_at_the_place_in_the_image(temperature):
+    target = TableTarget(3, 5, Sampling(1.0, temperature=temperature))
+    drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(2))
+    trace = emit(target, drafter, EveryOther(1), rows=50).trace
+    kept = trace.origin == ACCEPTED
+    # rounds begin at 0, draw there; at 1, keep 1, draw 2; at 3, keep 3, draw 4
+    assert kept.all(0).tolist() == [False, True, False, True, False]
+    assert kept.any(0).equal(kept.all(0))
+    assert repr(EveryOther(1)) == "EveryOther(first=1)"
+
+
+def test_only_what_is_always_exact_calls_itself_exact():
+    """Rules at the edge of exactness, and rules that change an exact one."""
+
+    class Lax(Exact):
+        def accept(self, p, q, depth):
+            return torch.ones_like(p)
+
+    exact = Exact(), Relaxed((1.0, 0.5)), Relaxed((1.0,), "vanilla"), Priced(0.0), Match()
+    lossy = Lax(), Relaxed((1.0, 1.1)), Relaxed((1.0, 0.5), "vanilla"), Priced(0.1)
+    assert all(rule.exact for rule in exact) and not any(rule.exact for rule in lossy)
 
 
 CERTAIN = {
@@ -172,7 +216,7 @@ def test_tokens_that_were_not_drawn_are_tested_as_with_a_one_hot_q(name, tree):
         atol=1e-6,
         rtol=1e-5,
     )
-    found, expected = (verify(one, Scores(p, p), rule, uniforms) for one in (certain, dense))
+    found, expected = (verify(one, Scores(p, p), rule, None, uniforms) for one in (certain, dense))
     assert found.tokens[:, 0].equal(expected.tokens[:, 0])
     assert found.stop.equal(expected.stop) and found.next_token.equal(expected.next_token)
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from graph_replays import replayed
 from markdown_pages import blocks, commands, text_of
+from network_drafts import eagle
 from omegaconf import OmegaConf
 from page_commands import run
 from paths import ROOT
@@ -136,6 +137,39 @@ def test_its_code_and_commands_run(page: Path, overlay: Path, monkeypatch: Any) 
             file.read_text(encoding="utf-8") for file in overlay.glob("outputs/eval/*/metrics.json")
         ]
         assert any(f'"{entry["key"]}"' in run for run in runs)
+
+
+RULE_PAGE = ROOT / "docs" / "extend" / "rule.md"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("overlay", [RULE_PAGE], indirect=True)
+@torch.no_grad()
+def test_the_rules_of_the_page_run_in_compiled_rounds(
+    overlay: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph for each part, and the tokens of rounds that are not compiled."""
+    module = types.ModuleType("walk_compiled")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in blocks(RULE_PAGE, "python"):
+        if "class Late" in block:  # without the checks of its law
+            block = block[: block.index("tree =")]
+        if FILE.match(block) or "class Late" in block:
+            exec(compile(block, RULE_PAGE.name, "exec"), module.__dict__)
+    rules = [module.Power(0.5), module.Late(3, module.Power(0.5))]
+    for rule in rules:
+        found = []
+        for compiled in (True, False):
+            replays = replayed(monkeypatch)
+            target = tiny_target(Sampling(3.0, temperature=temperature))
+            if compiled:
+                target.compile()
+            drafter = eagle(target, Tree.chain(3))
+            streams = RandomStreams(0, ["a", "b"])
+            found.append(decode(target, drafter, rule, streams, ["a", "b"]).tokens)
+            assert replays.variants["verify"] == compiled
+        assert found[0].equal(found[1])
+    assert not repr(rules[1]).count(" at 0x")  # a run is told from another by it
 
 
 CONCERNED = [

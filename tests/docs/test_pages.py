@@ -10,6 +10,7 @@ from paths import ROOT
 
 from tempera.config.cli import literal
 from tempera.config.compose import composed
+from tempera.config.parts import Parts
 from tempera.reporting import paper_results
 
 README = ROOT / "README.md"
@@ -76,9 +77,19 @@ def test_readme_names_the_methods() -> None:
     rows = re.findall(r"(?m)^\| (`[^|]+`) \|", section)
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(names) == sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-    assert len(names) == 26
+    assert len(names) == 30
     for page in (README, ROOT / "pyproject.toml"):
-        assert "twenty-six methods" in text_of(page)
+        assert "thirty methods" in text_of(page)
+
+
+def test_readme_says_which_methods_are_exact() -> None:
+    section = text_of(README).split("## Methods")[1].split("## Models")[0]
+    rows = re.findall(r"(?m)^\| (`[^|]+`) \|.*\| (yes|no) \|$", section)
+    said = {name: exact for names, exact in rows for name in re.findall(r"`(\w+)`", names)}
+    for method, exact in said.items():
+        model = "shapes_mar" if method in ("cspd", "cspd_exact", "draft") else "shapes"
+        rule = Parts.of(composed("eval", [f"method={method}", f"model={model}"])).rule()
+        assert (rule is not None and rule.exact) == (exact == "yes"), method
 
 
 def test_readme_names_the_models() -> None:

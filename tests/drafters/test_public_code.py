@@ -266,7 +266,7 @@ def test_our_walk_takes_the_first_sibling_that_passes() -> None:
     targets = torch.tensor(then_p)[tokens[:, :2]]
     leaves = torch.full((ROWS, 4, 3), 1 / 3)
     scores = Scores(torch.cat([rows_of(p)[:, None], targets, leaves], 1), torch.zeros(ROWS, 7, 0))
-    verdict = verify(Draft(tokens, labels, tree), scores, Exact(), draws[:, 4:])
+    verdict = verify(Draft(tokens, labels, tree), scores, Exact(), None, draws[:, 4:])
     assert agrees(verdict.tokens[:, 0], p)
 
 
@@ -288,7 +288,7 @@ def test_our_candidates_and_our_continuation_have_the_law_of_their_label() -> No
     )
     p_after = torch.full((ROWS, 2, 3), 1 / 3)
     scores = Scores(torch.cat([rows_of(target)[:, None], p_after], 1), torch.zeros(ROWS, 3, 0))
-    verdict = verify(draft, scores, Exact(), draws[:, 4:])
+    verdict = verify(draft, scores, Exact(), None, draws[:, 4:])
     assert agrees(verdict.tokens[:, 0], target)
 
 
@@ -300,7 +300,7 @@ def test_our_token_behind_a_whole_window_is_the_targets() -> None:
     targets = torch.stack([rows_of(q), rows_of(p)], 1)  # the guess passes: its label is the target
     scores = Scores(targets, torch.zeros(ROWS, 2, 0))
     verdict = verify(
-        Draft(tokens, rows_of(q)[:, None], Tree.chain(1)), scores, Exact(), draws[:, 1:]
+        Draft(tokens, rows_of(q)[:, None], Tree.chain(1)), scores, Exact(), None, draws[:, 1:]
     )
     assert verdict.accepted.min() == 1 and agrees(verdict.tokens[:, 1], p)
 

@@ -2,6 +2,8 @@
 end are seen. Whoever adds a rule adds a row.
 """
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,7 +19,7 @@ from window_laws import check_window, local_target
 
 from tempera.decoding import random_streams
 from tempera.decoding.loop import decode
-from tempera.decoding.probabilities import Sampling, normalise, total_variation
+from tempera.decoding.probabilities import Sampling, normalise, one_hot, total_variation
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
@@ -25,8 +27,20 @@ from tempera.drafters.jacobi import jacobi, scd, sjd, sjd_pac
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness import theory
-from tempera.exactness.tables import TableDraft, TableTarget, check, compare, emit, emitted_law
+from tempera.exactness.tables import (
+    TableDraft,
+    TableTarget,
+    by_length,
+    check,
+    compare,
+    emit,
+    emitted_law,
+)
+from tempera.rules.cactus import Cactus
 from tempera.rules.entropy import EntropyAware
+from tempera.rules.fly import FLy
+from tempera.rules.mentored import Mentored
+from tempera.rules.mixture import Mixture
 from tempera.rules.neighbourhood import GSD, LanternPP
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import Prices, exponential, floored, linear, skip, uniform
@@ -98,6 +112,13 @@ EXACT = {
     "traversal, bush": (Traversal(), BUSH, {}),
     "traversal, deep": (Traversal(), DEEP, {"length": 5}),
     "match": (Match(), SMALL, {}),
+    "mixture of nothing": (Mixture(0.0), SMALL, {}),
+    "cactus without a budget": (Cactus(0.0), SMALL, {}),
+    "mentored without a budget": (Mentored(0.0), SMALL, {}),
+    **{
+        f"greedy, {type(rule).__name__}": (rule, SMALL, {"sampling": SAMPLINGS["greedy"]})
+        for rule in (Mixture(0.3), Cactus(0.5), Mentored(0.3))
+    },
 }
 WINDOWS = {
     "jacobi": (lambda target: jacobi(target, 2), Match()),
@@ -145,6 +166,13 @@ BIASED = {
     "entropy, chain": (EntropyAware(0.7, 2.0), CHAIN, {}),
     "entropy, tree": (EntropyAware(0.7, 2.0, "optimal"), BUSH, {}),
     "entropy, top-k": (EntropyAware(), CHAIN, {"sampling": SAMPLINGS["top-k"]}),
+    **{
+        f"{type(rule).__name__}, {kind}": (rule, tree, {})
+        for rule in (Mixture(0.3), Cactus(0.3), Mentored(0.1), Mentored(0.1, "emitted"))
+        for kind, tree in (("chain", CHAIN), ("tree", BUSH))
+    },
+    "cactus, top-k": (Cactus(0.3), CHAIN, {"sampling": SAMPLINGS["top-k"]}),
+    "mentored, top-k": (Mentored(0.1), CHAIN, {"sampling": SAMPLINGS["top-k"]}),
     "gsd's public code, chain": (published_gsd(10), Tree.chain(2), {"vocab_size": 10, "length": 2}),
     "gsd's public code, tree": (published_gsd(10), PAIR, {"vocab_size": 10, "length": 2}),
     "deep": (LanternPP(near(3, 2), 1.0), DEEP, {"vocab_size": 3, "length": 5}),
@@ -217,6 +245,84 @@ def test_a_biased_rule_emits_the_law_of_its_definition_and_not_the_targets(name)
     assert report.agrees, report
 
 
+def forgiving(rule, length):
+    """FLy's law on chains of `length`, draft by draft and outcome by outcome of all tests."""
+
+    def law(target, draft):
+        p, q = target.conditionals(), draft.conditionals()
+        soft = by_length(target._soft, target.length)
+        if target.sampling.greedy:  # the draft takes its most probable tokens
+            q = [one_hot(table.argmax(-1), 3).double() for table in q]
+        begins = [p[0].new_zeros(3**t) for t in range(target.length + 1)]
+        begins[0][0] = 1
+        for start in range(target.length):
+            for prefix, weight in enumerate(begins[start].tolist()):
+                for tokens in itertools.product(range(3), repeat=length) if weight else ():
+                    for prefix_now, mass in of_one_draft(rule, p, q, soft, start, prefix, tokens):
+                        begins[len(prefix_now)][number(prefix_now)] += weight * mass
+        return begins[target.length]
+
+    def number(prefix):
+        return sum(token * 3**place for place, token in enumerate(reversed(prefix)))
+
+    def of_one_draft(rule, p, q, soft, start, first, tokens):
+        """Where a round with this draft may end, and how probably."""
+        end = len(p)
+        before = [first // 3**place % 3 for place in reversed(range(start))]
+        prefixes = [number([*before, *tokens[:depth]]) for depth in range(length + 1)]
+        inside = [depth for depth in range(length) if start + depth < end]
+        here = [start + depth if depth in inside else 0 for depth in range(length)]
+        where = [prefixes[depth] if depth in inside else 0 for depth in range(length)]
+        drawn = [q[t][n, x] for t, n, x in zip(here, where, tokens, strict=True)]
+        if not math.prod(drawn):
+            return
+        laws = [p[t][n] for t, n in zip(here, where, strict=True)]
+        sure = [(soft[t][n]) for t, n in zip(here, where, strict=True)]
+        f = [float((a[x] / b).clamp(max=1)) for a, b, x in zip(laws, drawn, tokens, strict=True)]
+        for passed in itertools.product((True, False), repeat=length):
+            chance = math.prod(drawn) * math.prod(
+                one if kept else 1 - one for one, kept in zip(f, passed, strict=True)
+            )
+            depth = 0
+            while depth < length and (passed[depth] or is_forgiven(passed, sure, tokens, depth)):
+                depth += 1
+            accepted = (*before, *tokens[:depth])
+            if len(accepted) >= end:
+                yield accepted[:end], chance
+                continue
+            drawn_from = p[len(accepted)][number(accepted)]
+            if depth < length:
+                t, n = start + depth, prefixes[depth]
+                lack = (p[t][n] - q[t][n]).clamp(min=0)
+                drawn_from = lack / lack.sum() if lack.sum() > 0 else drawn_from
+            for token, share in enumerate(drawn_from.tolist()):
+                yield (*accepted, token), chance * share
+
+    def is_forgiven(passed, sure, tokens, depth):
+        window = passed[depth + 1 : depth + 1 + rule.ahead]
+        entropy = float(torch.special.entr(sure[depth]).sum())
+        unsure = entropy >= rule.least_entropy * math.log(3)
+        possible = sure[depth][tokens[depth]] > 0
+        return len(window) == rule.ahead and all(window) and unsure and possible
+
+    return law
+
+
+@pytest.mark.parametrize("name", ["sampled", "window of 2", "unsure", "top-k", "greedy"])
+def test_fly_emits_the_law_of_its_definition(name):
+    rule = FLy(0.75 if name == "unsure" else 0.3, 2 if name == "window of 2" else 1)
+    sampling = SAMPLINGS.get(name, Sampling(guidance=1.0))
+    target = TableTarget(3, 4, sampling)
+    law = forgiving(rule, 3)(target, TableDraft(target, seed=1))
+    assert law.sum().item() == pytest.approx(1)
+    assert total_variation(law, target.law()) > 0.02
+    report = check(rule, CHAIN, sampling=sampling, law=lambda *_: law, rows=ROWS)
+    assert report.agrees, report
+    if name == "sampled":
+        assert not check(FLy(0.3, 2), CHAIN, law=lambda *_: law, rows=ROWS).agrees
+        assert not check(FLy(0.9, 1), CHAIN, law=lambda *_: law, rows=ROWS).agrees
+
+
 @pytest.mark.parametrize("kind", ["optimal", "vanilla"])
 @pytest.mark.parametrize("floor", [0.0, 1.0])
 def test_one_round_emits_the_law_of_equation_48(kind, floor):
@@ -251,7 +357,11 @@ def test_forced_tokens_are_kept_by_every_rule(tree, temperature):
         Relaxed((5.0, 0.2)),
         Priced(2.0),
         EntropyAware(0.1),
+        Mixture(0.9),
+        Cactus(5.0),
+        Mentored(5.0),
         *near_rules(4).values(),
+        *([FLy(0.0, 1)] if tree is CHAIN else []),
     ):
         tokens = emit(target, StaticTreeDrafter(TableDraft(target), tree), rule, rows=300).tokens
         assert tokens[:, 0].eq(2).all() and tokens[:, 2].eq(1).all(), rule
@@ -389,6 +499,9 @@ FAULTS = {
     "slightly lax": (SlightlyLax(), SMALL, Exact()),
     "another budget": (Relaxed(uniform(2.0, 2)), Tree.chain(2), Relaxed(uniform(1.7, 2))),
     "another scale": (EntropyAware(0.8, 2.0), CHAIN, EntropyAware(0.7, 2.0)),
+    "another share": (Mixture(0.35), BUSH, Mixture(0.3)),
+    "another δ": (Cactus(0.4), BUSH, Cactus(0.3)),
+    "another budget of KL": (Mentored(0.15), BUSH, Mentored(0.1)),
     "λ - 1 for λ": (LanternPP(NARROW, 1.0), BUSH, LanternPP(NARROW, 2.0)),
     "lax traversal": (LaxTraversal(), SMALL, Exact()),
     "lax groups": (LaxGroups(NARROW, 1), BUSH, GSD(NARROW, 1)),

@@ -6,9 +6,9 @@ from near_codes import near_rules
 from random_drafts import SMALL
 from table_models import FirstRoundOnly, tables
 
-from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import Sampling, excess, kl_divergence, total_variation
 from tempera.decoding.trees import Tree
+from tempera.decoding.verification import TokenRule
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness.tables import TableDraft, TableTarget, check, emit
 from tempera.exactness.theory import (
@@ -165,7 +165,7 @@ def _mean(samples):
     return samples.mean().item(), samples.std().item() / len(samples) ** 0.5
 
 
-class Weaker(Rule):
+class Weaker(TokenRule):
     """0.6 of a relaxed acceptance, and `more`: f stays within [0, 1]. With G*."""
 
     def __init__(self, more=(0.0, 0.0)):

@@ -7,7 +7,7 @@ from near_codes import near, near_rules
 from random_drafts import ROWS, SMALL, new_images, random_draft
 
 from tempera.decoding.diagnostics import Diagnosed
-from tempera.decoding.interfaces import Round, Rule, Scores
+from tempera.decoding.interfaces import Round, Scores
 from tempera.decoding.probabilities import (
     Sampling,
     kl_divergence,
@@ -17,12 +17,12 @@ from tempera.decoding.probabilities import (
 )
 from tempera.decoding.trace import Recorded
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import verify
+from tempera.decoding.verification import TokenRule, verify
 from tempera.drafters.jacobi import sjd, sjd_pac
 from tempera.errors import TemperaError
 from tempera.exactness.tables import TableTarget, emit
 from tempera.rules import neighbourhood
-from tempera.rules.neighbourhood import GSD, Lantern, LanternPP, Proximity
+from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.standard import Exact
 
 DEPTH = torch.tensor(1)
@@ -210,7 +210,7 @@ def test_neighbours_are_gathered_for_the_tokens_that_a_draft_can_have(rule, at_o
     assert gathered[0] <= 2 * 4 * len(p)  # of p, and of what the draft lacks
 
 
-class ByToken(Rule):
+class ByToken(TokenRule):
     """A rule whose mean residual is added up token by token."""
 
     def __init__(self, rule):
@@ -299,7 +299,7 @@ def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
         50, 1 + draft.tree.nodes, 4, generator=torch.Generator().manual_seed(1)
     ).softmax(-1)
     p = one_hot(soft.argmax(-1), 4)
-    verdict = verify(draft, Scores(p, p, soft), rule, uniforms)
+    verdict = verify(draft, Scores(p, p, soft), rule, None, uniforms)
     for row in range(50):
         parents = (draft.tree.parents[row] if draft.tree.per_row else draft.tree.parents).tolist()
         node, path = -1, []
@@ -313,7 +313,7 @@ def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
             path.append(node)
         assert verdict.path[row, : verdict.accepted[row]].tolist() == path
         assert verdict.next_token[row] == soft[row, 1 + node].argmax()
-    plain = verify(draft, Scores(p, p, soft), Exact(), uniforms)
+    plain = verify(draft, Scores(p, p, soft), Exact(), None, uniforms)
     assert verdict.accepted.sum() > plain.accepted.sum()
 
 
@@ -323,10 +323,10 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     draft, _, uniforms = random_draft(60, Tree.chain(1))
     soft = torch.rand(60, 2, 6, generator=torch.Generator().manual_seed(1)).softmax(-1)
     p = one_hot(soft.argmax(-1), 6)
-    verdict = verify(draft, Scores(p, p, soft), rule, uniforms)
+    verdict = verify(draft, Scores(p, p, soft), rule, None, uniforms)
     one = Round(new_images(60, depth=1), draft, Scores(p, p, soft), verdict)
     one.images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
-    watchers = [Recorded(), Diagnosed(rule), *([Proximity(rule)] if sets else [])]
+    watchers = [Recorded(), Diagnosed(rule)]
     trace = {}
     for watcher in watchers:
         watcher(one)
@@ -366,12 +366,9 @@ def test_impossible_rules_are_refused(words):
 def test_the_size_of_the_set_of_the_first_draft(rule):
     """LANTERN, Figure 7: counted where a draft was tested, and nowhere else."""
     draft, p, uniforms = random_draft(50, SMALL, vocab_size=4)
-    verdict = verify(draft, Scores(p, p), rule, uniforms)
-    counted = Proximity(rule)
+    verdict = verify(draft, Scores(p, p), rule, None, uniforms)
     one = Round(new_images(50), draft, Scores(p, p), verdict)
-    one.images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
-    counted(one)
-    sizes = counted.columns.read(6)["proximity"]
+    sizes = rule.figures(one)["proximity"]
     first = draft.tree.children[:, 0]
     for row in range(50):
         for place, node in enumerate(verdict.visited[row].tolist()):

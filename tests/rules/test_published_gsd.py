@@ -73,7 +73,9 @@ def test_it_verifies_guesses_of_the_target_alone():
 
 def test_no_token_replaces_a_forced_one():
     draft, p, uniforms = random_draft(400, SMALL, vocab_size=10, forced=0.5)
-    verdict = verify(draft, Scores(p, torch.zeros(*p.shape[:2], 0)), published_gsd(10), uniforms)
+    verdict = verify(
+        draft, Scores(p, torch.zeros(*p.shape[:2], 0)), published_gsd(10), None, uniforms
+    )
     at_root = p[:, 0].amax(-1) >= 1
     assert at_root.any()
     assert verdict.tokens[at_root, 0].equal(p[at_root, 0].argmax(-1))

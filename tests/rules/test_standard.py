@@ -6,10 +6,13 @@ from near_codes import near_rules
 from random_drafts import SMALL
 from token_laws import distribution, fast, kinds, omegas, pair, weights
 
-from tempera.decoding.interfaces import Draft
+from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.exactness.tables import check
+from tempera.rules.cactus import Cactus
+from tempera.rules.mentored import Mentored
+from tempera.rules.mixture import Mixture
 from tempera.rules.optimal import Priced
 from tempera.rules.standard import Exact, Match, Relaxed
 
@@ -18,7 +21,8 @@ from tempera.rules.standard import Exact, Match, Relaxed
 @fast
 def test_f_is_a_probability_and_the_residual_a_distribution(p, q, omega, kind):
     p, q = distribution(p), distribution(q)
-    for rule in (Exact(), Relaxed((omega,), kind), Priced(omega)):
+    others = Mixture(0.4), Cactus(omega), Mentored(omega), Mentored(omega, "emitted")
+    for rule in (Exact(), Relaxed((omega,), kind), Priced(omega), *others):
         _, f, residual = pair(rule, p, q)
         assert ((f >= 0) & (f <= 1)).all()
         assert (residual >= 0).all()
@@ -108,7 +112,7 @@ def test_the_root_draws_with_the_last_number_of_its_row_and_each_node_with_its_o
     p = torch.tensor([0.25, 0.75]).expand(3, 3, 2)
     tokens, q = torch.tensor([[0, 1]] * 3), torch.full((3, 2, 2), 0.5)
     numbers = torch.tensor([[0.9, 0.1, 0.1], [0.9, 0.1, 0.9], [0.1, 0.9, 0.1]])
-    stop, drawn = Match().walk(Draft(tokens, q, tree), p, numbers)
+    stop, drawn = Match().walk(Draft(tokens, q, tree), Scores(p, p), None, numbers)
     # drawn by root, first and second node: 0 1 0; 1 1 0; 0 0 1
     assert stop.tolist() == [2, 0, 1]
     assert drawn.argmax(-1).tolist() == [0, 1, 0]

@@ -38,7 +38,7 @@ def by_hand(p, q, tokens):
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_each_row_follows_the_paper(length):
     draft, p, uniforms = random_draft(60, Tree.chain(length), forced=0.1)
-    verdict = verify(draft, Scores(p, p), BlockVerification(), uniforms)
+    verdict = verify(draft, Scores(p, p), BlockVerification(), None, uniforms)
     for row in range(60):
         laws, passing = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
         passed = [i for i in range(1, length + 1) if uniforms[row, i - 1] < passing[i]]
@@ -96,10 +96,10 @@ def test_a_tree_with_branches_is_refused():
     for tree in (SMALL, Tree.from_parents(torch.tensor([[-1, -1], [-1, 0]]))):
         draft, p, uniforms = random_draft(2, tree)
         with pytest.raises(TemperaError, match="draft a chain"):
-            verify(draft, Scores(p, p), BlockVerification(), uniforms)
+            verify(draft, Scores(p, p), BlockVerification(), None, uniforms)
     chains = Tree.from_parents(torch.tensor([[-1, 0, 1]]).repeat(2, 1))
     draft, p, uniforms = random_draft(2, chains)
-    verify(draft, Scores(p, p), BlockVerification(), uniforms)
+    verify(draft, Scores(p, p), BlockVerification(), None, uniforms)
 
 
 def test_a_perfect_draft_is_kept_whole():
@@ -107,4 +107,6 @@ def test_a_perfect_draft_is_kept_whole():
     certain = torch.cat([one_hot(draft.tokens, 6), p[:, -1:]], 1)
     for law in (p, certain):
         same = Draft(sample(law[:, :-1], torch.rand(200, 4)), law[:, :-1], draft.tree)
-        assert verify(same, Scores(law, law), BlockVerification(), uniforms).accepted.eq(4).all()
+        assert (
+            verify(same, Scores(law, law), BlockVerification(), None, uniforms).accepted.eq(4).all()
+        )

@@ -58,7 +58,7 @@ TREES = {
 def test_each_row_follows_the_recursion(name):
     tree = TREES[name]
     draft, p, uniforms = random_draft(80, tree, forced=0.1)
-    verdict = verify(draft, Scores(p, p), Traversal(), uniforms)
+    verdict = verify(draft, Scores(p, p), Traversal(), None, uniforms)
     for row in range(80):
         place, rest = by_hand(
             tree, draft.tokens[row], draft.q[row].double(), p[row].double(), uniforms[row]
@@ -71,7 +71,8 @@ def test_each_row_follows_the_recursion(name):
 def test_a_chain_is_verified_as_by_block_verification():
     draft, p, uniforms = random_draft(2_000, Tree.chain(5), forced=0.1)
     block, traversal = (
-        verify(draft, Scores(p, p), rule, uniforms) for rule in (BlockVerification(), Traversal())
+        verify(draft, Scores(p, p), rule, None, uniforms)
+        for rule in (BlockVerification(), Traversal())
     )
     assert block.stop.equal(traversal.stop) and block.next_token.equal(traversal.next_token)
 
@@ -93,7 +94,7 @@ def test_a_perfect_draft_is_kept_whole():
     draft, p, uniforms = random_draft(200, Tree.chain(4))
     for law in (p, torch.cat([one_hot(draft.tokens, 6), p[:, -1:]], 1)):
         same = Draft(sample(law[:, :-1], torch.rand(200, 4)), law[:, :-1], draft.tree)
-        assert verify(same, Scores(law, law), Traversal(), uniforms).accepted.eq(4).all()
+        assert verify(same, Scores(law, law), Traversal(), None, uniforms).accepted.eq(4).all()
 
 
 # What is refused

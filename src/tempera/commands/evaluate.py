@@ -27,6 +27,8 @@ from tempera.config.parts import Parts
 from tempera.config.scorers import build_scorers
 from tempera.config.tracking import Tracking, tracked
 from tempera.data.prompts import Prompt, check_prompts, described, one_prompt, warnings_of
+from tempera.decoding.diagnostics import has_bounds
+from tempera.decoding.interfaces import Rule
 from tempera.errors import TemperaError
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
@@ -111,7 +113,8 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     for scorer in scorers:
         scorer.check(parts.model)
     unread = _check_prompts(options.prompt, parts, prompts, scorers, wanted)
-    for warning in [*unread, *_too_strict(rule)] if processes.is_main else ():
+    unbounded = _unbounded(rule, parts) if options.diagnostics else []
+    for warning in [*unread, *_too_strict(rule), *unbounded] if processes.is_main else ():
         print(f"warning: {warning}.")
     with recording_taken() as taken:
         target = parts.fast_target(len(prompts))
@@ -254,6 +257,16 @@ def _too_strict(rule: object) -> list[str]:
     return [
         f"the relaxation ω = {omegas} averages less than 1, which is exact decoding: it is likely "
         "slower and no nearer to the target; give a larger delta, or floor=1"
+    ]
+
+
+def _unbounded(rule: object, parts: Parts) -> list[str]:
+    """A warning of a rule whose bounds on TV and KL are not known."""
+    if not isinstance(rule, Rule) or has_bounds(rule, parts.sampling.greedy):
+        return []
+    return [
+        f"{type(rule).__name__} has no bounds on TV and KL, because its tests depend on each "
+        "other; the run has no tv_bound and no kl_per_token"
     ]
 
 

@@ -18,8 +18,9 @@ from tempera.config.options import Role, role_of
 from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.prompts import Prompt, check_prompts
-from tempera.decoding.interfaces import Drafter, Rule
+from tempera.decoding.interfaces import Drafter
 from tempera.decoding.trees import Tree
+from tempera.decoding.verification import TokenRule
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import DraftTooShort, TemperaError
 from tempera.evaluation.round_laws import TestedRule
@@ -294,8 +295,7 @@ class _Settings:
                 for depth in self.cfg.depths:
                     parts = changed.with_option("depth", depth if by_depth else deepest)
                     tested = TestedRule(
-                        cast(Rule | BlockVerification, parts.rule()),
-                        lossless=not change,
+                        cast(TokenRule | BlockVerification, parts.rule()),
                         depth=depth if by_depth else None,
                     )
                     shape = {"depth": depth}

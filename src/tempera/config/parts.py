@@ -18,13 +18,12 @@ from torch import nn
 from tempera.config.instantiate import Part, fitting, from_options, part, product
 from tempera.continuous.rules import DensityRule
 from tempera.decoding.compiled import why_not
-from tempera.decoding.interfaces import Drafter, ImageTarget, JointRule, Rule
+from tempera.decoding.interfaces import Drafter, ImageTarget, Rule
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.rules.schedules import floored
-from tempera.rules.standard import BlockVerification
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
@@ -45,7 +44,7 @@ if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
 
 AnyTarget: TypeAlias = "ImageTarget | MARTarget"
 """A target of discrete or of continuous tokens."""
-AnyRule: TypeAlias = Rule | JointRule | DensityRule
+AnyRule: TypeAlias = Rule | DensityRule
 """A rule for discrete or for continuous tokens."""
 AnyTokenizer: TypeAlias = "ImageTokenizer | KLModel"
 """An image tokenizer."""
@@ -404,16 +403,16 @@ class Parts:
 
     def check_rule(self, rule: object) -> None:
         """Raise TemperaError for a rule that is not for the model's tokens or the method's tree."""
-        if self.is_discrete and not isinstance(rule, Rule | JointRule):
+        if self.is_discrete and not isinstance(rule, Rule):
             raise TemperaError(
                 f"{type(rule).__name__} is a rule for continuous tokens, and those of "
                 f"model={self.model} are discrete: choose rule=exact, relaxed or lantern",
                 option="rule",
             )
-        if isinstance(rule, BlockVerification) and self.tree.max_children > 1:
+        if isinstance(rule, Rule) and rule.chains_only and self.tree.max_children > 1:
             raise TemperaError(
-                f"{type(rule).__name__} accepts one chain by its prefixes, but this tree has "
-                "branches: give tree=chain, or rule=exact",
+                f"{type(rule).__name__} takes chains, but this tree has branches: give tree=chain, "
+                "or rule=exact",
                 option="tree",
             )
 

@@ -2,11 +2,13 @@
 TV(p, q), computed from p and q at visited positions. All of it stands outside the rounds.
 """
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor
 
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, JointRule, Round, Rule, Verdict
+from tempera.decoding.interfaces import Draft, Round, Rule, Verdict
 from tempera.decoding.probabilities import (
     at,
     excess,
@@ -15,18 +17,19 @@ from tempera.decoding.probabilities import (
     total_variation,
 )
 from tempera.decoding.trace import Columns
-from tempera.errors import TemperaError
+from tempera.decoding.verification import TokenRule
 
 
 class Diagnosed:
-    """A watcher: TV(p, q), the terms of the bounds on TV and KL, and how certain the target is, of
-    every token, in `columns`; see `diagnose` and `certainty`.
+    """A watcher: TV(p, q), the terms of the bounds on TV and KL, how certain the target is, and the
+    rule's own figures, of every token, in `columns`; see `diagnose`, `certainty` and
+    `Rule.figures`.
 
     Args:
         rule: the rule that decides.
     """
 
-    def __init__(self, rule: Rule | JointRule) -> None:
+    def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.columns = Columns()
         self._counts: list[int] = []  # tokens of each row before the round
@@ -40,7 +43,7 @@ class Diagnosed:
         truth = scores.p[where[0], verdict.visited[where]]
         for name, values in certainty(truth).items():
             columns[name] = _placed(values, where, verdict.visited)
-        self.columns.write(round.images, columns)
+        self.columns.write(round.images, columns | self.rule.figures(round))
 
     def _emitted(self, images: Images) -> tuple[Tensor, Tensor]:
         """Row and place of every token that the round emitted, int64 [M] each, from the counts that
@@ -61,7 +64,7 @@ def diagnose(
     draft: Draft,
     verdict: Verdict,
     p: Tensor,
-    rule: Rule | JointRule,
+    rule: Rule,
     soft: Tensor | None = None,
     where: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, Tensor]:
@@ -86,50 +89,72 @@ def diagnose(
     On a chain (K = 1) these are exactly the local terms of Cool-SD's Eq. 8 and the KL divergence of
     the emitted token's distribution given the state of the round; on a tree, upper bounds of those
     in expectation. Summed over positions, the expected terms bound the TV and the KL divergence
-    between the whole image's law and the target's. A lossless joint rule adds 0.
+    between the whole image's law and the target's.
+
+    An exact rule whose tests are coupled adds 0. A relaxed one has no bounds (`has_bounds`), but in
+    greedy decoding, where a kept token that is not the target's choice costs 1 in total variation
+    and infinitely many nats.
 
     Args:
         draft: the round's proposal.
         verdict: what `verify` decided.
         p: the target's distributions, float32 [B, 1 + N, V].
         rule: the rule that decided.
-        soft: the untempered distributions that it decided by in greedy decoding. A kept token that
-            is not the target's choice costs 1 in total variation and infinitely many nats.
+        soft: in greedy decoding the untempered distributions, else None.
         where: rows and places to look at, int64 [M] each; by default all.
 
     Returns:
-        `tv`, TV(p, q) with the first child's q (NaN at a leaf), `bound` and `kl`, the terms of the
-        bounds: float32 [B, L + 1] each; undefined past the verdict's last token.
+        `tv`, TV(p, q) with the first child's q (NaN at a leaf), and `bound` and `kl`, the terms of
+        the bounds, where they are known: float32 [B, L + 1] each; undefined past the verdict's last
+        token.
     """
     if where is None:
         rows, places = torch.ones_like(verdict.tokens).nonzero(as_tuple=True)
         where = rows, places
-    terms = _at_places(draft, verdict, p, rule, soft, where)
-    named = zip(("tv", "bound", "kl"), terms, strict=True)
-    return {name: _placed(values, where, verdict.visited) for name, values in named}
-
-
-def _at_places(
-    draft: Draft,
-    verdict: Verdict,
-    p: Tensor,
-    rule: Rule | JointRule,
-    soft: Tensor | None,
-    where: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `diagnose` returns, at M places, [M] each."""
     rows = where[0]
     visited = verdict.visited[where]
     truth = p[rows, visited]
-    if not isinstance(rule, JointRule) and soft is None:
+    columns = {"tv": _first_test(draft, rows, visited, truth)}
+    if has_bounds(rule, soft is not None):
+        bounds = _bounds(draft, verdict, where, truth, rule, soft is not None)
+        columns |= zip(("bound", "kl"), bounds, strict=True)
+    return {name: _placed(values, where, verdict.visited) for name, values in columns.items()}
+
+
+def tests_alone(rule: Rule) -> TypeGuard[TokenRule]:
+    """Whether each test looks at p and q at its own node and at nothing else, so that its law can
+    be summed over the vocabulary.
+    """
+    if not isinstance(rule, TokenRule):
+        return False
+    kind = type(rule)
+    return kind.passed is TokenRule.passed and kind.walk is TokenRule.walk
+
+
+def has_bounds(rule: Rule, greedy: bool) -> bool:
+    """Whether `diagnose` knows the terms of the bounds on TV and KL."""
+    return greedy or tests_alone(rule) or rule.exact
+
+
+def _bounds(
+    draft: Draft,
+    verdict: Verdict,
+    where: tuple[Tensor, Tensor],
+    truth: Tensor,
+    rule: Rule,
+    greedy: bool,
+) -> tuple[Tensor, Tensor]:
+    """The terms of both bounds at M places, [M] each, with the target's distributions there,
+    `truth` [M, V].
+    """
+    if greedy:
+        wrong = 1 - at(truth, verdict.tokens[where])
+        return wrong, torch.where(wrong > 0, torch.inf, 0.0)
+    if tests_alone(rule):
         kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)[where]
-        return _terms(draft, rows, visited, kept_child, truth, rule)
-    tv = _first_test(draft, rows, visited, truth)
-    if isinstance(rule, JointRule):
-        _check_lossless(rule)
-        return tv, torch.zeros_like(tv), torch.zeros_like(tv)
-    wrong = 1 - at(truth, verdict.tokens[where])
-    return tv, wrong, torch.where(wrong > 0, torch.inf, 0.0)
+        return _terms(draft, where[0], verdict.visited[where], kept_child, truth, rule)
+    nothing = torch.zeros_like(truth[:, 0])  # of an exact rule
+    return nothing, nothing
 
 
 def _placed(values: Tensor, where: tuple[Tensor, ...], like: Tensor) -> Tensor:
@@ -137,13 +162,13 @@ def _placed(values: Tensor, where: tuple[Tensor, ...], like: Tensor) -> Tensor:
     return values.new_zeros(like.shape).index_put(where, values)
 
 
-def mean_terms(draft: Draft, p: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+def mean_terms(draft: Draft, p: Tensor, rule: TokenRule) -> tuple[Tensor, Tensor]:
     """The terms of the TV bound and of the KL bound (see `diagnose`) at the root and at every node,
     in the mean over what the tests of its children decide, provided that the walk comes there:
     [B, 1 + N] each; 0 at leaves.
     """
     rows, nodes = torch.ones_like(p[..., 0]).nonzero(as_tuple=True)
-    _, bound, kl = _terms(draft, rows, nodes, None, p.flatten(0, 1), rule)
+    bound, kl = _terms(draft, rows, nodes, None, p.flatten(0, 1), rule)
     return bound.view(p.shape[:2]), kl.view(p.shape[:2])
 
 
@@ -164,15 +189,6 @@ def certainty(p: Tensor) -> dict[str, Tensor]:
         "entropy": torch.special.entr(p).sum(-1),
         "collision": p.square().sum(-1),
     }
-
-
-def _check_lossless(rule: JointRule) -> None:
-    """Raise TemperaError for a joint rule that is not lossless."""
-    if not rule.lossless:
-        raise TemperaError(
-            f"diagnostics are not defined for {type(rule).__name__}: its tests are coupled; run it "
-            "without diagnostics"
-        )
 
 
 def _first_test(draft: Draft, rows: Tensor, visited: Tensor, truth: Tensor) -> Tensor:
@@ -207,9 +223,9 @@ def _terms(
     visited: Tensor,
     kept_child: Tensor | None,
     truth: Tensor,
-    rule: Rule,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `diagnose` returns, at M visited nodes [M] of rows of the batch [M], with the child kept
+    rule: TokenRule,
+) -> tuple[Tensor, Tensor]:
+    """The terms of both bounds at M visited nodes [M] of rows of the batch [M], with the child kept
     at each (-1: none; None: the mean over all outcomes) and the target's distributions there,
     `truth` [M, V].
     """
@@ -217,7 +233,6 @@ def _terms(
     bound = torch.zeros_like(visited, dtype=torch.float32)
     reach = torch.ones_like(bound)
     weight = torch.ones_like(bound)
-    tv = _first_test(draft, rows, visited, truth)
     target = ideal = truth
     emitted = torch.zeros_like(truth)
     tested = torch.ones_like(bound)  # whether a child is tested, or how probably
@@ -254,4 +269,4 @@ def _terms(
             target = rule.residual(target, q, token, depth)
             ideal = excess(ideal, kept)
     divergence = kl_divergence(emitted, truth).clamp(min=0)
-    return tv, bound, torch.where(weight > 0, weight * divergence, 0.0)
+    return bound, torch.where(weight > 0, weight * divergence, 0.0)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.images import Images
-from tempera.decoding.probabilities import at, one_hot
+from tempera.decoding.probabilities import one_hot
 from tempera.decoding.trees import Frontier, Tree, take
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
@@ -372,72 +372,48 @@ class DraftModel(ABC):
 
 
 class Rule(ABC):
-    """An acceptance rule: the probability f of accepting a token, and the residual distribution
-    that replaces a rejected one. Arguments broadcast over leading dimensions `...`; `depth` is
-    1-based, int64 [...].
+    """An acceptance rule: it decides which drafted tokens are kept and what the next one is drawn
+    from. Most rules test tokens one by one: `tempera.decoding.verification.TokenRule`.
 
-    A rule is exact only as a pair; `tempera.exactness.check` compares the law of its output with
-    the target's. Write `accept` and `residual`; the other methods have defaults.
+    `tempera.exactness.check` compares the law of a rule's output with the target's. `walk` may be
+    compiled, so it neither branches on values nor reads from the device.
     """
 
+    chains_only: ClassVar[bool] = False
+    """Whether drafts may not branch."""
+
     @property
-    def local(self) -> bool:
-        """Whether f looks at p(x) and q(x) alone, and the residual of a token that was not drawn
-        (its q is one-hot) is p without it, renormalised. Verification then computes no other
-        distribution; a rule that says nothing is right, too.
-        """
+    def exact(self) -> bool:
+        """Whether what is emitted follows the target's law, whatever the draft."""
         return False
 
     @abstractmethod
-    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """f at every token that q can draw, anything in [0, 1] at others: p and q [..., V] ->
-        [..., V].
-        """
-
-    @abstractmethod
-    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """The distribution that replaces a rejected `token`, int64 [...]: [..., V], sums to 1."""
-
-    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """f at one token, [...]; override it where that is cheaper than f at all."""
-        if self.local:
-            mass = at(p, token).unsqueeze(-1)
-            return self.accept(mass, at(q, token).unsqueeze(-1), depth).squeeze(-1)
-        return at(self.accept(p, q, depth), token)
-
-    def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """For diagnostics: f of every token that q can draw, and the mean of the residual over
-        rejected x ~ q, Σ_x q(x)·(1 - f(x))·residual(x), normalised (any distribution if nothing is
-        ever rejected): [..., V] each. Override it if `residual` depends on the token.
-        """
-        return self.accept(p, q, depth), self.residual(p, q, torch.zeros_like(depth), depth)
-
-    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
-        """Whether greedy decoding accepts a token, given p at temperature 1: [..., V] and [...] ->
-        bool [...]. All siblings are tested against the same p. Override it if the rule also accepts
-        other tokens than the most probable one.
-        """
-        return token == p.argmax(-1)
-
-
-@runtime_checkable
-class JointRule(Protocol):
-    """A rule that verifies a draft as a whole, because its tests at different depths are coupled
-    (block verification).
-    """
-
-    lossless: ClassVar[bool]
-    """Whether the rule is exact, so that no position adds to the bounds on TV and KL."""
-
-    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Verify a whole draft, as `verification.verify` does test by test.
+    def walk(
+        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Verify a whole draft of at least one node.
 
         Args:
             draft: the proposal; N nodes.
-            p: the target's distribution after the root and every node, float32 [B, 1 + N, V].
+            scores: the target's scores of the root and every node. In greedy decoding p is one-hot,
+                and `untempered` is the distribution at temperature 1.
+            images: all tokens before this round; the node n drafts the token of place
+                `images.lengths + draft.tree.depths[n] - 1`, counted from 0.
             uniforms: draws in [0, 1), [B, N + 1]; the last one is reserved for the drawn token.
 
         Returns:
             the last accepted node, counted 0..N with the root first, int64 [B]; and the
             distribution of the token after it, [B, V].
         """
+
+    def figures(self, round: Round) -> dict[str, Tensor]:
+        """Further columns of a trace (`decoding.trace.Trace`) that diagnostics record at the places
+        of a round, float32 [B, 1 + L] each.
+        """
+        return {}
+
+    def __repr__(self) -> str:
+        """The rule with its options, by which runs tell rules apart."""
+        named = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        options = ", ".join(f"{name}={value!r}" for name, value in named.items())
+        return f"{type(self).__name__}({options})"

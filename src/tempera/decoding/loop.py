@@ -18,7 +18,7 @@ from tempera.decoding import verification
 from tempera.decoding.compiled import Run, begin_step, compiled, plain
 from tempera.decoding.diagnostics import Diagnosed
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Drafter, JointRule, Round, Rule, Target, Watcher
+from tempera.decoding.interfaces import Drafter, Round, Rule, Target, Watcher
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import Recorded, Trace
 
@@ -35,7 +35,7 @@ class Output:
 def rounds(
     target: Target,
     drafter: Drafter,
-    rule: Rule | JointRule,
+    rule: Rule,
     streams: RandomStreams,
     prompts: Sequence[str],
     run: Run | None = None,
@@ -78,7 +78,7 @@ def rounds(
             begin_step()
         draft = propose(images, u_draft)  # 1-2: x̃ ~ q
         scores = score(draft, longest)  # 3-4: p after the root and every node
-        verdict = verify(draft, scores, rule, u_tests)  # 5-16: accept, or resample
+        verdict = verify(draft, scores, rule, images, u_tests)  # 5-16: accept, or resample
         images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
         commit(draft, verdict, images.emitted)
         observe(images, draft, verdict, scores)
@@ -88,7 +88,7 @@ def rounds(
 def decode(
     target: Target,
     drafter: Drafter,
-    rule: Rule | JointRule,
+    rule: Rule,
     streams: RandomStreams,
     prompts: Sequence[str],
     *,

@@ -36,7 +36,7 @@ class Trace:
         entropy: of its distribution, in nats, float32 [B, T].
         collision: the probability that two draws from it agree, float32 [B, T].
         proximity: how many tokens LANTERN's set of the first drafted token holds, float32 [B, T];
-            NaN where there is none. See `rules.neighbourhood.Proximity`.
+            NaN where there is none. See `rules.neighbourhood`.
     """
 
     max_depth: int

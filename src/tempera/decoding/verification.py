@@ -7,49 +7,121 @@ q. The test at a node does not depend on the path to it, so all nodes of the tre
 parallel, one sibling rank after the other: one step for a chain, `max_children` steps for a tree.
 """
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from tempera.decoding.images import Images
 from tempera.decoding.interfaces import (
     ACCEPTED,
     BONUS,
     RESAMPLED,
     Draft,
-    JointRule,
     Rule,
     Scores,
     Verdict,
 )
 from tempera.decoding.probabilities import at, sample
 from tempera.decoding.trees import Tree, take, take_one
+from tempera.errors import TemperaError
 
 
-def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tensor) -> Verdict:
+class TokenRule(Rule):
+    """A rule that tests tokens one by one: the probability f of accepting a token, and the residual
+    distribution that replaces a rejected one. Arguments broadcast over leading dimensions `...`;
+    `depth` is 1-based, int64 [...].
+
+    A rule is exact only as a pair. Write `accept` and `residual`; the other methods have defaults.
+    """
+
+    @property
+    def local(self) -> bool:
+        """Whether f looks at p(x) and q(x) alone, and the residual of a token that was not drawn
+        (its q is one-hot) is p without it, renormalised. Verification then computes no other
+        distribution. A rule that does not say so is verified as correctly, only more slowly.
+        """
+        return False
+
+    @abstractmethod
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """f at every token that q can draw, anything in [0, 1] at others: p and q [..., V] ->
+        [..., V].
+        """
+
+    @abstractmethod
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """The distribution that replaces a rejected `token`, int64 [...]: [..., V], sums to 1."""
+
+    def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """f at one token, [...]; override it where that is cheaper than f at all."""
+        if self.local:
+            mass = at(p, token).unsqueeze(-1)
+            return self.accept(mass, at(q, token).unsqueeze(-1), depth).squeeze(-1)
+        return at(self.accept(p, q, depth), token)
+
+    def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """For diagnostics: f of every token that q can draw, and the mean of the residual over
+        rejected x ~ q, Σ_x q(x)·(1 - f(x))·residual(x), normalised (any distribution if nothing is
+        ever rejected): [..., V] each. Override it if `residual` depends on the token.
+        """
+        return self.accept(p, q, depth), self.residual(p, q, torch.zeros_like(depth), depth)
+
+    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
+        """Whether greedy decoding accepts a token, given p at temperature 1: [..., V] and [...] ->
+        bool [...]. All siblings are tested against the same p. Override it if the rule also accepts
+        other tokens than the most probable one.
+        """
+        return token == p.argmax(-1)
+
+    def passed(self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor) -> Tensor:
+        """Which nodes pass their tests, provided that the walk comes to them, bool [B, N]. Override
+        it if a test looks at more than p and q: at the place in the image, or at other nodes. For
+        the arguments see `Rule.walk`.
+        """
+        if scores.untempered is not None:
+            return _greedily_kept(draft, scores.p, scores.untempered, self)
+        return uniforms[:, : draft.tree.nodes] < drafted_keep_probs(draft, scores.p, self)
+
+    @override
+    def walk(
+        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        stop = draft.tree.walk(self.passed(draft, scores, images, uniforms))
+        if scores.untempered is not None:
+            return stop, take_one(scores.p, stop)
+        return stop, _residual_at(draft, scores.p, self, stop)
+
+
+def verify(draft: Draft, scores: Scores, rule: Rule, images: Images, uniforms: Tensor) -> Verdict:
     """Walk down the tree, accept a path, and draw one more token (Cool-SD, Algorithm 1, lines
     4-17).
 
     Args:
         draft: the proposal; N nodes.
         scores: the target's scores of the root and every node.
-        rule: the acceptance rule. A token with p(x) ≥ 1 (forced and greedy positions) is always
-            accepted.
+        rule: the acceptance rule.
+        images: all tokens before this round.
         uniforms: draws in [0, 1), [B, N + 1] or more: one per node, and the last one for the token
             after the path.
+
+    Raises:
+        TemperaError: the draft branches, and the rule takes chains only.
     """
     p = scores.p
     tree = draft.tree
-    if not tree.nodes:  # plain autoregression: nothing to test
+    if rule.chains_only and tree.max_children > 1:
+        raise TemperaError(
+            f"{type(rule).__name__} takes chains, but this draft has branches: draft a chain, or "
+            "take another rule",
+            option="tree",
+        )
+    if tree.nodes:
+        stop, probs = rule.walk(draft, scores, images, uniforms)
+    else:  # plain autoregression: nothing to test
         stop = torch.zeros_like(scores.has_nan, dtype=torch.int64)
         probs = p[:, 0]
-    elif isinstance(rule, JointRule):
-        stop, probs = rule.walk(draft, p, uniforms)
-    elif scores.untempered is not None:
-        stop = tree.walk(_greedily_kept(draft, p, scores.untempered, rule))
-        probs = take_one(p, stop)
-    else:
-        f = drafted_keep_probs(draft, p, rule)  # of all nodes in parallel
-        stop = tree.walk(uniforms[:, : tree.nodes] < f)  # the first child that passes, down
-        probs = _residual_at(draft, p, rule, stop)  # p itself at a leaf
     next_token = sample(probs, uniforms[:, -1])
     route = tree.route_to(stop)
     visited = route[:, :-1]
@@ -67,7 +139,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule | JointRule, uniforms: Tenso
     )
 
 
-def _greedily_kept(draft: Draft, p: Tensor, untempered: Tensor, rule: Rule) -> Tensor:
+def _greedily_kept(draft: Draft, p: Tensor, untempered: Tensor, rule: TokenRule) -> Tensor:
     """Which drafted tokens greedy decoding keeps, bool [B, N]: the target's choice, and others that
     the rule takes for as good. A token that is as probable as the choice, which it can be after
     rounding and after top-p, is not the choice.
@@ -87,9 +159,9 @@ def _origins(tree: Tree, stop: Tensor, accepted: Tensor, places: int) -> Tensor:
     return torch.where(ahead < accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8)
 
 
-def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
+def drafted_keep_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tensor:
     """The probability that each drafted token passes its test, provided that the walk comes to it:
-    what `verify` decides by, [B, N].
+    what `TokenRule.passed` decides by, [B, N]. A token with p(x) ≥ 1 (a forced one) always does.
     """
     if draft.q is None and rule.local:
         return _certain_keep_probs(draft, p, rule)
@@ -111,7 +183,7 @@ def drafted_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
     return passing[:, :-1]
 
 
-def _keep_probs(rule: Rule, target: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+def _keep_probs(rule: TokenRule, target: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
     """The probability that tokens pass their tests against `target`, [B, M, V] -> [B, M]; 0 for a
     token that its q cannot draw.
     """
@@ -119,7 +191,7 @@ def _keep_probs(rule: Rule, target: Tensor, q: Tensor, token: Tensor, depth: Ten
     return torch.where(at(target, token) >= 1, 1.0, f)
 
 
-def _certain_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
+def _certain_keep_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tensor:
     """`drafted_keep_probs` of tokens that were not drawn, for a local rule: the k-th sibling is
     tested against p without the first k - 1 of them.
     """
@@ -133,7 +205,7 @@ def _certain_keep_probs(draft: Draft, p: Tensor, rule: Rule) -> Tensor:
     return rule.accept(mass, torch.ones_like(mass), depths).squeeze(-1)
 
 
-def _residual_at(draft: Draft, p: Tensor, rule: Rule, stop: Tensor) -> Tensor:
+def _residual_at(draft: Draft, p: Tensor, rule: TokenRule, stop: Tensor) -> Tensor:
     """The distribution of the drawn token, [B, V], where the walk stops, counted 0..N with the root
     first, int64 [B]: at a leaf p, else the residual of the last child's test.
     """

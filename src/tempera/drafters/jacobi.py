@@ -198,9 +198,9 @@ class AdaptiveContinuation(Redraft):
         source = places.clamp(max=q.shape[1] - 1)
         old = take(last.q, source)
         token = last.tokens.gather(1, source)
-        kept = held & (keep < ratio(at(q, token), at(old, token)))
+        stays = held & (keep < ratio(at(q, token), at(old, token)))
         probs = torch.where(held.unsqueeze(-1), excess(q, old), q)
-        return torch.where(kept, token, sample(probs, draw))
+        return torch.where(stays, token, sample(probs, draw))
 
 
 class Reuse(Redraft):
@@ -239,14 +239,14 @@ class Reuse(Redraft):
     ) -> Tensor:
         """Keep x if q(x) > τ·q'(x), else draw from q."""
         token = last.tokens.gather(1, places.clamp(max=q.shape[1] - 1))
-        kept = at(self._held(q, last, places)[1], token)
-        return torch.where(kept, token, sample(q, uniforms))
+        stays = at(self._held(q, last, places)[1], token)
+        return torch.where(stays, token, sample(q, uniforms))
 
     def label(self, q: Tensor, last: Guesses, places: Tensor) -> Tensor:
         """q̃."""
         old, keeps = self._held(q, last, places)
-        kept = old.masked_fill(~keeps, 0.0)
-        return kept + (1 - kept.sum(-1, keepdim=True)).clamp(min=0) * q
+        still = old.masked_fill(~keeps, 0.0)
+        return still + (1 - still.sum(-1, keepdim=True)).clamp(min=0) * q
 
     def _held(self, q: Tensor, last: Guesses, places: Tensor) -> tuple[Tensor, Tensor]:
         """q', and which guesses would be kept, bool: [B, S, V] each."""
@@ -373,10 +373,11 @@ class Jacobi(Drafter):
         stale = len(prompts), self.init.lookback + length + 2, vocab_size
         uniform = torch.full(stale, 1 / vocab_size, device=images.device)
         self._stale = kept(self._stale, uniform)
-        self._guesses = Guesses(
-            kept(self._guesses.tokens, images.tokens[:, :length]),
-            kept(self._guesses.q, uniform[:, :length]),
-        )
+        if self.redraft.continues:
+            self._guesses = Guesses(
+                kept(self._guesses.tokens, images.tokens[:, :length]),
+                kept(self._guesses.q, uniform[:, :length]),
+            )
         self._emitted = kept(self._emitted, images.lengths.unsqueeze(1))
         self._is_first = True
 

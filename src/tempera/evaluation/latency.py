@@ -20,10 +20,10 @@ import torch
 from pydantic import Field
 
 from tempera.data.prompts import Prompt
-from tempera.decoding.interfaces import Round, Rule
+from tempera.decoding.interfaces import Round
 from tempera.decoding.loop import Output
 from tempera.decoding.timing import PARTS, Clock
-from tempera.decoding.verification import drafted_keep_probs
+from tempera.decoding.verification import TokenRule, drafted_keep_probs
 from tempera.evaluation.pipeline import DecodingMethod, Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
@@ -206,7 +206,7 @@ class _TestClock:
     gathering the neighbours' probabilities, finding the sets A and adding up their mass.
     """
 
-    def __init__(self, pipeline: Pipeline, rule: Rule) -> None:
+    def __init__(self, pipeline: Pipeline, rule: TokenRule) -> None:
         self.pipeline = pipeline
         self.rule = rule
         self.seconds = 0.0

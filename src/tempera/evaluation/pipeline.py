@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Protocol
 
@@ -22,7 +22,6 @@ from tempera.decoding.interfaces import (
     BONUS,
     Drafter,
     ImageModel,
-    JointRule,
     Round,
     Rule,
     Target,
@@ -34,7 +33,6 @@ from tempera.decoding.timing import now
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.interface import to_pictures
-from tempera.rules.neighbourhood import Lantern, LanternPP, Proximity
 from tempera.rules.standard import Exact
 from tempera.runtime.row_store import Numbers, Row, rows_of
 
@@ -73,7 +71,7 @@ class Method:
     """How discrete tokens are decoded: a drafter and a rule."""
 
     drafter: Drafter
-    rule: Rule | JointRule
+    rule: Rule
 
     @property
     def is_plain(self) -> bool:
@@ -88,8 +86,7 @@ class Method:
     @property
     def exact(self) -> bool:
         """Whether images have the law of plain autoregression, whatever the draft."""
-        rule = self.rule
-        return rule.lossless if isinstance(rule, JointRule) else type(rule) is Exact
+        return self.rule.exact
 
     def describe(self) -> dict[str, Any]:
         """What results depend on that no option says: `method` (the name to use without a preset),
@@ -123,34 +120,17 @@ class Method:
         watch: Sequence[Watcher] = (),
         run: Run | None = None,
     ) -> Output:
-        """Decode one image per prompt; see `tempera.decoding.loop.decode`. Diagnostics count
-        LANTERN's sets, too.
-        """
-        rule = self.rule
-        if not diagnostics or not isinstance(rule, Lantern | LanternPP):
-            return decode(
-                target,
-                self.drafter,
-                rule,
-                streams,
-                prompts,
-                diagnostics=diagnostics,
-                watch=watch,
-                run=run,
-            )
-        sets = Proximity(rule)
-        output = decode(
+        """Decode one image per prompt; see `tempera.decoding.loop.decode`."""
+        return decode(
             target,
             self.drafter,
-            rule,
+            self.rule,
             streams,
             prompts,
-            diagnostics=True,
-            watch=[sets, *watch],
+            diagnostics=diagnostics,
+            watch=watch,
             run=run,
         )
-        columns: dict[str, Any] = sets.columns.read(target.length)
-        return replace(output, trace=replace(output.trace, **columns))
 
 
 DecodingMethod = Method | Decoding

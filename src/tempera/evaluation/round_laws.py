@@ -16,30 +16,38 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.diagnostics import mean_terms
-from tempera.decoding.interfaces import Draft, Drafter, JointRule, Rule, Target, Watcher
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import Draft, Drafter, Rule, Scores, Target, Watcher
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trace import Trace
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import drafted_keep_probs
+from tempera.decoding.verification import TokenRule, drafted_keep_probs
 from tempera.evaluation.calibration import TestedDrafts
 from tempera.rules.standard import BlockVerification
 
 
 @dataclass(frozen=True)
-class KeepNothing:
+class KeepNothing(Rule):
     """Draw one token from the target in every round, whatever was drafted: plain autoregression
-    with drafts at every token. Implements `JointRule`.
+    with drafts at every token.
     """
 
-    lossless: ClassVar[bool] = True
+    @property
+    @override
+    def exact(self) -> bool:
+        return True
 
-    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """No node is kept, and the token follows p at the root."""
-        return torch.zeros(len(p), dtype=torch.int64, device=p.device), p[:, 0]
+    @override
+    def walk(
+        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        root = scores.p[:, 0]
+        return torch.zeros(len(root), dtype=torch.int64, device=root.device), root
 
 
 @dataclass(frozen=True)
@@ -47,15 +55,13 @@ class TestedRule:
     """A rule to test on chains.
 
     Attributes:
-        rule: block verification, or a `Rule` that compares p(x) and q(x) of single tokens.
-        lossless: whether it adds nothing to the divergences, which are then not computed.
+        rule: block verification, or a rule that tests single tokens.
         depth: how many drafted tokens it sees, if its tests depend on that; None for all.
     """
 
     __test__: ClassVar[bool] = False  # for pytest
 
-    rule: Rule | BlockVerification
-    lossless: bool
+    rule: TokenRule | BlockVerification
     depth: int | None = None
 
     def outcome(self, draft: Draft, p: Tensor) -> Tensor:
@@ -75,7 +81,7 @@ class TestedRule:
             kept[:, 1:] = self.rule.kept_probs(draft, p)
             return outcome
         kept[:, 1:] = drafted_keep_probs(draft, p, self.rule).cumprod(-1)
-        if not self.lossless:
+        if not self.rule.exact:
             tv, kl = mean_terms(draft, p, self.rule)
             outcome[:, 1] = torch.where(kept > 0, kept * tv, 0.0)
             outcome[:, 2] = torch.where(kept > 0, kept * kl, 0.0)
@@ -173,7 +179,7 @@ class RoundLaws:
 def decoded(
     target: Target,
     drafter: Drafter,
-    rule: Rule | JointRule,
+    rule: Rule,
     prompts: Sequence[Prompt],
     seed: int,
     device: torch.device,

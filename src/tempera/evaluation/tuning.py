@@ -87,7 +87,7 @@ class Candidate:
     @property
     def lossless(self) -> bool:
         """Whether its images follow the target's law."""
-        return self.tested is None or self.tested.lossless
+        return self.tested is None or self.tested.rule.exact
 
     @property
     def rule(self) -> Any:

@@ -27,7 +27,7 @@ from scipy.stats import chi2, poisson
 from torch import Tensor
 
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Drafter, DraftModel, JointRule, Rule, Scores, Verdict
+from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Rule, Scores, Verdict
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.probabilities import Sampling, Tables, total_variation
 from tempera.decoding.random_streams import RandomStreams
@@ -279,7 +279,7 @@ def _p_value(counts: Tensor, expected: Tensor) -> float:
 def emit(
     target: TableTarget,
     drafter: Drafter,
-    rule: Rule | JointRule,
+    rule: Rule,
     rows: int = 100_000,
     seed: int = 0,
     **options: Any,
@@ -310,7 +310,7 @@ def emitted_law(tokens: Tensor, vocab_size: int) -> Tensor:
 
 
 def check(
-    rule: Rule | JointRule,
+    rule: Rule,
     drafter: Tree | Callable[[TableTarget, TableDraft], Drafter],
     *,
     sampling: Sampling = UNGUIDED,

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import Tables, kl_divergence, normalise, total_variation
 from tempera.decoding.trees import Tree
+from tempera.decoding.verification import TokenRule
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Visit:
         return self.kept + self.rejected.unsqueeze(-1) * self.residual
 
 
-def visits(p: Tables, q: Tables, rule: Rule, length: int) -> Iterator[Visit]:
+def visits(p: Tables, q: Tables, rule: TokenRule, length: int) -> Iterator[Visit]:
     """The L visits of a round from the empty prefix, top down."""
     reach = torch.ones(1, dtype=p[0].dtype)
     for depth in range(1, length + 1):
@@ -65,7 +65,9 @@ def visits(p: Tables, q: Tables, rule: Rule, length: int) -> Iterator[Visit]:
         reach = (visit.reach.unsqueeze(-1) * kept).flatten()
 
 
-def _mean_residual(rule: Rule, p: Tensor, q: Tensor, rejected: Tensor, depths: Tensor) -> Tensor:
+def _mean_residual(
+    rule: TokenRule, p: Tensor, q: Tensor, rejected: Tensor, depths: Tensor
+) -> Tensor:
     """Σ_x rejected(x)·residual(x), normalised, token by token; the residual of token 0 where
     nothing is rejected. [..., V] -> [..., V].
     """
@@ -77,7 +79,7 @@ def _mean_residual(rule: Rule, p: Tensor, q: Tensor, rejected: Tensor, depths: T
     return normalise(mixed, otherwise=residuals[0])
 
 
-def expected_emitted(p: Tables, q: Tables, rule: Rule, length: int) -> float:
+def expected_emitted(p: Tables, q: Tables, rule: TokenRule, length: int) -> float:
     """E[τ + 1] of a round (Eq. 7)."""
     return 1 + sum(
         float((visit.reach.unsqueeze(-1) * visit.kept).sum())
@@ -85,7 +87,7 @@ def expected_emitted(p: Tables, q: Tables, rule: Rule, length: int) -> float:
     )
 
 
-def tv_bound(p: Tables, q: Tables, rule: Rule, length: int) -> float:
+def tv_bound(p: Tables, q: Tables, rule: TokenRule, length: int) -> float:
     """The bound on TV(P̂, P) of a round (Eq. 8)."""
     return sum(
         float((visit.reach * total_variation(visit.emitted, visit.p)).sum())
@@ -93,7 +95,7 @@ def tv_bound(p: Tables, q: Tables, rule: Rule, length: int) -> float:
     )
 
 
-def kl_bound(p: Tables, q: Tables, rule: Rule, length: int) -> float:
+def kl_bound(p: Tables, q: Tables, rule: TokenRule, length: int) -> float:
     """The expected sum of KL(law of the token at a visit ‖ p) over a round, in nats; by the chain
     rule at least KL(P̂ ‖ P).
     """
@@ -103,7 +105,9 @@ def kl_bound(p: Tables, q: Tables, rule: Rule, length: int) -> float:
     )
 
 
-def perturbed(p: Tables, q: Tables, rule: Rule, changes: Sequence[float]) -> tuple[float, float]:
+def perturbed(
+    p: Tables, q: Tables, rule: TokenRule, changes: Sequence[float]
+) -> tuple[float, float]:
     """E[τ + 1] (Eq. 7) and the TV bound with G* (Eq. 61-64, halved) of chains of as many drafts as
     there are changes, if c_i is added to every f_i (Propositions 2 and 4).
 
@@ -125,7 +129,7 @@ def perturbed(p: Tables, q: Tables, rule: Rule, changes: Sequence[float]) -> tup
     return tokens, bound
 
 
-def same_length(p: Tables, q: Tables, rule: Rule, change: float) -> float:
+def same_length(p: Tables, q: Tables, rule: TokenRule, change: float) -> float:
     """c_1 that keeps the expected length of chains of two drafts if c_2 = `change` (Eq. 14 and
     59).
     """
@@ -135,7 +139,7 @@ def same_length(p: Tables, q: Tables, rule: Rule, change: float) -> float:
     return -float(first.sum()) * change / (1 + accepted + change)
 
 
-def annealing_margin(p: Tables, q: Tables, rule: Rule) -> float:
+def annealing_margin(p: Tables, q: Tables, rule: TokenRule) -> float:
     """E_Q[f_2] − Δ(f_2) = 1 − E_Q[Σ |P − Q·f_2|] (Proposition 5): positive if a smaller f_2 and a
     larger f_1 lower the bound under Assumption 1. At least 1 − 2·E_Q[TV(P, Q)] if the rule accepts
     no less than exact decoding, so at least 1/5 if every TV(P, Q) ≤ 2/5 (Assumption 2).
@@ -144,7 +148,7 @@ def annealing_margin(p: Tables, q: Tables, rule: Rule) -> float:
     return 1 - float((q[0].flatten() * (p[1] - q[1] * f).abs().sum(-1)).sum())
 
 
-def one_round_law(p: Tables, q: Tables, rule: Rule, length: int) -> Tensor:
+def one_round_law(p: Tables, q: Tables, rule: TokenRule, length: int) -> Tensor:
     """P̂: L + 1 tokens, the first from one round and the rest from the target (Eq. 40-42, whose
     solution is Eq. 43-48). [V^(L+1)].
     """
@@ -155,7 +159,7 @@ def one_round_law(p: Tables, q: Tables, rule: Rule, length: int) -> Tensor:
     return (law.unsqueeze(-1) * p[length]).flatten()
 
 
-def decoded_law(p: Tables, q: Tables, rule: Rule, tree: Tree, tokens: int) -> Tensor:
+def decoded_law(p: Tables, q: Tables, rule: TokenRule, tree: Tree, tokens: int) -> Tensor:
     """The law of an image of `tokens` tokens decoded round by round with a static tree whose
     siblings are drawn without replacement: one draw, one test and one residual after the other
     (SJD-PAC, Theorem 2, for any rule). [V^tokens].

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.interface import ImageTokenizer
-from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, note
 
 FACTOR = 16
 
@@ -103,8 +103,8 @@ def load_cosmos(weights: str, files: list[str], hub: str, codes: int = 64000) ->
     decoder_file, encoder_file = files
     decoder = PretrainedFiles(weights, [decoder_file], hub)
     encoder = PretrainedFiles(weights, [encoder_file], hub)
-    if decoder.random or is_noted(decoder):
-        is_noted(encoder)
+    if decoder.random or note(decoder):
+        note(encoder)
         nothing = PretrainedFiles("random", files, hub)
 
         def untrained() -> CosmosTokenizer:

@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import excess, ratio
+from tempera.decoding.verification import TokenRule
 from tempera.errors import TemperaError
 
 
 @dataclass(frozen=True)
-class EntropyAware(Rule):
+class EntropyAware(TokenRule):
     """Entropy-aware acceptance (arXiv 2510.09012, NeurIPS 2025): x is kept if ρ = min(1, p/q)
     exceeds (H/e)·(½ + (1 - H/λ)(r - ½)), with H the entropy of p in nats and r a uniform draw. So
 

@@ -9,7 +9,7 @@ q·f]+ (`tempera.rules.optimal`). The last two need f of every token.
 If p has all its mass on one token (forced positions) the rules are exact: no neighbour replaces a
 forced token. In greedy decoding (temperature 0) p is one-hot everywhere, so neighbourhoods are
 taken from the distribution at temperature 1, as the papers must do too (LANTERN's Table 2 has a
-speed-up at temperature 0); see `Rule.keeps`.
+speed-up at temperature 0); see `TokenRule.keeps`.
 """
 
 import math
@@ -19,11 +19,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from tempera.decoding.interfaces import Round, Rule
+from tempera.decoding.interfaces import Round
 from tempera.decoding.probabilities import at, excess, normalise, ratio
-from tempera.decoding.trace import Columns
 from tempera.decoding.trees import take
+from tempera.decoding.verification import TokenRule
 from tempera.errors import TemperaError
 from tempera.rules.codebook_neighbours import Neighbours
 from tempera.rules.optimal import RESIDUALS
@@ -34,7 +35,7 @@ AT_ONCE = 1 << 24
 """Most neighbour probabilities gathered at a time for f of all tokens; bounds the memory."""
 
 
-class _Aggregated(Rule):
+class _Aggregated(TokenRule):
     """f = min(1, Σ_A p / q(x)), where A(x) contains x and its nearest codes, in order of distance,
     up to the first that violates the limit.
 
@@ -73,7 +74,7 @@ class _Aggregated(Rule):
         return RESIDUALS[self.residual_kind](p, self._kept(p, q))
 
     def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """f and the mean of the residual: see `interfaces.Rule`. Only tokens with q > p can be
+        """f and the mean of the residual: see `TokenRule.expected`. Only tokens with q > p can be
         rejected, so neighbours are gathered for as many as there are of these; others are taken to
         be alone in their A.
         """
@@ -111,6 +112,22 @@ class _Aggregated(Rule):
     def set_size(self, p: Tensor, token: Tensor) -> Tensor:
         """|A(x)|, x itself included: p [..., V], token [...] -> int64 [...]."""
         return 1 + self._inside(self._near(p, token)).sum(-1)
+
+    @override
+    def figures(self, round: Round) -> dict[str, Tensor]:
+        """`proximity`: how many tokens the set A of the first drafted token holds (LANTERN, Figure
+        7); NaN where nothing was drafted.
+        """
+        draft = round.draft
+        scores = round.scores
+        visited = round.verdict.visited
+        sizes = torch.full(visited.shape, torch.nan, device=visited.device)
+        if draft.tree.nodes:
+            p = scores.p if scores.untempered is None else scores.untempered
+            first = take(draft.tree.children.expand(len(p), -1, -1), visited)[..., 0]
+            counted = self.set_size(take(p, visited), take(draft.tokens, first))
+            sizes = torch.where(first >= 0, counted.float(), sizes)
+        return {"proximity": sizes}
 
     def _near(self, p: Tensor, token: Tensor) -> Tensor:
         """The probabilities of B(x), x itself first: [..., k]."""
@@ -206,34 +223,8 @@ class LanternPP(_Aggregated):
         return moved < self.lam * own
 
 
-class Proximity:
-    """A watcher: how many tokens the set A of the first drafted token holds at every place of an
-    image (LANTERN, Figure 7), in `columns` as `proximity`, float32; NaN where nothing was drafted.
-
-    Args:
-        rule: the rule that decides.
-    """
-
-    def __init__(self, rule: Lantern | LanternPP) -> None:
-        self.rule = rule
-        self.columns = Columns()
-
-    def __call__(self, round: Round) -> None:
-        """Count the sets of a round."""
-        draft = round.draft
-        scores = round.scores
-        visited = round.verdict.visited
-        sizes = torch.full(visited.shape, torch.nan, device=visited.device)
-        if draft.tree.nodes:
-            p = scores.p if scores.untempered is None else scores.untempered
-            first = take(draft.tree.children.expand(len(p), -1, -1), visited)[..., 0]
-            counted = self.rule.set_size(take(p, visited), take(draft.tokens, first))
-            sizes = torch.where(first >= 0, counted.float(), sizes)
-        self.columns.write(round.images, {"proximity": sizes})
-
-
 @dataclass(frozen=True)
-class GSD(Rule):
+class GSD(TokenRule):
     """Grouped speculative decoding, GSD (So et al. 2025, arXiv 2508.07747): f = min(1, p(G) / q(G))
     for the group G of the drafted x.
 
@@ -294,9 +285,7 @@ class GSD(Rule):
         return torch.cat(f, -1)
 
     def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """f and the residual: see `interfaces.Rule`. Groups are made for as many tokens as a q can
-        draw.
-        """
+        """See `TokenRule.expected`. Groups are made for as many tokens as a q can draw."""
         most = int((q > 0).sum(-1).amax().clamp(min=1))
         tokens = q.topk(most, sorted=False).indices
         order = _ranks(p)

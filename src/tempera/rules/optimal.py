@@ -4,16 +4,23 @@ A rule that keeps drafts of mass A emits tokens from a distribution π with Σ m
 else it does. The π nearest to p in KL(π ‖ p) under this constraint is median(c·p, q, ω·p) with c ≤
 1 ≤ ω: keep x with probability min(1, ω·p/q), and draw the rest from Norm[c·p - q]+. The price is
 dKL/dA = log(ω/c). Derivation: docs/optimal.md.
+
+At one token these are the laws of mentored decoding (V. Tran-Thien, 2023), which gives every token
+a budget of KL(p ‖ π) instead (`tempera.rules.mentored`). Ours are the price as the parameter,
+prices by depth and the recursion over a round, their use on trees, and `kl_residual` for any
+acceptance.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from tempera.decoding.interfaces import Rule
 from tempera.decoding.probabilities import excess, normalise, ratio
+from tempera.decoding.verification import TokenRule
 from tempera.errors import TemperaError
 from tempera.rules.schedules import Prices, by_depth
 
@@ -24,13 +31,31 @@ HIGHEST = 20.0
 """The highest price, in nats: it keeps a draft unless the target finds it e²⁰ times less likely."""
 
 
-@dataclass(frozen=True)
-class Priced(Rule):
+class Median(TokenRule):
     """f = min(1, ω·p/q) with residual Norm[c·p - q]+, where ω = c·exp(price) and c makes the
-    emitted distribution sum to 1. No rule that keeps as many drafts has less KL at a position.
+    emitted distribution, median(c·p, q, ω·p), sum to 1. No rule that keeps as many drafts has less
+    KL at a position.
+    """
 
-    `Relaxed` uses the same ω everywhere; here the price is the same, and ω follows from each pair
-    of p and q. Price 0 is exact decoding.
+    @abstractmethod
+    def solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """c and the price at these distributions, [..., 1] each."""
+
+    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
+        """min(1, ω·p/q) everywhere."""
+        c, price = self.solve(p, q, depth)
+        return ratio(c * price.exp() * p, q)
+
+    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+        """Norm[c·p - q]+."""
+        c, _ = self.solve(p, q, depth)
+        return normalise((c * p - q).clamp(min=0), otherwise=p)
+
+
+@dataclass(frozen=True)
+class Priced(Median):
+    """`Median` with the same price at every token, or at every token of a depth. `Relaxed` uses the
+    same ω everywhere; here ω follows from each pair of p and q. Price 0 is exact decoding.
 
     Args:
         schedule: nats per kept draft, either one price for all depths or prices by depth; deeper
@@ -63,18 +88,14 @@ class Priced(Rule):
         schedule = self.schedule
         return schedule.prices if isinstance(schedule, Prices) else (float(schedule),)
 
-    def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """min(1, ω·p/q) everywhere."""
-        c, price = self._solve(p, q, depth)
-        return ratio(c * price.exp() * p, q)
+    @property
+    @override
+    def exact(self) -> bool:
+        """Where no depth may cost anything."""
+        return type(self) is Priced and max(self.prices) == 0
 
-    def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """Norm[c·p - q]+."""
-        c, _ = self._solve(p, q, depth)
-        return normalise((c * p - q).clamp(min=0), otherwise=p)
-
-    def _solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """c and the price of these depths, [..., 1]."""
+    @override
+    def solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         price = by_depth(self.prices, depth).unsqueeze(-1).to(p.dtype)
         return scale(p, q, price), price
 

@@ -7,28 +7,36 @@ a residual without mass is p. The maths of each: docs/methods.md.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from tempera.decoding.interfaces import Draft, Rule
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import Draft, Rule, Scores
 from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio, sample
 from tempera.decoding.trees import take_one
+from tempera.decoding.verification import TokenRule
 from tempera.errors import TemperaError
 from tempera.rules.optimal import RESIDUALS
 from tempera.rules.schedules import LARGEST, by_depth
 
 
 @dataclass(frozen=True)
-class Exact(Rule):
+class Exact(TokenRule):
     """Lossless speculative decoding (Leviathan et al. 2023; Chen et al. 2023; Cool-SD Eq. 1-2): f =
     min(1, p/q), Norm[p - q]+.
     """
 
     @property
+    @override
+    def exact(self) -> bool:
+        return type(self) is Exact  # not of a rule that changes this one
+
+    @property
+    @override
     def local(self) -> bool:
-        """Yes, but not of a rule that changes this one: see `Rule.local`."""
         return type(self) is Exact
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
@@ -41,7 +49,7 @@ class Exact(Rule):
 
 
 @dataclass(frozen=True)
-class Relaxed(Rule):
+class Relaxed(TokenRule):
     """Relaxed speculative decoding: f = min(1, ω_i·p/q) (Cool-SD Eq. 12). Cool-SD and UniformRSD
     are this rule with their schedules.
 
@@ -73,8 +81,17 @@ class Relaxed(Rule):
             )
 
     @property
+    @override
+    def exact(self) -> bool:
+        """Where no ω_i is above 1, so that the residual fills up what is missing."""
+        most = max(self.schedule)
+        fills = self.residual_kind != "vanilla" or most == min(self.schedule) == 1
+        return type(self) is Relaxed and most <= 1 and fills
+
+    @property
+    @override
     def local(self) -> bool:
-        """Where nothing is left of p(x) after a rejection: see `Rule.local`."""
+        """Where nothing is left of p(x) after a rejection."""
         removes = self.residual_kind == "optimal" and min(self.schedule) >= 1
         return type(self) is Relaxed and (removes or self.residual_kind == "vanilla")
 
@@ -99,22 +116,26 @@ class Relaxed(Rule):
 
 
 @dataclass(frozen=True)
-class Match:
+class Match(Rule):
     """Accept the tokens that the target draws: it draws one token after every node, and a child is
     accepted if it is that token.
 
     With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021);
     with new draws in each round it is the naive verification of SpecInfer (Miao et al. 2023), which
-    SJD's public code also calls Jacobi decoding. Lossless for every draft: every emitted token is a
-    draw from the target. Implements `JointRule`.
+    SJD's public code also calls Jacobi decoding. Exact for every draft: every emitted token is a
+    draw from the target.
     """
 
-    lossless: ClassVar[bool] = True
+    @property
+    @override
+    def exact(self) -> bool:
+        return True
 
-    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """The last node that is kept, and the drawn token as a distribution. See
-        `JointRule.walk`.
-        """
+    @override
+    def walk(
+        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        p = scores.p
         tree = draft.tree
         draws = uniforms[:, : 1 + tree.nodes].roll(1, 1) if draft.draws is None else draft.draws
         drawn = sample(p, draws)
@@ -124,9 +145,9 @@ class Match:
 
 
 @dataclass(frozen=True)
-class BlockVerification:
+class BlockVerification(Rule):
     """Block verification (Sun et al. 2024, arXiv 2403.10444, Algorithm 2): a chain is accepted by
-    its joint prefix. Lossless.
+    its joint prefix. Exact.
 
     With weights w_0 = 1 and w_i = min(1, w_{i-1}·p(x_i)/q(x_i)), the first i drafted tokens are all
     accepted with probability w_i. Each prefix is tested and passes with probability
@@ -139,19 +160,26 @@ class BlockVerification:
 
     q must be a token's distribution given the tokens drafted before it, and guesses must not
     survive a round: later tokens influence the acceptance of earlier ones, so with Jacobi drafters
-    other than SJD's the law would differ. Implements `JointRule`.
+    other than SJD's the law would differ.
     """
 
-    lossless: ClassVar[bool] = True
+    chains_only = True
 
-    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """The last node that is kept, and the distribution of the token after it. See
-        `JointRule.walk`.
+    @property
+    @override
+    def exact(self) -> bool:
+        return True
+
+    @override
+    def walk(
+        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `Rule.walk`.
 
         Raises:
-            TemperaError: the draft is not a chain.
             TemperaError: the draft contains guesses from earlier rounds.
         """
+        p = scores.p
         tree = draft.tree
         passing, lacking = self._tests(draft, p)
         kept = (tree.depths * (uniforms[:, : tree.nodes] < passing)).amax(-1)
@@ -166,12 +194,6 @@ class BlockVerification:
 
     def _tests(self, draft: Draft, p: Tensor) -> tuple[Tensor, Tensor]:
         """h_1..h_N, float64 [B, N], and [w_i·p - q]+ after 0..N - 1 tokens, [B, N, V]."""
-        if draft.tree.max_children > 1:
-            raise TemperaError(
-                f"{type(self).__name__} accepts one chain by its prefixes, but this draft has "
-                "branches: draft a chain, or take another rule",
-                option="tree",
-            )
         if not draft.fresh:
             raise TemperaError(
                 f"{type(self).__name__} is not lossless with guesses that live on from round to "

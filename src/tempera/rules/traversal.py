@@ -1,12 +1,13 @@
 """Traversal verification: block verification on draft trees."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from tempera.decoding.interfaces import Draft
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import Draft, Rule, Scores
 from tempera.decoding.probabilities import at, normalise, ratio
 from tempera.decoding.trees import put, take, take_one
 from tempera.errors import TemperaError
@@ -14,9 +15,9 @@ from tempera.rules.standard import passes
 
 
 @dataclass(frozen=True)
-class Traversal:
+class Traversal(Rule):
     """Traversal verification (Weng et al. 2025, arXiv 2505.12398): a tree is walked from its leaves
-    up, and the first path whose joint weight passes is accepted. Lossless.
+    up, and the first path whose joint weight passes is accepted. Exact.
 
     The root has the weight w = 1. The children of a node v are visited in order, with P = p after v
     at first; x is a child's token and q its label, without the earlier siblings:
@@ -32,14 +33,19 @@ class Traversal:
     `rules.standard.BlockVerification`.
 
     Later tokens influence the acceptance of earlier ones. So guesses must not survive a round, and
-    the children of different parents must be drawn independently. Implements `JointRule`.
+    the children of different parents must be drawn independently.
     """
 
-    lossless: ClassVar[bool] = True
+    @property
+    @override
+    def exact(self) -> bool:
+        return True
 
-    def walk(self, draft: Draft, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """The last node that is kept, and the distribution of the token after it. See
-        `JointRule.walk`.
+    @override
+    def walk(
+        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `Rule.walk`.
 
         Raises:
             TemperaError: the tree is dynamic, parents share candidates, or the draft contains
@@ -47,7 +53,7 @@ class Traversal:
         """
         _check(draft)
         nodes = draft.tree.nodes
-        weights, rest = self._visit(draft, p)
+        weights, rest = self._visit(draft, scores.p)
         passed = uniforms[:, :nodes] < weights[:, 1:]
         turns = torch.where(passed, draft.tree.post_order, 1 + nodes)
         stop = torch.nn.functional.pad(turns, (1, 0), value=nodes).argmin(-1)

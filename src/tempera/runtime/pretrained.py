@@ -68,8 +68,8 @@ def are_sizes_enough() -> bool:
     return _NOTED.get() is not None
 
 
-def is_noted(files: "PretrainedFiles") -> bool:
-    """Whether this is inside `sizes_only`, which then lists the files."""
+def note(files: "PretrainedFiles") -> bool:
+    """List the files inside `sizes_only`, where nothing is loaded; whether this is there."""
     if (noted := _NOTED.get()) is not None and not files.random:
         noted.append(files)
     return noted is not None
@@ -288,7 +288,7 @@ def load_pretrained(
             f"no network has the sizes that {files.weights} states ({reason(problem)}): give the "
             "weights of another model."
         ) from problem
-    if is_noted(files):
+    if note(files):
         return network.to(dtype).eval().requires_grad_(False)
     if files.random:
         randomise(network, device or torch.device("cpu"), dtype)

@@ -224,15 +224,13 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         features: tuple[int, ...] = (),
     ) -> Tensor:
-        """Hidden states after the norm and, behind them, the inputs of the layers `features`; the
-        number after the last layer stands for the norm: [R, S, H] -> [R, S, (1 + number of
-        features)·H]. For the arguments see `DecoderLayer.forward`.
+        """Hidden states after the norm and, behind them, the inputs of the layers `features`: [R,
+        S, H] -> [R, S, (1 + number of features)·H]. For the arguments see `DecoderLayer.forward`.
         """
         inputs: list[Tensor] = []
         for layer in self.layers:
             inputs.append(x)
             x = layer(x, mask, rotation, cache)
-        inputs.append(x)
         normed: Tensor = self.norm(x)
         read = [inputs[layer] for layer in features]
         return torch.cat([normed, *read], -1) if read else normed

@@ -23,7 +23,7 @@ from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.runtime import huggingface
 from tempera.runtime.files import reason
 from tempera.runtime.hub import Repository
-from tempera.runtime.pretrained import PretrainedFiles, is_noted, load_pretrained
+from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, note
 from tempera.runtime.tensor_files import renamed
 from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.family import HeldFamily, PromptedLM
@@ -209,7 +209,7 @@ def load_glm_decoder(
     """
     config = GlmDecoderConfig(codes, steps, guidance)
     files = PretrainedFiles(weights, FILES, hub)
-    if files.random or is_noted(files):
+    if files.random or note(files):
         nothing = PretrainedFiles("random", FILES, hub)
         return load_pretrained(lambda: UntrainedGlmDecoder(config), nothing)
     kind = _pipeline_class()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime import huggingface
 from tempera.runtime.files import read_json
-from tempera.runtime.pretrained import PretrainedFiles, is_noted
+from tempera.runtime.pretrained import PretrainedFiles, note
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 Tokenize = Callable[[str], list[int]]
@@ -174,7 +174,7 @@ def _end_of_text(tokenizer: PretrainedFiles) -> str:
     """
     names = [str(Path(name).with_name("tokenizer_config.json")) for name in tokenizer.files]
     files = replace(tokenizer, files=names)
-    if files.random or is_noted(files):
+    if files.random or note(files):
         return END_OF_TEXT
     (file,) = files.find()
     end = read_json(file).get("eos_token")
@@ -190,7 +190,7 @@ def _templated(tokenizer: PretrainedFiles, files: PretrainedFiles) -> Turn:
     Raises:
         TemperaError: the file is missing or is not a template of texts.
     """
-    if files.random or is_noted(files):
+    if files.random or note(files):
         return plain_turn
     (file,) = files.find()
     template = file.read_text(encoding="utf-8")
@@ -242,7 +242,7 @@ def load_tokenize(files: PretrainedFiles) -> tuple[Tokenize, int | None]:
     Raises:
         TemperaError: the file is missing, or cannot be read as a tokenizer.
     """
-    if files.random or is_noted(files):
+    if files.random or note(files):
         return about_as_many, None
     tokenizer = _tokenizer(files)
 

@@ -1,0 +1,154 @@
+"""Mentored decoding, Cactus and the static mixture: the laws of their papers' own words."""
+
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from token_laws import distribution, fast, pair, weights
+
+from tempera.decoding.probabilities import kl_divergence, total_variation
+from tempera.errors import TemperaError
+from tempera.rules.cactus import Cactus
+from tempera.rules.fly import FLy
+from tempera.rules.mentored import Mentored
+from tempera.rules.mixture import Mixture
+from tempera.rules.optimal import Priced
+
+DEPTH = torch.tensor(1)
+
+
+def random_tables(seed, vocab_size=3):
+    generator = torch.Generator().manual_seed(seed)
+    p, q = torch.randn(2, vocab_size, generator=generator, dtype=torch.float64).mul(1.5).softmax(-1)
+    return p, q
+
+
+def in_its_words(p, q, budget):
+    """α and β of the least KL(p ‖ π) within the budget, by roots in α and β one inside the other:
+    β makes Σ π = 1, and α spends the budget.
+    """
+
+    def beta_of(alpha):
+        def lack(beta):
+            return float(torch.maximum(torch.minimum(q, p / alpha), p / beta).sum()) - 1 - 1e-12
+
+        return scipy.optimize.brentq(lack, 1.0, 1e9) if lack(1.0) > 0 else 1.0
+
+    def left(alpha):
+        law = torch.maximum(torch.minimum(q, p / alpha), p / beta_of(alpha))
+        return float(kl_divergence(p, law)) - budget
+
+    alpha = 1e-8 if left(1e-8) <= 0 else scipy.optimize.brentq(left, 1e-8, 1.0)
+    return alpha, beta_of(alpha)
+
+
+@pytest.mark.parametrize("budget", [0.01, 0.1, 0.4])
+@pytest.mark.parametrize("seed", range(4))
+def test_it_is_the_rule_of_its_own_words(seed, budget):
+    p, q = random_tables(seed, 5)
+    alpha, beta = in_its_words(p, q, budget)
+    law, f, residual = pair(Mentored(budget), p, q)
+    torch.testing.assert_close(f, (p / (alpha * q)).clamp(max=1), atol=3e-3, rtol=0)
+    lack = (p / beta - q).clamp(min=0)
+    if lack.sum() > 1e-6:
+        torch.testing.assert_close(residual, lack / lack.sum(), atol=2e-2, rtol=0)
+    median = torch.stack([p / beta, q, p / alpha]).median(0).values
+    torch.testing.assert_close(law, median, atol=3e-3, rtol=0)
+
+
+@given(weights, weights, st.floats(0.001, 1), st.sampled_from(["target", "emitted"]))
+@fast
+def test_its_law_is_that_of_a_price(p, q, budget, divergence):
+    """Price and budget take laws from one family; they differ in what is equal at all tokens."""
+    p, q = distribution(p), distribution(q)
+    rule = Mentored(budget, divergence)
+    law, f, _ = pair(rule, p, q)
+    _, price = rule.solve(p, q, DEPTH)
+    priced, same, _ = pair(Priced(price.item()), p, q)
+    torch.testing.assert_close(law, priced, atol=1e-6, rtol=0)
+    torch.testing.assert_close(f, same, atol=1e-6, rtol=0)
+    c, _ = rule.solve(p, q, DEPTH)
+    median = q.clamp(c * p, c * price.exp() * p)
+    torch.testing.assert_close(law, median, atol=1e-6, rtol=0)
+    spent = kl_divergence(p, median) if divergence == "target" else kl_divergence(median, p)
+    assert spent <= budget + 1e-6
+    if price < 19:
+        beyond, _, _ = pair(Priced(price.item() + 0.01), p, q)
+        further = kl_divergence(p, beyond) if divergence == "target" else kl_divergence(beyond, p)
+        more = torch.minimum(beyond, q).sum() - torch.minimum(law, q).sum()
+        assert further > budget - 1e-6 or more < 1e-6  # the budget is spent
+
+
+@pytest.mark.parametrize("divergence", ["target", "emitted"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_law_within_the_budget_keeps_more(seed, divergence):
+    p, q = random_tables(seed)
+    _, f, _ = pair(Mentored(0.1, divergence), p, q)
+    grid = torch.linspace(0, 1, 401, dtype=torch.float64)
+    first, second = torch.meshgrid(grid, grid, indexing="ij")
+    laws = torch.stack([first, second, 1 - first - second], -1)[first + second <= 1]
+    spent = kl_divergence(p, laws) if divergence == "target" else kl_divergence(laws, p)
+    best = torch.minimum(laws, q)[spent <= 0.1].sum(-1).max()
+    assert (q * f).sum() >= best - 1e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (lambda: Mentored(-0.1), "kl_budget"),
+        (lambda: Mentored(float("inf")), "kl_budget"),
+        (lambda: Mixture(1.1), "weight"),
+        (lambda: Cactus(-1.0), "delta"),
+        (lambda: FLy(1.5), "least_entropy"),
+        (lambda: FLy(0.3, 0), "ahead"),
+    ],
+)
+def test_impossible_options_are_refused(make, option):
+    with pytest.raises(TemperaError, match=option):
+        make()
+
+
+@given(weights, weights, st.floats(0, 1))
+@fast
+def test_the_law_of_a_mixture_is_the_mixture(p, q, weight):
+    p, q = distribution(p), distribution(q)
+    law, f, _ = pair(Mixture(weight), p, q)
+    mixture = weight * q + (1 - weight) * p
+    if (p > 0).all():
+        torch.testing.assert_close(law, mixture)
+    assert (f[p == 0] == 0).all() and (law[p == 0] == 0).all()
+    # nothing that keeps as much is nearer
+    apart = total_variation(p, q) - (1 - (q * f).sum())
+    assert total_variation(law, p).item() == pytest.approx(apart.item(), abs=1e-9)
+
+
+@given(weights, weights, st.floats(0.01, 5))
+@fast
+def test_cactus_tests_against_its_raised_target(p, q, delta):
+    """h_x sums to 1, has x raised by the root, and its f and residual are those of h_x."""
+    p, q = distribution(p), distribution(q)
+    rule = Cactus(delta)
+    for token in q.nonzero().flatten():
+        raised = (p[token] + (2 * delta * p[token] * (1 - p[token])).sqrt()).clamp(max=1)
+        h = p * (1 - raised) / (1 - p[token]) if p[token] < 1 else torch.zeros_like(p)
+        h[token] = raised
+        assert h.sum().item() == pytest.approx(1)
+        f = rule.accept_at(p, q, token, DEPTH)
+        assert f.item() == pytest.approx((raised / q[token]).clamp(max=1).item())
+        lack = (h - q).clamp(min=0)
+        if f < 1 - 1e-9:
+            residual = rule.residual(p, q, token, DEPTH)
+            torch.testing.assert_close(residual, lack / lack.sum())
+
+
+@given(weights, weights)
+@fast
+def test_the_mean_residual_of_cactus_is_that_of_its_rejected_tokens(p, q):
+    p, q = distribution(p), distribution(q)
+    rule = Cactus(0.3)
+    f, mean = rule.expected(p, q, DEPTH)
+    rejected = q * (1 - f)
+    each = torch.stack([rule.residual(p, q, torch.tensor(x), DEPTH) for x in range(len(p))])
+    if rejected.sum() > 1e-9:
+        torch.testing.assert_close(mean, rejected @ each / rejected.sum())
