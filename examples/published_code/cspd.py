@@ -67,6 +67,11 @@ class CSpDReferenceCode(Decoding):
     trials: Trials = 100
     alignment: bool = True
 
+    @property
+    def exact(self) -> bool:
+        """No."""
+        return False
+
     def describe(self) -> dict[str, Any]:
         """See `Decoding.describe`."""
         return {

@@ -89,8 +89,9 @@ def split(
     sweeper: Any = get_class("hydra_plugins.tempera_cases.CaseSweeper")(cases, table)
     sweeper.hydra_context = context
     if context is not None:
-        job = {"config_name": "none"}  # of no script, which would check its own options
-        sweeper.config = OmegaConf.create({"model": {"name": "shapes"}, "hydra": {"job": job}})
+        hydra = HydraConf(sweep=SweepDir(dir="sweep"), sweeper={}, launcher={})
+        hydra.job.config_name = "none"  # of no script, which would check its own options
+        sweeper.config = OmegaConf.create({"model": {"name": "shapes"}, "hydra": hydra})
     found = sweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), size)
     return list(found)
 
@@ -227,7 +228,7 @@ def test_a_table_that_is_useful_in_part_leaves_out_the_rows_without_a_draft(
     def load(config: Any, job: list[str]) -> DictConfig:
         drafter = {"_target_": "tempera.drafters.none.NoDraft"}
         model = {"name": job[0][7:]}  # in place of the model's name, that of the method
-        hydra = HydraConf(sweep=SweepDir(dir="sweep"))
+        hydra = HydraConf(sweep=SweepDir(dir="sweep"), sweeper={}, launcher={})
         return OmegaConf.create(
             {"drafter": drafter, "dry_run": False, "model": model, "hydra": hydra}
         )

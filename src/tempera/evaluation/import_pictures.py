@@ -53,6 +53,12 @@ def import_pictures(
     }
     claim(directory, identity, about)
     run = made_by(identity)
+    _record(folder, shown, directory, run)
+    write_prompts(directory, prompts, run)
+
+
+def _record(folder: Path, shown: Sequence[Shown], directory: Path, run: str) -> None:
+    """Copy and record the pictures that the directory lacks."""
     store = Store(directory / "records", run, COLUMNS)
     recorded = store.rows()
     hashes = {file: sha256_file(file) for file in dict.fromkeys(one.file for one in shown)}
@@ -81,4 +87,3 @@ def import_pictures(
             new = []
     if new:
         store.add(new)
-    write_prompts(directory, prompts, run)

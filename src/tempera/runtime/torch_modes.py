@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Lock
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ def _float32() -> Iterator[None]:
     global _callers, _callers_modes
     with _LOCK:
         if _callers == 0:
-            backends = torch.backends
+            backends: Any = torch.backends  # whose stubs lack mkldnn.matmul
             products = backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision
             _callers_modes = torch.get_default_dtype(), *products
             _set(*FLOAT32)
@@ -66,5 +67,6 @@ def _float32() -> Iterator[None]:
 
 def _set(dtype: torch.dtype, on_cuda: str, on_cpu: str) -> None:
     torch.set_default_dtype(dtype)
-    torch.backends.cuda.matmul.fp32_precision = on_cuda
-    torch.backends.mkldnn.matmul.fp32_precision = on_cpu
+    backends: Any = torch.backends
+    backends.cuda.matmul.fp32_precision = on_cuda
+    backends.mkldnn.matmul.fp32_precision = on_cpu
