@@ -499,7 +499,7 @@ FAULTS = {
     "slightly lax": (SlightlyLax(), SMALL, Exact()),
     "another budget": (Relaxed(uniform(2.0, 2)), Tree.chain(2), Relaxed(uniform(1.7, 2))),
     "another scale": (EntropyAware(0.8, 2.0), CHAIN, EntropyAware(0.7, 2.0)),
-    "another share": (Mixture(0.35), BUSH, Mixture(0.3)),
+    "another share": (Mixture(0.5), BUSH, Mixture(0.3)),
     "another δ": (Cactus(0.4), BUSH, Cactus(0.3)),
     "another budget of KL": (Mentored(0.15), BUSH, Mentored(0.1)),
     "λ - 1 for λ": (LanternPP(NARROW, 1.0), BUSH, LanternPP(NARROW, 2.0)),
