@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.dataset as arrow
 import pyarrow.parquet as pq
 from typing_extensions import override
 
@@ -303,6 +302,7 @@ class Stream(Source):
     def _rows(self) -> tuple[Any, str]:
         """The rows with the columns that are read, pictures still encoded, and the captions'."""
         import datasets
+        import pyarrow.dataset as arrow  # imports pandas
         from datasets.packaged_modules.parquet.parquet import Parquet
 
         options: dict[str, Any] = {"split": self.split, "data_files": self.data_files}
