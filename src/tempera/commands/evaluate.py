@@ -262,7 +262,9 @@ def _too_strict(rule: object) -> list[str]:
 
 def _unbounded(rule: object, parts: Parts) -> list[str]:
     """A warning of a rule whose bounds on TV and KL are not known."""
-    if not isinstance(rule, Rule) or has_bounds(rule, parts.sampling.greedy):
+    if not isinstance(rule, Rule) or not parts.is_discrete:
+        return []
+    if has_bounds(rule, parts.sampling.greedy):
         return []
     return [
         f"{type(rule).__name__} has no bounds on TV and KL, because its tests depend on each "
