@@ -18,7 +18,7 @@ COMMANDS = {
     "tempera-eval --help method=coolsd": ("\\u03b4", 0),
     "tempera-eval prompt=δ limit=δ": ("error: ", 1),
     "tempera-report runs=δ/runs": ("report.html", 0),
-    "tempera-bench method=coolsd repeats=1 batch_sizes=[1] tracking=none": ("speed-up \\xf7", 0),
+    "tempera-bench method=coolsd repeats=1 batch_sizes=[1] tracking=none": ("speed-up", 0),
     "tempera-tune dry_run=true tracking=none": ("to do: ", 0),
     "tempera-train model=shapes dry_run=true tracking=none": ("time", 0),
     "tempera-prepare source=shapes limit=2 dry_run=true": ("to do: ", 0),

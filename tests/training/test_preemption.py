@@ -34,7 +34,10 @@ Stop = Callable[["subprocess.Popen[bytes]"], object]
 def begun(place: Path, launcher: list[str], *more: str) -> "subprocess.Popen[bytes]":
     """A training in a directory, in a process group of its own."""
     place.mkdir(exist_ok=True)
-    command = [sys.executable, *launcher, *TRAIN, f"hydra.run.dir={place / 'run'}", *more]
+    script, *options = TRAIN
+    flags = [one for one in more if one.startswith("-")]
+    options += [f"hydra.run.dir={place / 'run'}", *(one for one in more if one not in flags)]
+    command = [sys.executable, *launcher, script, *flags, *options]
     with (place / "out").open("wb") as out:
         return subprocess.Popen(
             command, stdout=out, stderr=out, env=ENVIRONMENT, start_new_session=True, cwd=place
