@@ -124,9 +124,10 @@ def write(path: Path, runs: Sequence[Run], number: int | None = None, rounds: bo
 
 def _whole(runs: Sequence[Run]) -> str:
     """The first prompt whose picture no run counts as broken."""
-    for name in runs[0].texts:
-        if not any(run.values.get("broken", {}).get(name) == 1 for run in runs):
-            return name
+    judged = [run.values["broken"] for run in runs if "broken" in run.values]
+    for prompt in runs[0].values.index:
+        if not any(broken.get(prompt) == 1 for broken in judged):
+            return str(prompt[0])
     raise TemperaError("no prompt's picture is whole in every run: give --prompt NUMBER.")
 
 
