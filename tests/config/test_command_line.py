@@ -58,7 +58,7 @@ def write_own(directory: Path) -> None:
 
 
 SENTENCES = {
-    "eval/run.py method=eagle delta=2": "it belongs to rule=lantern, rule=relaxed",
+    "eval/run.py method=eagle delta=2": "it belongs to rule=cactus, rule=lantern, rule=relaxed",
     "eval/run.py metrics.names=[fid]": "it belongs to metrics=real",
     "eval/run.py model=llamagen": "llamagen_l_c2i? The choices are anole, emu3",
     "eval/run.py method=coolsd delta=abc tracking=none": "`delta=abc`",
@@ -126,7 +126,7 @@ def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -
     assert "\nar              Plain autoregression: no draft, one token per round.\n" in out
     write_own(tmp_path / "own")
     status, out, _ = run("eval/run.py -cd own method=mine --help")
-    assert status == 0 and "\nboost: 1.0\n" in out and "mine, optimal_rsd" in out
+    assert status == 0 and "\nboost: 1.0\n" in out and "mine, mixture" in out
     assert "\nmine            Accepts more, for $1 (Mine et al. 2026).\n" in out
 
 
