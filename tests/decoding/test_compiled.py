@@ -9,7 +9,7 @@ import pytest
 import torch
 from graph_replays import replayed
 from near_codes import near, published_gsd
-from network_drafts import eagle, eagle2, independent, medusa, parallel
+from network_drafts import dflash, eagle, eagle2, independent, medusa, parallel
 from tiny_networks import (
     PROMPTS,
     SIZES,
@@ -30,7 +30,7 @@ from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, sample
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.trees import Tree
+from tempera.decoding.trees import Block, Tree
 from tempera.decoding.verification import verify
 from tempera.drafters import jacobi
 from tempera.drafters.none import NoDraft
@@ -64,6 +64,7 @@ METHODS = {
     "tree": lambda target: eagle(target, TREE),
     "eagle2": eagle2,
     "parallel": lambda target: parallel(target, CHAIN, features=(0,)),
+    "dflash": lambda target: dflash(target, CHAIN, features=(0,)),
     "medusa": lambda target: medusa(target, CHAIN),
     "independent": lambda target: independent(
         target, CHAIN, vocab=target.vocab_size, grid=target.grid
@@ -491,8 +492,8 @@ def test_the_keys_of_a_dictionary_of_layouts_have_one_type():
     drafter = independent(target, TREE)
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
     layouts = drafter.model.draft.session.cache.layouts
-    assert all(layouts.values())  # of its root, of a level, and of emitted tokens
-    assert all(isinstance(key, kind) for kind, known in layouts.items() for key in known)
+    assert len(layouts) > 2  # of its root, of a level, and of emitted tokens
+    assert {type(block) for block in layouts} == {Block}
 
 
 def test_traced_and_functionalised_rounds_write_into_the_cache_in_place(backend):

@@ -9,7 +9,16 @@ from itertools import pairwise
 import pytest
 import torch
 from host_reads import HostReads
-from network_drafts import CHAIN, DRAFTERS, eagle, independent, medusa, parallel, small_model
+from network_drafts import (
+    CHAIN,
+    DRAFTERS,
+    dflash,
+    eagle,
+    independent,
+    medusa,
+    parallel,
+    small_model,
+)
 from random_drafts import new_images
 from tiny_networks import (
     LENGTH,
@@ -17,6 +26,7 @@ from tiny_networks import (
     TREE,
     captions,
     check_q,
+    full_dflash,
     full_draft,
     full_hidden,
     full_medusa,
@@ -24,6 +34,7 @@ from tiny_networks import (
     llamagen,
     random_rounds,
     text_target,
+    tiny_dflash,
     tiny_eagle,
     tiny_medusa,
     tiny_parallel,
@@ -73,6 +84,7 @@ def check_every_q(target, drafter, prompts, hidden_after, forced=None):
 KINDS = {
     "eagle": (eagle, tiny_eagle, full_draft),
     "parallel": (parallel, tiny_parallel, full_parallel),
+    "dflash": (dflash, tiny_dflash, full_dflash),
     "medusa": (medusa, tiny_medusa, full_medusa),
 }
 
@@ -95,12 +107,14 @@ def after_small(draft, prompts):
 QUICK = [
     ("eagle", TREE, 3.0, {"features": (1,)}),
     ("parallel", TREE, 3.0, {"layers": 2}),
+    ("dflash", TREE, 3.0, {"features": (0,), "rank": 4}),
     ("medusa", TREE, 3.0, {}),
     ("medusa", Tree.from_paths([[0], [1], [0, 0], [1, 0]]), 3.0, {"length": 2, "columns": 4}),
 ]
 SLOW = [
     ("eagle", CHAIN, 1.0, {}),
     ("eagle", Tree.chain(1), 3.0, {}),
+    ("dflash", CHAIN, 1.0, {"layers": 1}),
     ("medusa", CHAIN, 1.0, {}),
     ("parallel", CHAIN, 3.0, {"features": (0, 1), "layers": 2}),
     ("parallel", Tree.chain(2), 3.0, {"rank": 0}),
@@ -156,7 +170,7 @@ def test_greedy_drafting_equals_greedy_autoregression(name):
     assert (fast.trace.rounds <= plain.trace.rounds).all()
 
 
-@pytest.mark.parametrize("name", ["eagle", "medusa", "parallel"])
+@pytest.mark.parametrize("name", ["eagle", "medusa", "parallel", "dflash"])
 def test_a_draft_takes_the_sampling_of_its_image(name):
     """And not that of the image before, which was greedy."""
     target = tiny_target(Sampling(3.0, temperature=0))
@@ -251,7 +265,7 @@ def used(name, ways):
     return (target, drafter), [weakref.ref(part) for part in parts]
 
 
-COMPILED = ("ar", "eagle", "parallel")
+COMPILED = ("ar", "eagle", "parallel", "dflash")
 
 
 @pytest.mark.parametrize(

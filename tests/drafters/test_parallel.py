@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from network_drafts import medusa, parallel, small_captions, small_model
+from network_drafts import dflash, medusa, parallel, small_captions, small_model
 from random_drafts import new_images
 from tiny_networks import (
     LENGTH,
@@ -67,9 +67,10 @@ def test_slots_depend_on_each_other_through_the_markov_head_alone(rank):
 
 
 @pytest.mark.parametrize("name", ["chain", "tree"])
-def test_a_round_runs_the_layers_once(name):
+@pytest.mark.parametrize("make", [parallel, dflash])
+def test_a_round_runs_the_layers_once(make, name):
     target, passes, rounds = tiny_target(), [], []
-    drafter = parallel(target, CHAIN if name == "chain" else TREE)
+    drafter = make(target, CHAIN if name == "chain" else TREE)
     drafter.model.run.network.register_forward_hook(lambda *_: passes.append(len(rounds)))
     streams = RandomStreams(1, PROMPTS)
     decode(target, drafter, Exact(), streams, PROMPTS, watch=[rounds.append])
@@ -104,6 +105,9 @@ LAWS = {
     "tree": (Exact(), TREE, 4),
     "block": (BlockVerification(), CHAIN, 4),
     "relaxed": (Relaxed(exponential(3.0, 2)), CHAIN, 4),
+    "dflash": (Exact(), CHAIN, "dflash"),
+    "dflash, tree": (Exact(), TREE, "dflash"),
+    "dflash, block": (BlockVerification(), CHAIN, "dflash"),
     "medusa": (Exact(), TREE, "medusa"),
     "medusa, block": (BlockVerification(), CHAIN, "medusa"),
     "traversal": (Traversal(), TREE, 4),
@@ -126,6 +130,8 @@ def test_the_law_through_the_real_loop(name):
         target = tiny_target(sampling, network=network, granularity=4)
         if rank == "medusa":
             drafter = medusa(target, tree, length=2)
+        elif rank == "dflash":
+            drafter = dflash(target, tree, length=2)
         else:
             drafter = parallel(target, tree, rank=rank, length=2)
     tokens = []

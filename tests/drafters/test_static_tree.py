@@ -1,11 +1,20 @@
 import pytest
 import torch
 from random_drafts import SMALL, new_images
-from tiny_networks import PROMPTS, llamagen, tiny_eagle, tiny_medusa, tiny_parallel, tiny_target
+from tiny_networks import (
+    PROMPTS,
+    llamagen,
+    tiny_dflash,
+    tiny_eagle,
+    tiny_medusa,
+    tiny_parallel,
+    tiny_target,
+)
 
 from tempera.decoding.interfaces import DraftModel
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
+from tempera.drafters.dflash import DFlashDraft
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.medusa import MedusaDraft
@@ -59,6 +68,7 @@ def test_greedy_siblings_are_the_most_probable_tokens_in_turn():
 MODELS = {
     "eagle": lambda target: EagleDraft(tiny_eagle(target), target),
     "parallel": lambda target: ParallelDraft(tiny_parallel(target), target),
+    "dflash": lambda target: DFlashDraft(tiny_dflash(target), target),
     "medusa": lambda target: MedusaDraft(tiny_medusa(target), target),
     "independent": lambda target: IndependentDraft(
         tiny_target(Sampling(1.0, top_k=3), llamagen(5)), target

@@ -51,6 +51,7 @@ def short(output: Path) -> Recipe:
         draft=DraftTraining(2, DRAFT),
         parallel=DraftTraining(2, ["draft=parallel", *DRAFT]),
         medusa=DraftTraining(2, ["draft=medusa", *DRAFT]),
+        dflash=DraftTraining(2, ["draft=dflash", *DRAFT]),
         clip=EVALUATOR,
         kl_decoder=kl.KLTraining(**SHORT, decoder_steps=1),
         mar=mar.MARTraining(**SHORT, scenes=5, measured=4, further=[mar.Cycle(1, save_every=1)]),
@@ -98,7 +99,7 @@ def test_stages_are_built_once_and_record_what_made_them(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["eagle", "parallel", "medusa"])
+@pytest.mark.parametrize("method", ["eagle", "parallel", "medusa", "dflash"])
 def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None:
     cfg = composed(f"method={method}", "depth=2", "tree=chain", f"weights={output}", "device=cpu")
     network = Parts.of(cfg).target()

@@ -11,6 +11,7 @@ from tiny_networks import (
     VOCAB,
     captions,
     llamagen,
+    tiny_dflash,
     tiny_eagle,
     tiny_medusa,
     tiny_parallel,
@@ -19,6 +20,7 @@ from tiny_networks import (
 
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
+from tempera.drafters.dflash import DFlashDraft
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.independent import IndependentDraft
@@ -83,6 +85,11 @@ def parallel(target: Any, tree: Tree, dtype: Any = None, **sizes: Any) -> Any:
     return StaticTreeDrafter(model, tree)
 
 
+def dflash(target: Any, tree: Tree, dtype: Any = None, **sizes: Any) -> Any:
+    model = DFlashDraft(tiny_dflash(target, **sizes), target, dtype)
+    return StaticTreeDrafter(model, tree)
+
+
 def medusa(target: Any, tree: Tree, dtype: Any = None, **sizes: int) -> Any:
     network = tiny_medusa(target, **sizes)
     return StaticTreeDrafter(MedusaDraft(network, target, dtype), tree)
@@ -101,6 +108,8 @@ DRAFTERS = {
     "eagle2": eagle2,
     "parallel": lambda target, dtype=None: parallel(target, CHAIN, dtype, features=(0, 1)),
     "parallel tree": lambda target, dtype=None: parallel(target, TREE, dtype),
+    "dflash": lambda target, dtype=None: dflash(target, CHAIN, dtype, features=(0, 1)),
+    "dflash tree": lambda target, dtype=None: dflash(target, TREE, dtype, rank=4),
     "medusa": lambda target, dtype=None: medusa(target, CHAIN, dtype),
     "independent": lambda target, dtype=None: independent(target, TREE, dtype),
 }

@@ -10,7 +10,8 @@ from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
-from tempera.drafters.draft_network import shifted
+from tempera.drafters.dflash import DFlashModel
+from tempera.drafters.draft_network import normed_features, shifted
 from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
@@ -110,6 +111,13 @@ def tiny_parallel(target: TransformerTarget, seed: int = 1, **sizes: Any) -> Par
     generator = torch.Generator().manual_seed(seed)
     for vector in (model.mask_embed, model.mask_hidden):
         nn.init.normal_(vector, generator=generator)
+    return lively(model, seed)
+
+
+def tiny_dflash(target: TransformerTarget, seed: int = 1, **sizes: Any) -> DFlashModel:
+    sizes = {"length": 4, **sizes}
+    model = DFlashModel.of(target.network, "tiny", target.vocab_size, target.identity, **sizes)
+    nn.init.normal_(model.mask_embed, generator=torch.Generator().manual_seed(seed))
     return lively(model, seed)
 
 
@@ -235,7 +243,7 @@ def turns(target: TransformerTarget, keep: Tensor, count: int) -> Tensor:
 
 
 def draft_inputs(
-    draft: EagleModel | ParallelModel,
+    draft: EagleModel | ParallelModel | DFlashModel,
     target: TransformerTarget,
     prompt: str,
     image: Tensor,
@@ -298,6 +306,43 @@ def full_parallel(
         mask = causal_mask(keep, embeds.shape[1], embeds.dtype)
         rotation = turns(target, keep, embeds.shape[1])
         outputs.append(parallel(embeds, previous, mask, rotation)[0, -1])
+    return torch.stack(outputs)
+
+
+def full_dflash(
+    dflash: DFlashModel,
+    target: TransformerTarget,
+    prompts: list[str],
+    image: Tensor,
+    row: int,
+    path: list[int],
+) -> Tensor:
+    """The prediction of the token of a block behind image ‖ path: layer by layer, without masks or
+    caches, for the image's last token and masks behind it.
+    """
+    outputs = []
+    for embeds, previous, keep in draft_inputs(dflash, target, prompts[row], image, path):
+        root = previous.shape[1] - 1
+        known = nn.functional.pad(keep, (0, root - keep.shape[1]), value=True)[:, :root]
+        read = normed_features(previous[:, 1:], embeds.shape[-1])
+        injected = dflash.norm(dflash.fc(read))[:, known[0]]
+        rotation = turns(target, keep, root + dflash.slots)
+        before, here = rotation[:, :, :root][:, :, known[0]], rotation[:, :, root:]
+        x = dflash.mask_embed.repeat(1, dflash.slots, 1)
+        x[:, :1] = embeds[:, root : root + 1]
+        for layer in dflash.layers:
+            attention = layer.self_attn
+            q, *block = attention.project(layer.input_layernorm(x), here)
+            pairs = zip(attention.project(injected, before)[1:], block, strict=True)
+            groups = attention.heads // attention.kv_heads
+            k, v = (torch.cat(pair, 2).repeat_interleave(groups, 1) for pair in pairs)
+            shares = (q @ k.mT * attention.head_dim**-0.5).softmax(-1)
+            x = x + attention.o_proj((shares @ v).transpose(1, 2).flatten(2))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        out = x[0, len(path)]
+        if dflash.markov_out is not None and path:
+            out = out + dflash.markov_out(dflash.markov(embeds[0, -1]))
+        outputs.append(out)
     return torch.stack(outputs)
 
 

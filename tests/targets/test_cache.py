@@ -4,6 +4,7 @@ import weakref
 import pytest
 import torch
 
+from tempera.decoding.trees import Tree
 from tempera.targets import cache as module
 from tempera.targets.cache import KVCache, Layout, head_size
 
@@ -30,14 +31,13 @@ def test_heads_are_padded_with_zeros():
 def test_buffers_are_kept_while_there_is_room_and_have_no_old_entries():
     cache = new_cache()
     cache.entries[1].fill_(torch.nan)
-    first, cache.layouts[int][1] = cache.entries[0].data_ptr(), Layout.of(1, cache, 1)
+    block, first = Tree.chain(1).block, cache.entries[0].data_ptr()
+    cache.layouts[block] = Layout(block, cache, 1)
     cache.begin(3, 10)
-    assert (
-        cache.entries[0].data_ptr() == first and cache.layouts[int] and not cache.entries[1].any()
-    )
+    assert cache.entries[0].data_ptr() == first and cache.layouts and not cache.entries[1].any()
     for rows, capacity in ((3, 13), (2, 13), (2, 20)):
         cache.begin(rows, capacity)
-        assert (cache.rows, cache.capacity, len(cache.layouts[int])) == (rows, capacity, 0)
+        assert (cache.rows, cache.capacity, len(cache.layouts)) == (rows, capacity, 0)
         assert [len(entries) for entries in cache.entries] == [2 * rows * 2 * capacity] * 2
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from live_bytes import LiveBytes
 from random_drafts import new_images
-from tiny_networks import tiny_medusa, tiny_parallel
+from tiny_networks import tiny_dflash, tiny_medusa, tiny_parallel
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
 from tempera.decoding.loop import decode
@@ -17,7 +17,6 @@ from tempera.drafters.draft_files import draft_to_train
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.eagle import EagleDraft
 from tempera.drafters.medusa import MedusaModel
-from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.parallel_network import ParallelModel
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -57,8 +56,10 @@ def test_unrolled_training_inputs_equal_later_drafting_inputs(
     lesson = teach(target, images.captions, images.tokens, torch.tensor([False, True]), features)
     length, states = lesson.hidden.shape[1], [lesson.previous]
     for _ in range(steps):
-        states.append(lesson.before(draft(*lesson.unrolled(states))[:, -length:]))
-    last = draft(*lesson.unrolled(states))[:, -length:]
+        states.append(
+            lesson.before(draft(*lesson.unrolled(states, draft.visible(len(states))))[:, -length:])
+        )
+    last = draft(*lesson.unrolled(states, draft.visible(len(states))))[:, -length:]
     for place in range(lesson.start + steps, length, 3):
         previous = lesson.previous.clone()
         for back in range(steps - 1, -1, -1):
@@ -69,19 +70,22 @@ def test_unrolled_training_inputs_equal_later_drafting_inputs(
         torch.testing.assert_close(last[:, place], walked)
 
 
+@pytest.mark.parametrize("make", [tiny_parallel, tiny_dflash])
 @pytest.mark.parametrize(("rank", "features"), [(0, ()), (4, (0, 1))])
-def test_slots_learn_from_what_they_draft_from(rank: int, features: tuple[int, ...]) -> None:
+def test_slots_learn_from_what_they_draft_from(
+    rank: int, features: tuple[int, ...], make: Any
+) -> None:
     """Copy k at the k-th place behind a root is slot k of the first round, after true tokens."""
     target = tiny_target(2.0)
-    draft = tiny_parallel(target, features=features, rank=rank, layers=2, length=3)
+    draft = make(target, features=features, rank=rank, layers=2, length=3)
     images = tiny_codes().holdout([0, 1])
     drop = torch.arange(4) >= 2
     lesson = teach(target, images.captions * 2, images.tokens.repeat(2, 1), drop, features)
     with torch.no_grad():
-        predicted = draft(*lesson.unrolled([lesson.previous], 3))
+        predicted = draft(*lesson.unrolled([lesson.previous], draft.visible(3)))
     places = [copy * lesson.mask.shape[-1] + lesson.start + copy for copy in range(3)]
     taught = target.sampling.distribution(target.head.lm_logits(predicted[:, places]))
-    drafter = ParallelDraft(draft, target)
+    drafter = draft.draft_model(draft, target)
     empty = new_images(len(images.captions), target.length)
     target.begin(images.captions, 3)
     drafter.begin(images.captions, 3, empty)
@@ -127,7 +131,10 @@ def test_a_perfect_draft_has_no_distance_and_a_real_decode_is_measured() -> None
     class Oracle:
         """Returns the target's own hidden states."""
 
-        features, slots, attends = (), 1, True
+        features, slots = (), 1
+
+        def visible(self, count: int) -> torch.Tensor:
+            return torch.ones(count, count, dtype=torch.bool)
 
         def __call__(self, embeds: Any, previous: Any, mask: Any, rotation: Any) -> torch.Tensor:
             out: torch.Tensor = target.network.model(embeds, mask, rotation)
@@ -169,7 +176,9 @@ def test_rows_share_the_mask_of_unrolled_copies(make: Any) -> None:
     lesson = teach(target, images.captions * 2, images.tokens.repeat(2, 1), drop)
     assert not lesson.keep.all()
     copies, length = 3, lesson.mask.shape[-1]
-    embeds, states, mask, rotation = lesson.unrolled([lesson.previous] * copies)
+    embeds, states, mask, rotation = lesson.unrolled(
+        [lesson.previous] * copies, draft.visible(copies)
+    )
     assert mask is not None and mask.visible.shape == (copies * length, copies * length)
     each = lesson.mask.repeat(1, 1, copies, copies)
     each = each.masked_fill(~mask.visible, torch.finfo(each.dtype).min)

@@ -343,8 +343,9 @@ def test_weights_of_unrolled_steps_decay(tmp_path: Path) -> None:
     lesson = teach(run.target, images.captions * 2, tokens, lost)
     states, length = [lesson.previous], lesson.hidden.shape[1]
     for _ in range(2):
-        states.append(lesson.before(run.draft(*lesson.unrolled(states))[:, -length:]))
-    last = run.draft(*lesson.unrolled(states))[:, -length:]
+        ahead = run.draft(*lesson.unrolled(states, run.draft.visible(len(states))))
+        states.append(lesson.before(ahead[:, -length:]))
+    last = run.draft(*lesson.unrolled(states, run.draft.visible(3)))[:, -length:]
     after, true = (one[:, lesson.start :] for one in (last, lesson.hidden))
     torch.testing.assert_close(third, AcceptanceLoss()(after, true, run.head)["loss"])
 

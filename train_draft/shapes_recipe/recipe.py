@@ -61,6 +61,11 @@ def _medusa() -> DraftTraining:
     return DraftTraining(300, ["draft=medusa", "loss=acceptance", *DraftTraining().options])
 
 
+def _dflash() -> DraftTraining:
+    """How the DFlash draft is trained."""
+    return DraftTraining(140, ["draft=dflash", *DraftTraining().options])
+
+
 @dataclass
 class Recipe:
     """The options of `train_draft/build_shapes.py`.
@@ -81,6 +86,7 @@ class Recipe:
     draft: DraftTraining = field(default_factory=DraftTraining)
     parallel: DraftTraining = field(default_factory=_parallel)
     medusa: DraftTraining = field(default_factory=_medusa)
+    dflash: DraftTraining = field(default_factory=_dflash)
     clip: EvaluatorTraining = field(
         default_factory=lambda: EvaluatorTraining(steps=1500, batch_size=128, lr=1e-3)
     )
@@ -198,6 +204,7 @@ STAGES: dict[str, Callable[[Path, Any, Path], Metrics]] = {
     "draft": build_draft,
     "parallel": partial(build_draft, name="parallel"),
     "medusa": partial(build_draft, name="medusa"),
+    "dflash": partial(build_draft, name="dflash"),
     "clip": build_clip,
     "kl_decoder": build_kl,
     "mar": build_mar,

@@ -19,6 +19,55 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 
+T = TypeVar("T")
+
+
+class _Once(Generic[T]):
+    """A property of a tree or level that is computed once. It takes no lock, unlike
+    `functools.cached_property`, which `torch.compile` cannot trace.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, owner: Any, _: type) -> T:
+        value = self.compute(owner)
+        object.__setattr__(owner, self.compute.__name__, value)  # found before this from now on
+        return value
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The Q tokens of one pass and who sees whom among them, relative to a slot s of each row of
+    the cache. Token i sees every slot below s, slot s + j where `visible[i, j]`, and no other.
+
+    Caches keep what they compute of a block, so keep the block too: as long as its tree, or from
+    batch to batch.
+
+    Attributes:
+        offsets: slots of the tokens, counted from s, int64 [Q].
+        ahead: their positions, counted from that of s, int64 [Q], or [B, Q] if rows differ.
+        visible: bool [Q, W], or [B, Q, W] if rows differ.
+    """
+
+    offsets: Tensor
+    ahead: Tensor
+    visible: Tensor
+
+    @classmethod
+    def in_a_row(cls, visible: Tensor) -> "Block":
+        """Tokens at consecutive positions: bool [Q, Q], lower triangular if each sees those before
+        it and itself, and full if all see each other.
+        """
+        places = torch.arange(len(visible), device=visible.device)
+        return cls(places, places, visible)
+
+    @property
+    def per_row(self) -> bool:
+        """Whether rows differ."""
+        return self.visible.dim() == 3
+
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
@@ -40,6 +89,15 @@ class Frontier:
     def per_row(self) -> bool:
         """Whether every row has its own topology."""
         return self.ancestors.dim() == 3
+
+    @_Once
+    def block(self) -> Block:
+        """The inner nodes in one pass; the root of their tree lies in slot s."""
+        count, width = self.ancestors.shape[-2:]
+        device = self.ancestors.device
+        offsets = torch.arange(1 + width - count, 1 + width, device=device)
+        ahead = torch.full((count,), self.depth, dtype=torch.int64, device=device)
+        return Block(offsets, ahead, torch.nn.functional.pad(self.ancestors, (1, 0), value=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,24 +159,6 @@ class SiblingTest:
     parents: Tensor
     nodes: Tensor
     earlier: Tensor
-
-
-T = TypeVar("T")
-
-
-class _Once(Generic[T]):
-    """A property of a tree that is computed once. It takes no lock, unlike
-    `functools.cached_property`, which `torch.compile` cannot trace.
-    """
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __get__(self, tree: "Tree", _: type["Tree"]) -> T:
-        value = self.compute(tree)
-        object.__setattr__(tree, self.compute.__name__, value)  # found before this from now on
-        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,6 +320,15 @@ class Tree:
         return lineage
 
     @_Once
+    def block(self) -> Block:
+        """The root, in slot s, and all nodes in one pass."""
+        pad = torch.nn.functional.pad
+        offsets = torch.arange(1 + self.nodes, device=self.parents.device)
+        visible = pad(self.ancestors, (1, 0, 1, 0))
+        visible[..., 0] = True
+        return Block(offsets, pad(self.depths, (1, 0)), visible)
+
+    @_Once
     def ids(self) -> Tensor:
         """0..N-1, int64 [N]."""
         return torch.arange(self.nodes, device=self.parents.device)
@@ -412,6 +461,7 @@ TABLES = (
     "last_children",
     "sibling_tests",
     "levels",
+    "block",
 )
 """What a static tree computes once."""
 

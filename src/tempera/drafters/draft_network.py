@@ -17,7 +17,7 @@ from tempera.decoding.interfaces import DraftModel
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.processor import arithmetic
 from tempera.targets.attention import SharedMask
-from tempera.targets.cache import KVCache
+from tempera.targets.cache import Keys, KVCache
 from tempera.targets.decoder_layer import DecoderLayer, LayerSizes
 from tempera.targets.forward import check_layers
 from tempera.targets.network import TargetNetwork
@@ -63,8 +63,6 @@ class DraftNetwork(nn.Module):
         slots: number of tokens that one pass drafts: 1, or more if the network needs no drafted
             token to predict the next one.
         layers: its decoder layers.
-        attends: whether it has layers that attend. If not, `forward` gets hidden states alone, and
-            None in place of embeddings, mask and rotation.
         embed_tokens: its own embedding of the target network's ids; None: the target's.
         config_type: the class of its configuration.
         sizes: the defaults of further fields.
@@ -76,7 +74,6 @@ class DraftNetwork(nn.Module):
     identity: str | None = None
     slots: int = 1
     layers: Any
-    attends: ClassVar[bool] = True
     config_type: ClassVar[type[DraftConfig]] = DraftConfig
     sizes: ClassVar[dict[str, int]] = {}
     drafter: ClassVar[str] = "eagle"
@@ -116,6 +113,14 @@ class DraftNetwork(nn.Module):
         """
         return self.run_layers(self.project(embeds, hidden), mask, rotation, cache)
 
+    def visible(self, count: int) -> Tensor | None:
+        """Who sees whom among `count` tokens in a row that one pass runs, bool [count, count]: each
+        those before it and itself, unless a subclass says more. All see what lies before. None: no
+        layer attends; `forward` gets hidden states alone, and None for embeddings, mask and
+        rotation.
+        """
+        return torch.ones(count, count, dtype=torch.bool).tril()
+
     def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What the draft reads of a prefix, from the target's embeddings [R, T, H] and `keep`, bool
         [R, T], which is False on padding.
@@ -137,7 +142,7 @@ class DraftNetwork(nn.Module):
         return out
 
     def run_layers(
-        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: KVCache | None
+        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: Keys | None
     ) -> Tensor:
         """The decoder layers: [R, S, H] → [R, S, H]. For the arguments see `forward`."""
         for layer in self.layers:
@@ -201,13 +206,19 @@ def inputs(embeds: Tensor, hidden: Tensor) -> Tensor:
     layers or none, [..., S, (1 + K)·H]: [..., S, (2 + K)·H]. Features are normed, because layers
     differ in scale; zeros stay zeros.
     """
-    width = embeds.shape[-1]
-    last = hidden[..., :width]
+    return torch.cat([embeds, normed_features(hidden, embeds.shape[-1])], -1)
+
+
+def normed_features(hidden: Tensor, width: int) -> Tensor:
+    """Hidden states of H = `width` with the features of K layers, which are normed: [..., S,
+    (1 + K)·H].
+    """
     features = hidden[..., width:]
-    if features.shape[-1]:
-        by_layer = features.unflatten(-1, (-1, width))
-        features = nn.functional.rms_norm(by_layer, (width,)).flatten(-2)
-    return torch.cat([embeds, last, features], -1)
+    if not features.shape[-1]:
+        return hidden
+    by_layer = features.unflatten(-1, (-1, width))
+    features = nn.functional.rms_norm(by_layer, (width,)).flatten(-2)
+    return torch.cat([hidden[..., :width], features], -1)
 
 
 def shifted(hidden: Tensor, keep: Tensor) -> Tensor:

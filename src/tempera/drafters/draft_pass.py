@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
-from tempera.decoding.trees import Frontier, take
+from tempera.decoding.trees import Block, Frontier, take
 from tempera.drafters.draft_files import check_target
 from tempera.drafters.draft_network import DraftNetwork, shifted
 from tempera.runtime.processor import arithmetic
@@ -64,6 +64,7 @@ class DraftPass:
             self.session.capture_hidden_states(model.features)
         self.cache = self.session.new_cache(len(self.network.layers), self.dtype)
         self._ranks = ranks
+        self._in_a_row: dict[int, Block] = {}
 
     @property
     def prompt(self) -> PromptState:
@@ -97,12 +98,20 @@ class DraftPass:
     def rerun(self, embeds: Tensor, hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
         """Run the tokens that a round emitted, and those right behind them, [R, M, ...]; returns
         the predicted states at each row's root and behind it, [R, count, H]. `emitted` is the
-        number of tokens, int64 [B].
+        number of tokens, int64 [B]. Who sees whom says the network (`DraftNetwork.visible`).
         """
-        layout = self.session.layout_of(embeds.shape[1], self.cache)
+        layout = self.session.layout_of(self.in_a_row(embeds.shape[1]), self.cache)
         placed = self.session.place(layout, self.prompt.start_of(emitted), self.cache)
         states = _run(self.network, self.cache, embeds, hidden, *placed)
         return self.prompt.from_root(states, emitted, count)
+
+    def in_a_row(self, count: int) -> Block:
+        """So many tokens in a row that run in one pass, and who sees whom."""
+        if count not in self._in_a_row:
+            visible = self.network.visible(count)
+            assert visible is not None
+            self._in_a_row[count] = Block.in_a_row(visible.to(self.session.device))
+        return self._in_a_row[count]
 
     def level(self, above: Tensor, tokens: Tensor, level: Frontier) -> Tensor:
         """Run the inner nodes of a level, with tokens int64 [B, P], behind the predicted states of
@@ -110,7 +119,8 @@ class DraftPass:
         """
         parents = level.inner_parents
         hidden = take(above, self.prompt.by_row(parents) if level.per_row else parents)
-        placed = self.session.place(self.session.layout_of(level, self.cache), None, self.cache)
+        layout = self.session.layout_of(level.block, self.cache)
+        placed = self.session.place(layout, None, self.cache)
         return _run(self.network, self.cache, self.embed(tokens), hidden, *placed)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
-from tempera.decoding.trees import Frontier, Tree
+from tempera.decoding.trees import Block, Frontier, Tree
 from tempera.drafters.draft_files import DraftDtype, torch_dtype
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -54,6 +54,7 @@ class IndependentDraft(DraftModel):
         self.target = target
         self.identity = draft.identity
         self._states = torch.empty(0)  # at each row's root, [R, 1, H]
+        self._emitted: Block  # what a round emits
 
     def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
         """Run the draft's own prefix, with its last token, the first root."""
@@ -61,6 +62,7 @@ class IndependentDraft(DraftModel):
         self.draft.sampling = self.target.sampling.drafting
         self.draft.begin(prompts, nodes)
         root = Draft(images.tokens[:, :0], None, Tree.empty().to(images.device))
+        self._emitted = Tree.chain(images.depth).to(images.device).block
         longest = self.target.session.prompt.longest
         self._states = kept(self._states, self.draft.score(root, longest).hidden)
 
@@ -72,7 +74,7 @@ class IndependentDraft(DraftModel):
 
     def expand(self, above: None, tokens: Tensor, level: Frontier) -> tuple[Tensor, None]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V]."""
-        layout = self.draft.session.layout_of(level)
+        layout = self.draft.session.layout_of(level.block)
         states = self.draft.session.run(self.draft.head.embed(tokens), layout)
         return self._distribution(states, level.depth), None
 
@@ -82,7 +84,7 @@ class IndependentDraft(DraftModel):
         emitted = images.emitted
         session = self.draft.session
         self.draft.advance(verdict.next_token, emitted, self.target.session.prompt.longest)
-        layout = session.layout_of(tokens.shape[1])
+        layout = session.layout_of(self._emitted)
         start = session.prompt.start_of(emitted)
         states = session.run(self.draft.head.embed(tokens), layout, start)
         self._states.copy_(session.prompt.from_root(states, emitted))

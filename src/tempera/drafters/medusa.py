@@ -124,7 +124,6 @@ class MedusaModel(DraftNetwork):
     sizes: ClassVar[dict[str, int]] = {"length": LENGTH}
     drafter = "medusa"
     draft_model = MedusaDraft
-    attends = False
     layers = ()
 
     def __init__(self, config: MedusaConfig) -> None:
@@ -157,6 +156,10 @@ class MedusaModel(DraftNetwork):
         x = hidden.unsqueeze(-2) + nn.functional.silu(block)
         x = torch.einsum("rski,koi->rsko", x, self.out)
         return x if above is None else x + torch.einsum("rski,koi->rsko", above, self.above_out)
+
+    @override
+    def visible(self, count: int) -> None:
+        """No layer attends."""
 
     @override
     def forward(

@@ -18,18 +18,16 @@ from tempera.drafters.draft_pass import DraftPass
 from tempera.targets.transformer import TransformerTarget
 
 
-class ParallelDraft(DraftModel):
-    """The distributions of a `ParallelModel`, for chains and static trees.
+class SlotDraft(DraftModel):
+    """The distributions of a network of several slots, for chains and static trees. Subclasses run
+    its pass, in `begin` and `observe`.
 
-    The pass over the last round's tokens continues with masks right behind each row's root, and its
-    outputs from the root on are the slots' hidden states. A row that emitted fewer tokens than
-    another has more masks; those past the last slot have no effect. `expand` runs no layer: it adds
-    the Markov head's correction, if there is one, to the logits of its depth, so siblings that
-    follow different tokens differ. Every token is drawn from the q that is returned, given its
-    parent, hence the standard acceptance is exact.
+    `expand` runs no layer: it adds the Markov head's correction, if there is one, to the logits of
+    its depth, so siblings that follow different tokens differ. Every token is drawn from the q that
+    is returned, given its parent, hence the standard acceptance is exact.
 
     Args:
-        model: the draft network, a `parallel_network.ParallelModel`.
+        model: the draft network, a `parallel_network.SlotNetwork`.
         target: the target; start each batch on it first.
         dtype: see `DraftPass`.
 
@@ -42,22 +40,9 @@ class ParallelDraft(DraftModel):
     ) -> None:
         self.run = DraftPass(model, target, dtype)
         self.identity = model.identity
-        self.longest = model.slots
-        self._mask_embed = model.mask_embed.detach().to(target.device)
-        self._mask_hidden = model.mask_hidden.detach().to(target.device)
+        self.longest: int = model.slots
         self._markov = _markov_tables(model, target)
-        self._ahead = torch.arange(model.slots + 1, device=target.device)
         self._slots = torch.empty(0)  # their hidden states, [R, L, H]
-
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
-        """Run the prefix; the target must have started a batch of the same prompts."""
-        prompt = self.run.prompt
-        self.depth = images.depth
-        self.greedy = self.run.head.sampling.greedy
-        hidden = self.run.before_prefix(prompt.keep)
-        behind = self._with_masks(prompt.embeds, hidden)
-        states = self.run.prefix(*behind, 2 * self.depth, prompt.keep)
-        self._slots = kept(self._slots, states[:, prompt.prefix - 1 :])
 
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the logits of all
@@ -77,6 +62,33 @@ class ParallelDraft(DraftModel):
             first, second = self._markov
             logits = logits + first[tokens] @ second
         return self.run.distribution(logits, level.depth), above
+
+
+class ParallelDraft(SlotDraft):
+    """The distributions of a `ParallelModel`; arguments and errors are those of `SlotDraft`.
+
+    The pass over the last round's tokens continues with masks right behind each row's root, and its
+    outputs from the root on are the slots' hidden states. A row that emitted fewer tokens than
+    another has more masks; those past the last slot have no effect.
+    """
+
+    def __init__(
+        self, model: Any, target: TransformerTarget, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(model, target, dtype)
+        self._mask_embed = model.mask_embed.detach().to(target.device)
+        self._mask_hidden = model.mask_hidden.detach().to(target.device)
+        self._ahead = torch.arange(model.slots + 1, device=target.device)
+
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+        """Run the prefix; the target must have started a batch of the same prompts."""
+        prompt = self.run.prompt
+        self.depth = images.depth
+        self.greedy = self.run.head.sampling.greedy
+        hidden = self.run.before_prefix(prompt.keep)
+        behind = self._with_masks(prompt.embeds, hidden)
+        states = self.run.prefix(*behind, 2 * self.depth, prompt.keep)
+        self._slots = kept(self._slots, states[:, prompt.prefix - 1 :])
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them, and the masks."""

@@ -85,8 +85,9 @@ def _check_least(name: str, value: int, least: int) -> None:
         raise TemperaError(f"{name}={value} is not possible: give {least} or more.")
 
 
-class ParallelModel(DraftNetwork):
-    """The projection, or that of the mask's vectors, and decoder layers.
+class SlotNetwork(DraftNetwork):
+    """What networks with several slots have: decoder layers, the embedding of a mask, and a Markov
+    head.
 
     The Markov head adds U·A·norm(E[x]) to the predicted hidden state, E[x] being the target's
     embedding of the token x before. The target's head W is linear, so this adds W2·W1[x] to the
@@ -95,9 +96,6 @@ class ParallelModel(DraftNetwork):
 
     config: ParallelConfig
     config_type = ParallelConfig
-    sizes: ClassVar[dict[str, int]] = {"layers": 1, "rank": RANK, "length": LENGTH}
-    drafter = "parallel"
-    draft_model = ParallelDraft
 
     def __init__(self, config: ParallelConfig) -> None:
         super().__init__(config)
@@ -105,19 +103,46 @@ class ParallelModel(DraftNetwork):
         width = config.layer_sizes.width
         self.layers = nn.ModuleList(self.make_layers(config.layers))
         self.mask_embed = nn.Parameter(torch.empty(width))
-        self.mask_hidden = nn.Parameter(torch.empty((1 + len(config.features)) * width))
         self.markov_in = nn.Linear(width, config.rank, bias=False) if config.rank else None
         self.markov_out = nn.Linear(config.rank, width, bias=False) if config.rank else None
-        self._initialise()
 
-    def _initialise(self) -> None:
-        """As EAGLE's draft; the Markov head starts at zero."""
+    def initialise(self, *vectors: nn.Parameter) -> None:
+        """As EAGLE's draft, and so do the mask's vectors; the Markov head starts at zero."""
         start_small(self)
-        for vector in (self.mask_embed, self.mask_hidden):
+        for vector in vectors:
             nn.init.normal_(vector, std=0.02)
         if self.markov_in is not None and self.markov_out is not None:
             nn.init.normal_(self.markov_in.weight, std=self.config.layer_sizes.width**-0.5)
             nn.init.zeros_(self.markov_out.weight)
+
+    def corrected(self, x: Tensor, embeds: Tensor) -> Tensor:
+        """Predicted states [R, S + M, H] with the Markov head's correction of the last M, which are
+        those of slots after the first one: by the embeddings of their tokens, [R, M, H].
+        """
+        count = embeds.shape[1]
+        if not count or self.markov_out is None:
+            return x
+        return torch.cat([x[:, :-count], x[:, -count:] + self.markov_out(self.markov(embeds))], 1)
+
+    def markov(self, embeds: Tensor) -> Tensor:
+        """W1: embeddings of tokens [..., H] → [..., r], on the embeddings' device."""
+        assert self.markov_in is not None
+        normed = nn.functional.rms_norm(embeds, embeds.shape[-1:])
+        return nn.functional.linear(normed, self.markov_in.weight.to(embeds.device))
+
+
+class ParallelModel(SlotNetwork):
+    """The projection, or that of the mask's vectors, and decoder layers."""
+
+    sizes: ClassVar[dict[str, int]] = {"layers": 1, "rank": RANK, "length": LENGTH}
+    drafter = "parallel"
+    draft_model = ParallelDraft
+
+    def __init__(self, config: ParallelConfig) -> None:
+        super().__init__(config)
+        states = 1 + len(config.features)
+        self.mask_hidden = nn.Parameter(torch.empty(states * config.layer_sizes.width))
+        self.initialise(self.mask_embed, self.mask_hidden)
 
     @override
     def forward(
@@ -137,16 +162,7 @@ class ParallelModel(DraftNetwork):
         if behind.shape[1]:
             blank = self.project(self.mask_embed, self.mask_hidden)
             x = torch.cat([x, blank.expand(len(x), behind.shape[1], -1)], 1)
-        x = self.run_layers(x, mask, rotation, cache)
-        if not behind.shape[1] or self.markov_out is None:
-            return x
-        return torch.cat([x[:, :real], x[:, real:] + self.markov_out(self.markov(behind))], 1)
-
-    def markov(self, embeds: Tensor) -> Tensor:
-        """W1: embeddings of tokens [..., H] → [..., r], on the embeddings' device."""
-        assert self.markov_in is not None
-        normed = nn.functional.rms_norm(embeds, embeds.shape[-1:])
-        return nn.functional.linear(normed, self.markov_in.weight.to(embeds.device))
+        return self.corrected(self.run_layers(x, mask, rotation, cache), behind)
 
 
 def parallel_network(

@@ -9,14 +9,13 @@ Shapes: B prompts, R rows (2B under guidance), S capacity, Q tokens of a pass, K
 size.
 """
 
-from collections.abc import Hashable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import static
-from tempera.decoding.trees import Frontier, Tree
+from tempera.decoding.trees import Block
 
 
 def head_size(size: int, dtype: torch.dtype, device: torch.device) -> int:
@@ -25,6 +24,17 @@ def head_size(size: int, dtype: torch.dtype, device: torch.device) -> int:
     """
     padded = device.type == "cuda" and dtype.itemsize == 2
     return -(-size // 8) * 8 if padded else size
+
+
+class Keys(Protocol):
+    """Where decoder layers leave keys and values, and find those of earlier tokens."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int
+    ) -> tuple[Tensor, Tensor]:
+        """Add one layer's new keys and values, [R, heads, Q, D]; returns all of them, [R, heads, K,
+        D] each.
+        """
 
 
 class KVCache:
@@ -43,9 +53,7 @@ class KVCache:
     Attributes:
         entries: of each layer, [2·R·heads·S, D], ordered by key or value, row, head and slot.
             Attention reads the tokens of a head one after the other.
-        layouts: what `forward.Session.layout_of` has computed for this capacity, of trees, of
-            levels, and of numbers of tokens: compiled code of torch 2.11 cannot tell keys of two
-            types apart.
+        layouts: what `forward.Session.layout_of` has computed for this capacity.
         padding: additive mask [R, 1, 1, S] of the batch's padded prefix tokens, if there are any.
         write_index: the entries that the next pass writes, int64 [2·R·heads·Q].
         kv_length: K, the number of keys that the pass loads.
@@ -69,7 +77,7 @@ class KVCache:
         self.device = device
         self.static = static
         self.entries: list[Tensor] = []
-        self.layouts: dict[type, dict[Hashable, Layout]] = {Tree: {}, Frontier: {}, int: {}}
+        self.layouts: dict[Block, Layout] = {}
         self.padding: Tensor | None = None
         self.rows = self.capacity = self.kv_length = self.room = 0
         self.write_index = torch.zeros(0, dtype=torch.int64, device=device)
@@ -84,8 +92,7 @@ class KVCache:
             return
         self.rows = 0  # until there are new buffers, for which memory may not suffice
         self.entries.clear()
-        for layouts in self.layouts.values():
-            layouts.clear()
+        self.layouts.clear()
         count = 2 * rows * self.heads
         self._shape = 2, rows, self.heads, capacity, self.head_dim
         starts = torch.arange(0, count * capacity, capacity, device=self.device)
@@ -143,57 +150,28 @@ class KVCache:
 
 
 class Layout:
-    """Where the Q tokens of a pass lie, relative to a slot s of each row, and what they attend to.
+    """The masks of a block's Q tokens (`trees.Block`) in a cache, wherever in a row they lie.
 
-    Query i attends to every slot below s, to slot s + j where `visible[i, j]`, and to no other. Its
-    mask is the part of the strip `0 … 0 | visible[i] | −∞ … −∞` that begins S − s from its start.
+    The mask of query i is the part of the strip `0 … 0 | visible[i] | −∞ … −∞` that begins S − s
+    from its start.
 
     Args:
-        offsets: slots of the tokens, counted from s, int64 [Q].
-        ahead: their positions, counted from that of s, int64 [Q], or [B, Q] if rows differ.
-        visible: bool [Q, W] for all rows alike or [R, Q, W] for each row.
+        block: the tokens.
         cache: the cache that they are for.
+        copies: rows per prompt.
     """
 
-    def __init__(self, offsets: Tensor, ahead: Tensor, visible: Tensor, cache: KVCache) -> None:
-        self.offsets = offsets
-        self.ahead = ahead
+    def __init__(self, block: Block, cache: KVCache, copies: int) -> None:
+        self.offsets = block.offsets
+        self.ahead = block.ahead
         self.capacity = cache.capacity
+        visible = block.visible.repeat(copies, 1, 1) if block.per_row else block.visible
         width = visible.shape[-1]
         shape = *visible.shape[:-1], 2 * self.capacity + width
         self._strip = torch.zeros(shape, dtype=cache.dtype, device=visible.device)
         self._strip[..., self.capacity :].fill_(torch.finfo(cache.dtype).min)
         self._strip[..., self.capacity : self.capacity + width].masked_fill_(visible, 0.0)
         self._columns = torch.arange(self.capacity, device=visible.device)
-
-    @classmethod
-    def of(cls, tokens: Tree | Frontier | int, cache: KVCache, copies: int) -> "Layout":
-        """The layout of a root and the tree below it, of the inner nodes of one of its levels, or
-        of a number of tokens in a row. The root lies in slot s.
-
-        Args:
-            tokens: the tokens.
-            cache: the cache that they are for.
-            copies: rows per prompt.
-        """
-        pad = torch.nn.functional.pad
-        device = cache.device
-        if isinstance(tokens, int):
-            offsets = ahead = torch.arange(tokens, device=device)
-            visible = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
-        elif isinstance(tokens, Tree):
-            offsets = torch.arange(1 + tokens.nodes, device=device)
-            ahead = pad(tokens.depths, (1, 0))
-            visible = pad(tokens.ancestors, (1, 0, 1, 0))
-            visible[..., 0] = True
-        else:
-            count, width = tokens.ancestors.shape[-2:]
-            offsets = torch.arange(1 + width - count, 1 + width, device=device)
-            ahead = torch.full((count,), tokens.depth, dtype=torch.int64, device=device)
-            visible = pad(tokens.ancestors, (1, 0), value=True)
-        if visible.dim() == 3:
-            visible = visible.repeat(copies, 1, 1)
-        return cls(offsets, ahead, visible, cache)
 
     def mask(self, start: Tensor, kv_length: int) -> Tensor:
         """The additive masks of rows with s = `start`, int64 [R], over the first `kv_length` slots:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.targets.attention import SharedMask, attend
-from tempera.targets.cache import KVCache
+from tempera.targets.cache import Keys
 from tempera.targets.rotary import Rotary, rotate
 
 
@@ -86,7 +86,7 @@ class DecoderLayer(nn.Module):
             self.post_mlp_layernorm = RMSNorm(sizes.width, sizes.eps)
 
     def forward(
-        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: KVCache | None = None
+        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: Keys | None = None
     ) -> Tensor:
         """Run the layer.
 
@@ -142,9 +142,18 @@ class Attention(nn.Module):
         self.k_norm = head_norm(sizes, sizes.kv_heads)
 
     def forward(
-        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: KVCache | None
+        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: Keys | None
     ) -> Tensor:
         """[R, S, H] -> [R, S, H]; for the other arguments see `DecoderLayer.forward`."""
+        q, k, v = self.project(x, rotation)
+        if cache is not None:
+            k, v = cache.update(k, v, self.index)
+        mixed = attend(q, k, v, mask, self.head_dim**-0.5)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values, of tokens [R, S, H]: [R, heads, S, D] each."""
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         rotated, v = heads.split([self.heads + self.kv_heads, self.kv_heads], 2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -152,12 +161,7 @@ class Attention(nn.Module):
             rotated = torch.cat([self.q_norm(q), self.k_norm(k)], 2)
         rotated = rotate(rotated, rotation).transpose(1, 2)
         q, k = rotated.split([self.heads, self.kv_heads], 1)
-        v = v.transpose(1, 2)
-        if cache is not None:
-            k, v = cache.update(k, v, self.index)
-        mixed = attend(q, k, v, mask, self.head_dim**-0.5)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return out
+        return q, k, v.transpose(1, 2)
 
 
 class GatedMLP(nn.Module):
@@ -221,7 +225,7 @@ class Decoder(nn.Module):
         x: Tensor,
         mask: Tensor,
         rotation: Tensor,
-        cache: KVCache | None = None,
+        cache: Keys | None = None,
         features: tuple[int, ...] = (),
     ) -> Tensor:
         """Hidden states after the norm and, behind them, the inputs of the layers `features`: [R,

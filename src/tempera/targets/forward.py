@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import kept
-from tempera.decoding.trees import Frontier, Tree
+from tempera.decoding.trees import Block
 from tempera.errors import TemperaError
 from tempera.targets.cache import KVCache, Layout, head_size
 from tempera.targets.decoder_layer import LayerSizes
@@ -23,7 +23,7 @@ ROOM = 64
 and a method then share one cache and what is compiled for it.
 """
 LAYOUTS = 64
-"""Most layouts of trees, of levels and of numbers of tokens that a cache keeps."""
+"""Most layouts that a cache keeps."""
 
 
 class Session:
@@ -148,23 +148,18 @@ class Session:
         rotation = self.turns[:, None, :count].to(cache.dtype)
         return causal_mask(keep[:, :count], count, cache.dtype), rotation
 
-    def layout_of(self, tokens: Tree | Frontier | int, cache: KVCache | None = None) -> Layout:
-        """See `Layout.of`. What does not differ by row is computed once per cache.
-
-        Args:
-            tokens: a tree, a level, or a number of tokens in a row.
-            cache: the cache that they are for; by default the session's.
+    def layout_of(self, block: Block, cache: KVCache | None = None) -> Layout:
+        """The layout of a block in a cache, by default the session's. What does not differ by row
+        is computed once per cache.
         """
         cache = self.cache if cache is None else cache
-        if not isinstance(tokens, int) and tokens.per_row:
-            return Layout.of(tokens, cache, self.prompt.copies)
-        kind = Tree if isinstance(tokens, Tree) else Frontier
-        layouts = cache.layouts[int if isinstance(tokens, int) else kind]
-        if tokens not in layouts:
-            if len(layouts) == LAYOUTS:  # a drafter may make a new tree in every round
-                layouts.clear()
-            layouts[tokens] = Layout.of(tokens, cache, 1)
-        return layouts[tokens]
+        if block.per_row:
+            return Layout(block, cache, self.prompt.copies)
+        if block not in cache.layouts:
+            if len(cache.layouts) == LAYOUTS:  # a drafter may make a new tree in every round
+                cache.layouts.clear()
+            cache.layouts[block] = Layout(block, cache, 1)
+        return cache.layouts[block]
 
     def place(
         self, layout: Layout, start: Tensor | None = None, cache: KVCache | None = None

@@ -150,7 +150,7 @@ class TransformerTarget:
         """
         self.session.prompt.longest = longest
         embeds = torch.cat([self._root, self.head.embed(draft.tokens)], 1)
-        layout = self.session.layout_of(draft.tree)
+        layout = self.session.layout_of(draft.tree.block)
         hidden = self.session.run(embeds, layout)
         lengths = self.session.prompt.lengths
         if self.sampling.greedy:

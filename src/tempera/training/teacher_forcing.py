@@ -50,7 +50,7 @@ class Lesson:
         return F.pad(shifted(hidden[:, :-1], self.keep), (0, features))
 
     def unrolled(
-        self, states: Sequence[Tensor], copies: int | None = None, attends: bool = True
+        self, states: Sequence[Tensor], visible: Tensor | None
     ) -> tuple[Tensor | None, Tensor, SharedMask | None, Tensor | None]:
         """Concatenate K copies of the sequence: copy k is what a draft reads k steps after its
         root, k = 0 … K − 1. This is the context alignment of HASS (Zhang et al. 2024, arXiv
@@ -58,15 +58,14 @@ class Lesson:
         tokens; and, for a draft of K slots (`DraftNetwork.slots`), the attention of P-EAGLE (arXiv
         2602.01469), where copy k is slot k and has no states.
 
-        In copy k a token reads states[k] and attends as in drafting: to itself, to the k − 1
-        tokens before it in copies 1 … k − 1, whose hidden states were also drafted, and to all
-        earlier tokens in copy 0.
+        In copy k a token reads states[k] and attends as in drafting: to all tokens before its root
+        in copy 0, and to the token j steps after its root in copy j where `visible[k, j]`.
 
         Args:
             states: tensors like `previous`: the true hidden states, the draft's predictions from
                 them, the predictions from those, and so on.
-            copies: K, by default the number of states.
-            attends: whether the draft does (`DraftNetwork.attends`); else it reads states alone.
+            visible: who sees whom among a root and what follows it, bool [K, K]; None if no layer
+                attends, so that states alone are read (`DraftNetwork.visible`).
 
         Returns:
             arguments of `DraftNetwork.forward`, numbers in float32: embeddings of the K copies,
@@ -74,17 +73,15 @@ class Lesson:
             embedding, [2, 1, K·S, D].
         """
         hidden = torch.cat(list(states), 1).float()
-        if not attends:
+        if visible is None:
             return None, hidden, None, None
-        copies = copies or len(states)
+        copies = len(visible)
         length = self.embeds.shape[1]
-        device = self.embeds.device
-        everything = torch.ones(length, length, dtype=torch.bool, device=device)
-        read = everything.new_zeros(copies, length, copies, length)  # by reader and read token
-        for copy in range(copies):
-            read[copy, :, 0] = everything.tril(-copy)
-            for drafted in range(1, copy + 1):
-                read[copy, :, drafted] = everything.tril(drafted - copy).triu(drafted - copy)
+        places = torch.arange(length, device=self.embeds.device)
+        steps = torch.arange(copies, device=self.embeds.device)
+        root = places - steps[:, None]  # of a token of a copy, [K, S]
+        read = (root[:, :, None, None] == root) & visible.to(root.device)[:, None, :, None]
+        read[:, :, 0] |= root[:, :, None] > places
         padding = F.pad(~self.keep, (0, length - self.keep.shape[1]))
         return (
             self.embeds.float().repeat(1, copies, 1),

@@ -288,13 +288,13 @@ class TrainingRun:
             amplitude = recipe.noise(lesson.previous.shape[1])
             states = [add_noise(lesson.previous, recipe.seed, positions, amplitude)]
             slots = self.draft.slots
-            attends = self.draft.attends
             for _ in range(recipe.ttt_steps if slots == 1 else 0):
                 with torch.no_grad():
-                    ahead = self.draft(*lesson.unrolled(states))
+                    ahead = self.draft(*lesson.unrolled(states, self.draft.visible(len(states))))
                 states.append(lesson.before(ahead[:, -lesson.hidden.shape[1] :]))
             copies = max(slots, len(states))
-            predicted = self.model(*lesson.unrolled(states, copies, attends)).float()
+            visible = self.draft.visible(copies)
+            predicted = self.model(*lesson.unrolled(states, visible)).float()
             steps = predicted.unflatten(1, (copies, -1))[:, :, lesson.start :].unbind(1)
             true = lesson.hidden[:, lesson.start :]
             parts = [self.loss(mine, true, self.head) for mine in steps]

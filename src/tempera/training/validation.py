@@ -51,7 +51,7 @@ def imitation(
             torch.arange(rows * len(batch)) >= len(batch),
             draft.features,
         )
-        predicted = draft(*lesson.unrolled([lesson.previous], draft.slots, draft.attends))
+        predicted = draft(*lesson.unrolled([lesson.previous], draft.visible(draft.slots)))
         for slot in predicted.split(lesson.hidden.shape[1], 1):
             sums += _compared(target, slot[:, lesson.start :], lesson.hidden[:, lesson.start :])
     return sums

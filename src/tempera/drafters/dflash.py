@@ -1,0 +1,218 @@
+"""DFlash (arXiv 2602.06036): a block of the last emitted token, the root, and masks is drafted in
+one pass, in which all tokens of the block see each other. The target's hidden states at the tokens
+before the root are injected: they become keys and values of every draft layer, by the layer's own
+projections, and are kept in the draft's cache.
+
+With c_j = norm(fc[h_j ; features_j]) for the tokens j before the root, a layer computes
+
+    x ← x + attention(Q·norm(x), [K·c_j ; K·norm(x)], [V·c_j ; V·norm(x)]),  x ← x + MLP(norm(x)),
+
+and each token of the block predicts the target's hidden state at its own position, whose logits are
+those of the token after it. DSpark's Markov head (arXiv 2607.05147) can be put behind it.
+
+Shapes: R rows (2B under guidance), T prefix tokens, S positions, L slots, H hidden size, K
+features.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tempera.decoding.compiled import kept
+from tempera.decoding.images import Images
+from tempera.decoding.interfaces import Draft, Scores, Verdict, drafts
+from tempera.decoding.trees import Tree
+from tempera.drafters.draft_files import DraftDtype, draft_to_decode, draft_to_train, torch_dtype
+from tempera.drafters.draft_network import normed_features
+from tempera.drafters.parallel import SlotDraft
+from tempera.drafters.parallel_network import LENGTH, ParallelConfig, SlotNetwork
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.targets.attention import SharedMask
+from tempera.targets.cache import Keys
+from tempera.targets.decoder_layer import RMSNorm
+from tempera.targets.transformer import TransformerTarget
+
+
+class DFlashDraft(SlotDraft):
+    """The distributions of a `DFlashModel`, for chains and static trees; arguments and errors are
+    those of `parallel.SlotDraft`. A block is as long as those that it has learned from, also where
+    fewer tokens are drafted.
+    """
+
+    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+        """Inject the prefix and draft the first block; the target must have started a batch of the
+        same prompts.
+        """
+        run = self.run
+        self.depth = images.depth
+        self.greedy = run.head.sampling.greedy
+        run.session.begin_cache(run.cache, self.depth + self.longest, run.prompt.keep)
+        first = torch.zeros_like(run.prompt.root_slots)
+        self._inject(run.before_prefix(run.prompt.keep)[:, 1:], first)
+        self._slots = kept(self._slots, self._block(run.prompt.embeds[:, -1:]))
+
+    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Inject the true hidden states at the last root and at the tokens accepted behind it, and
+        draft the next block. What is injected of others lies in slots of the block, which
+        overwrites it.
+        """
+        hidden = self.run.before_emitted(draft, verdict, scores)
+        self._inject(hidden, self.run.prompt.start_of(images.emitted) - 1)
+        self._slots.copy_(self._block(self.run.head.embed(verdict.next_token[:, None])))
+
+    def _inject(self, hidden: Tensor, start: Tensor) -> None:
+        """Write the keys and values of hidden states [R, S, (1 + K)·H] into the cache, from slot
+        `start`, int64 [R], on.
+        """
+        cache = self.run.cache
+        slots = start[:, None] + torch.arange(hidden.shape[1], device=start.device)
+        cache.place(slots, self.run.session.kv_length(cache))
+        rotation = self.run.session.turns[:, slots].to(cache.dtype)
+        cast(DFlashModel, self.run.network).inject(hidden.to(cache.dtype), rotation, cache)
+
+    def _block(self, root: Tensor) -> Tensor:
+        """The states of a block behind the root's embedding, [R, 1, H], for the tokens that are
+        drafted.
+        """
+        run = self.run
+        layout = run.session.layout_of(run.in_a_row(self.longest), run.cache)
+        mask, rotation = run.session.place(layout, None, run.cache)
+        root = root.to(run.cache.dtype)
+        states: Tensor = run.network(root, root[:, :0], mask, rotation, run.cache)
+        return states[:, : self.depth]
+
+
+class DFlashModel(SlotNetwork):
+    """The projection of the target's hidden states, and decoder layers.
+
+    Not as in the public code: a token of the block predicts the token after it, as those of all
+    drafts here do, so the root predicts the first drafted token and a block of L has L − 1 masks
+    (there a mask predicts the token in its own place, and the root none); the target's last hidden
+    state is injected beside the features, whose norms are equal; and no norm follows the last
+    layer.
+    """
+
+    sizes: ClassVar[dict[str, int]] = {"layers": 2, "rank": 0, "length": LENGTH}
+    drafter = "dflash"
+    draft_model = DFlashDraft
+
+    def __init__(self, config: ParallelConfig) -> None:
+        super().__init__(config)
+        width = config.layer_sizes.width
+        self.fc = nn.Linear((1 + len(config.features)) * width, width, bias=False)
+        self.norm = RMSNorm(width, config.layer_sizes.eps)
+        self.initialise(self.mask_embed)
+
+    @override
+    def visible(self, count: int) -> Tensor:
+        """All tokens of a block see each other."""
+        return torch.ones(count, count, dtype=torch.bool)
+
+    def inject(self, hidden: Tensor, rotation: Tensor, cache: Keys) -> None:
+        """Add the keys and values of the target's hidden states [R, S, (1 + K)·H] at tokens with
+        `rotation` [2, R, S, D] to a cache.
+        """
+        x = self.norm(self.fc(normed_features(hidden, self.config.layer_sizes.width)))
+        for layer in self.layers:
+            _, keys, values = layer.self_attn.project(x, rotation)
+            cache.update(keys, values, layer.self_attn.index)
+
+    @override
+    def forward(
+        self,
+        embeds: Tensor,
+        hidden: Tensor,
+        mask: Tensor | SharedMask,
+        rotation: Tensor,
+        cache: Keys | None = None,
+    ) -> Tensor:
+        """The states of blocks. In decoding, with a cache that has what was injected: of one block,
+        whose root has `embeds`, [R, 1, H], and without `hidden`. In training, without a cache: of
+        the block behind every token; the arguments are those of `Lesson.unrolled`, and copy k at a
+        position is its token in the block whose root lies k before.
+        """
+        if cache is None:
+            assert isinstance(mask, SharedMask)
+            length = hidden.shape[1]
+            cache = _Injected()
+            later = nn.functional.pad(hidden[:, 1:], (0, 0, 0, 1))  # at each token, not before
+            self.inject(later, rotation[:, :, :length], cache)
+            mask = _with_injected(mask, length)
+        else:
+            length = 1
+        count = rotation.shape[2] - length
+        masks = self.mask_embed.expand(len(embeds), count, -1)
+        x = torch.cat([embeds[:, :length], masks.to(embeds.dtype)], 1)
+        return self.corrected(self.run_layers(x, mask, rotation, cache), embeds[:, length:])
+
+
+class _Injected:
+    """The keys and values of a lesson's injected states."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int
+    ) -> tuple[Tensor, Tensor]:
+        """See `cache.Keys.update`."""
+        if layer_idx in self._entries:
+            keys, values = self._entries[layer_idx]
+            key_states = torch.cat([keys, key_states], 2)
+            value_states = torch.cat([values, value_states], 2)
+        self._entries[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+
+def _with_injected(mask: SharedMask, length: int) -> SharedMask:
+    """The mask of `Lesson.unrolled` for K copies of S = `length` positions, whose tokens before a
+    root are injected states, not tokens of copy 0: [K·S, S + K·S].
+    """
+    places = torch.arange(len(mask.visible), device=mask.visible.device)
+    root = places % length - places // length
+    injected = root[:, None] > places[:length]
+    block = mask.visible & (root[:, None] == root)
+    padding = torch.cat([mask.padding[:, :length], mask.padding], 1)
+    return SharedMask(torch.cat([injected, block], 1), padding)
+
+
+def spread(layers: int, count: int) -> tuple[int, ...]:
+    """The layers of a target of so many whose inputs `count` draft layers read, as in the public
+    code: evenly from the third to the last but one, and one behind the middle.
+    """
+    if count == 1:
+        return (layers // 2 + 1,)
+    steps = [2 + round(index * (layers - 4) / (count - 1)) for index in range(count)]
+    return tuple(min(max(step, 0), layers - 1) for step in steps)
+
+
+def dflash_network(
+    target: Any,
+    model: str,
+    start: str | None = None,
+    features: Sequence[int] | None = None,
+    layers: int = 2,
+    rank: int = 0,
+    length: int = LENGTH,
+) -> DFlashModel:
+    """`draft=dflash`: see `draft_to_train` and `ParallelConfig`; without `features` they are those
+    of `spread`.
+    """
+    if features is None:
+        features = spread(len(target.network.model.layers), layers)
+    sizes = {"layers": layers, "rank": rank, "length": length}
+    return draft_to_train(DFlashModel, target, model, start, features, **sizes)
+
+
+@drafts(trained_by="dflash")
+def build_dflash(
+    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
+) -> StaticTreeDrafter:
+    """The drafter of a trained DFlash draft; arguments and errors are those of
+    `parallel_network.build_parallel`.
+    """
+    network = draft_to_decode(DFlashModel, path, target, length=max(2, tree.max_depth))
+    return StaticTreeDrafter(DFlashDraft(network, target, torch_dtype(dtype)), tree)
