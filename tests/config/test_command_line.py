@@ -75,6 +75,9 @@ SENTENCES = {
     "eval/run.py -m experiment=frontier_continuous method=eagle2": "no case of this preset",
     "eval/run.py -cd shadow": "has the name of a configuration in",
     "eval/run.py -cp absent": "absent",
+    "eval/run.py experiment=[debug,lumina2_readme]": "a run has one experiment, and experiment=[d",
+    "eval/run.py -m rule=[exact,relaxed] method=eagle": "-m rule=A,B for a run of each",
+    "eval/run.py model=[shapes]": "give model=CHOICE",
     "eval/run.py weights=random tracking=none": "model=shapes comes with its weights",
     "eval/run.py model=lumina method=coolsd tracking=none": "train_draft/main.py model=lumina",
 }

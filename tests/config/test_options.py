@@ -160,6 +160,19 @@ def test_prompts_that_stay_as_they_are() -> None:
     assert literal("method=é,a") == "method=é,a"  # a sweep
 
 
+@pytest.mark.parametrize(
+    "path", ["/runs/a (2)", "(control)/run", "./run(1)", "runs/delta=2", "~/a;b", "runs/ä(1)"]
+)
+def test_a_path_is_taken_as_it_is_typed(path: str) -> None:
+    """Hydra's own grammar refuses these signs without quotes."""
+    assert composed("eval", [literal(f"outputs={path}")]).outputs == path
+
+
+@pytest.mark.parametrize("value", ["glob(a/*)", "choice(a/b,c)", "runs/(1),runs/2", "[a/b]"])
+def test_what_hydra_reads_of_a_path_stays(value: str) -> None:
+    assert literal(f"data={value}") == f"data={value}"
+
+
 def test_a_directory_that_cannot_be_made_is_told_with_the_option() -> None:
     with pytest.raises(OSError, match="proc") as problem:
         Path("/proc/x/run").mkdir(parents=True)

@@ -44,6 +44,19 @@ def test_equal_ids_of_other_texts_are_not_compared(tmp_path: Path) -> None:
     assert "## Difference" not in text
 
 
+@pytest.mark.parametrize(("texts", "count"), [("edcba", 0), ("abxyz", 0), ("abcxy", 3)])
+def test_a_few_prompts_that_agree_by_chance_are_not_compared(texts: str, count: int) -> None:
+    """Lists in another order agree somewhere; of a list that was edited the rest is compared."""
+    runs = [
+        finished("ar", {"clip_score": np.arange(5.0)}, texts=list("abcde")),
+        finished("eagle", {"clip_score": np.ones(5)}, texts=list(texts)),
+    ]
+    compare(runs)
+    assert runs[1].differences.get("clip_score", {}).get("n", 0) == count
+    told = "No difference is given of eagle: the prompts of the baseline are other ones, even where"
+    assert any(told in line for line in cautions(runs)) == (not count)
+
+
 def test_the_prompts_that_a_baseline_lacks_are_named(tmp_path: Path) -> None:
     made_up_runs(tmp_path / "one", [AR], prompts=4)
     made_up_runs(tmp_path / "two", [EAGLE], prompts=6)

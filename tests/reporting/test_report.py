@@ -180,6 +180,24 @@ def test_fid_of_few_images_is_absent_from_results_and_differences() -> None:
         assert digits == ([4] if images == 5 else [2, 4])
 
 
+@pytest.mark.parametrize("images", [5, 300])
+def test_a_difference_of_too_few_images_stands_in_tables_csv_alone(
+    images: int, tmp_path: Path
+) -> None:
+    noise = np.arange(5.0)
+    runs = [
+        finished(method, {"kid": noise + gap}, images=images)
+        for method, gap in (("ar", 0), ("eagle", 2))
+    ]
+    compare(runs)
+    write_report(runs, tmp_path)
+    cells = pd.read_csv(tmp_path / "tables.csv")
+    (gap,) = cells[(cells["column"] == "KID")].to_dict("records")
+    assert (gap["value"], gap["low"], gap["high"], gap["n"]) == (2, 2, 2, 5)
+    assert gap["table"].endswith(", of too few images") == (images == 5)
+    assert ("KID" in (tmp_path / "report.md").read_text()) == (images == 300)
+
+
 def test_a_sweep_of_schedules_names_them_all() -> None:
     """In labels and curves; without one, no run of the method is named by its schedule."""
     names = ("exponential", "linear", "exponential")

@@ -121,6 +121,31 @@ def test_wandb_disabled_is_followed_where_the_mode_is_auto(
     assert modes == ["disabled" if value in ("true", "1") else "offline", "offline"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "variable", "why"),
+    [
+        ("auto", "offline", "WANDB_MODE is offline"),
+        ("auto", "dryrun", "WANDB_MODE is dryrun"),
+        ("auto", "", "not logged in"),
+        ("offline", "online", "tracking.mode is offline"),
+    ],
+)
+def test_an_offline_run_says_why(
+    mode: Any,
+    variable: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("wandb.init", Mock(return_value=Mock(dir=str(tmp_path / "run" / "files"))))
+    monkeypatch.setattr("wandb.login", lambda **_: False)
+    monkeypatch.setenv("WANDB_MODE", variable)
+    wandb_tracker(directory=tmp_path, project="tempera", mode=mode)
+    told = f"W&B: {why}, so the run is logged offline; send it with: wandb sync {tmp_path / 'run'}"
+    assert capsys.readouterr().out == f"{told}\n"
+
+
 def test_a_step_is_a_value_because_a_resumed_run_may_log_it_again() -> None:
     tracker = WandbTracker(run := Mock())
     tracker.log({"loss": 1.0}, step=7)

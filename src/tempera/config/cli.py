@@ -16,10 +16,12 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from tempera.config.compose import check_added, pasted, quoted
+from tempera.config.compose import check_added, check_choices, pasted, quoted
 from tempera.config.messages import causes, sentence, text_of
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
@@ -67,7 +69,9 @@ def run(config_name: str, main: Callable[[DictConfig], object]) -> None:
             return
         directories = Directories.of(sys.argv[1:])
         directories.use()
-        sys.argv[1:] = for_each_method(config_name, _read(sys.argv[1:], directories.main))
+        arguments = _read(sys.argv[1:], directories.main)
+        check_choices(config_name, arguments)
+        sys.argv[1:] = for_each_method(config_name, arguments)
         if not started_as_main():
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
@@ -218,15 +222,26 @@ def _read(arguments: Sequence[str], main: Path) -> list[str]:
 
 def literal(argument: str) -> str:
     """Quote the value of `prompt=` and `baseline=` for Hydra's grammar, unless it is quoted or
-    null, and a plain value whose letters the grammar lacks, such as the path `bücher`. Return other
-    arguments unchanged.
+    null, and a path or a word whose signs the grammar lacks, such as `runs/a (2)` or `bücher`.
+    Return other arguments unchanged.
     """
     name, _, value = argument.partition("=")
-    is_foreign = not value.isascii() and not re.search(r"[][,(){}$'\"\\]", value)
     whole = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|null"
-    if not (name in LITERAL or is_foreign) or re.fullmatch(whole, value, re.DOTALL):
-        return argument
-    return f"{name}={quoted(value)}"
+    is_literal = name in LITERAL and not re.fullmatch(whole, value, re.DOTALL)
+    is_single = not re.search(r"[][,{}$'\"\\]", value)
+    is_text = is_single and ("/" in value or not value.isascii())
+    if is_literal or (is_text and not _is_readable(argument)):
+        return f"{name}={quoted(value)}"
+    return argument
+
+
+def _is_readable(argument: str) -> bool:
+    """Whether Hydra's grammar reads an argument."""
+    try:
+        OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return False
+    return True
 
 
 def for_each_method(config_name: str, arguments: Sequence[str]) -> list[str]:

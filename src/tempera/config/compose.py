@@ -17,6 +17,8 @@ from tempera.config.nodes import plain
 from tempera.config.search import DIRECTORIES
 from tempera.errors import TemperaError, shown
 
+SEVERAL = {"torchmetrics"}
+"""Groups that take a list of choices: each adds options under its own name."""
 WORDS = {"null", "true", "false", "yes", "no", "on", "off", "inf", "nan"}
 """Words that Hydra does not read as text unless they are quoted."""
 
@@ -30,6 +32,7 @@ def composed(config_name: str, arguments: Sequence[str], directory: Path | str =
         TemperaError: an option is wrong; the message is that of the command line.
     """
     with in_one_sentence(config_name, arguments):
+        check_choices(config_name, arguments)
         cfg = DIRECTORIES.get().load(config_name, arguments)
         choices = plain(cfg.hydra.runtime.choices)
         facts = {"directory": str(directory), "choices": choices, "overrides": list(arguments)}
@@ -41,6 +44,23 @@ def composed(config_name: str, arguments: Sequence[str], directory: Path | str =
                 OmegaConf.update(cfg, name, value, merge=False)
         check_added(config_name, arguments)
     return cfg
+
+
+def check_choices(config_name: str, arguments: Sequence[str]) -> None:
+    """Raise TemperaError for a list of choices in a group of which a run has one: Hydra would mix
+    them, and forget that a choice was made.
+    """
+    lists = [argument for argument in arguments if re.match(r"\+*\w+=\[", argument)]
+    if not lists:
+        return
+    groups = set(DIRECTORIES.get().load(config_name, []).hydra.runtime.choices) - SEVERAL
+    for argument in lists:
+        name = option_name(argument)
+        if name in groups:
+            raise TemperaError(
+                f"a run has one {name}, and {argument} is a list: give {name}=CHOICE, or "
+                f"-m {name}=A,B for a run of each"
+            )
 
 
 def check_added(config_name: str, arguments: Sequence[str]) -> None:

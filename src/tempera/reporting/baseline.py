@@ -77,8 +77,12 @@ def same_draws(left: Run, right: Run) -> bool:
 
 
 def shared(left: Run, right: Run) -> pd.Index:
-    """The prompts of both runs, by id and text."""
-    return left.values.index.intersection(right.values.index, sort=False)
+    """The prompts of both runs, by id and text; none where most ids of both stand for other texts:
+    then the lists are different ones, whose ids count lines, and what agrees does so by chance.
+    """
+    both = left.values.index.intersection(right.values.index, sort=False)
+    ids = left.texts.keys() & right.texts.keys()
+    return both if 2 * len(both) >= len(ids) else both[:0]
 
 
 def _baselines(runs: Sequence[Run], baseline: str | None) -> list[Run]:

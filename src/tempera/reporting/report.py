@@ -36,7 +36,8 @@ def write_report(
     baseline: str | None = None,
 ) -> list[Path]:
     """Write results.csv, tables.csv, report.md, report.html and pareto*.png, and return their
-    paths: in results.csv a row is a run, in tables.csv a cell of the report's tables.
+    paths: in results.csv a row is a run, in tables.csv a cell of the report's tables, or a
+    difference that they leave out because its metric needs more images.
 
     Args:
         runs: compared with a baseline (`tempera.reporting.baseline.compare`).
@@ -56,7 +57,8 @@ def write_report(
     writable_directory(output)
     with _costing_itself_alone(output / "pareto.png", failed):
         figures = pareto.write(runs, output)
-    frames = {"results.csv": results(runs).drop(columns="plain"), "tables.csv": long(sections)}
+    cells = long([*sections, _of_few(runs, baseline)])
+    frames = {"results.csv": results(runs).drop(columns="plain"), "tables.csv": cells}
     for name, frame in frames.items():
         write_text(output / name, frame.to_csv(index=False, float_format="%.6g"))
     text = report_markdown(runs, sections, output, figures, warnings)
@@ -159,9 +161,27 @@ def _differences(runs: Sequence[Run], baseline: str | None) -> list[Section]:
     for metric in report_order(metrics_of(runs)):
         columns[metric.title] = [run.difference(metric) for run in compared]
         formats[metric.title] = f"+{metric.format}"
-    title = f"Difference from {baseline or 'plain autoregression'}"
-    notes = _left_out(runs, compared)
-    return [Section(title, table(labels(runs, compared), columns), formats, text, notes)]
+    cells = table(labels(runs, compared), columns)
+    return [Section(_title(baseline), cells, formats, text, _left_out(runs, compared))]
+
+
+def _of_few(runs: Sequence[Run], baseline: str | None) -> Section:
+    """The differences in metrics that need more images than a run has."""
+    compared = [run for run in runs if run.differences]
+    columns: dict[str, list[Cell]] = {
+        metric.title: [
+            run.differences.get(metric.key, {}) if run.images < metric.fewest else {}
+            for run in compared
+        ]
+        for metric in report_order(metrics_of(runs))
+    }
+    title = f"{_title(baseline)}, of too few images"
+    return Section(title, table(labels(runs, compared), columns), {})
+
+
+def _title(baseline: str | None) -> str:
+    """Of the table of differences."""
+    return f"Difference from {baseline or 'plain autoregression'}"
 
 
 def _left_out(runs: Sequence[Run], compared: Sequence[Run]) -> list[str]:

@@ -26,6 +26,8 @@ from tempera.runtime.side_services import side_service
 from tempera.runtime.waiting import waiting
 
 _RUN_ID = "wandb_run_id"
+OLD_MODES = {"dryrun": "offline", "run": "online"}
+"""Former names of W&B's modes, which it still takes."""
 FINISH_TIMEOUT = 600.0
 """Seconds that W&B may take to send the rest of a run."""
 Given = ParamSpec("Given")
@@ -315,7 +317,7 @@ def wandb_tracker(
         "name": (os.environ.get("WANDB_NAME") or name or directory.name)[:128],
     }
     with side_service("W&B does not start ({why}): the run goes on without it."):
-        return WandbTracker(_start(arguments | {"id": _run_id(directory)}, _mode(mode)))
+        return WandbTracker(_start(arguments | {"id": _run_id(directory)}, *_mode(mode)))
     return Tracker()
 
 
@@ -332,16 +334,21 @@ def in_background(start: Callable[[], Tracker]) -> Iterator[Future[Tracker]]:
             starting.result().finish()
 
 
-def _mode(mode: str) -> str:
+def _mode(mode: str) -> tuple[str, str]:
+    """How W&B runs, and why."""
     import wandb
 
     if mode != "auto":
-        return mode
+        return mode, f"tracking.mode is {mode}"
     if wanted := os.environ.get("WANDB_MODE"):
-        return wanted
-    if os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes", "on"):
-        return "disabled"  # as transformers reads it; wandb itself no longer does
-    return "online" if wandb.login(prompt=False, verify=False) else "offline"
+        return OLD_MODES.get(wanted, wanted), f"WANDB_MODE is {wanted}"
+    disabled = os.environ.get("WANDB_DISABLED", "")
+    if disabled.lower() in ("true", "1", "yes", "on"):
+        # as transformers reads it; wandb itself no longer does
+        return "disabled", f"WANDB_DISABLED is {disabled}"
+    if wandb.login(prompt=False, verify=False):
+        return "online", "logged in"
+    return "offline", "not logged in"
 
 
 def _variable_tags() -> list[str]:
@@ -359,9 +366,12 @@ def _run_id(directory: Path) -> str:
     return run_id
 
 
-def _start(arguments: dict[str, Any], mode: Any, why: str = "not logged in") -> Any:
+def _start(arguments: dict[str, Any], mode: Any, why: str) -> Any:
     """Start the run, offline if the server is unreachable, so that no evaluation is lost. A run
     that is open already, such as a notebook's own, is another one and stays as it is.
+
+    Args:
+        why: it runs in this mode, as an offline run tells.
     """
     import wandb
 
