@@ -12,6 +12,7 @@ from paths import ROOT
 from PIL import Image
 from report_runs import RUNS, made_up_runs
 
+from tempera.decoding.replay import REPLAYS
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.report import write_report
 
@@ -122,6 +123,24 @@ def test_a_run_without_a_point_is_named(browser: Any, tmp_path: Path) -> None:
     page.wait_for_selector("#chart text:text-is('KL bound per token ↓')")
     told = page.locator("#chart-note").inner_text()
     assert told == "No point, for want of a finite value: coolsd δ=1.1."
+    page.close()
+
+
+def test_pictures_of_other_code_are_not_asked_for_replays(browser: Any, tmp_path: Path) -> None:
+    made_up_runs(tmp_path, RUNS[1:2], prompts=1)
+    runs, _ = collect(find_runs([tmp_path])[0])
+    theirs = runs[0].model_copy(update={"length": float("nan"), "model": "", "method": "theirs"})
+    shutil.rmtree(Path(theirs.directory) / REPLAYS)
+    write_report([theirs], tmp_path)
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-ready]")
+    assert page.title() == "tempera: theirs"
+    assert page.locator("#pictures-note").inner_text() == ""
+    page.locator("#pictures .shot").click()
+    assert "theirs: drawn by other code" in page.locator("#stage figcaption").inner_text()
+    assert "replay" not in page.locator("body").inner_text()
     page.close()
 
 

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.image import imread
 from report_runs import RUNS, made_up_runs
 
-from tempera.reporting.evidence import EvidencePage
+from tempera.reporting.collect import collect, find_runs
+from tempera.reporting.evidence import EvidencePage, write
 from tempera.runtime.files import fingerprint
 from tempera.runtime.image_files import write_picture
 
@@ -54,6 +55,25 @@ def test_a_sweep_becomes_a_page(
     rows = [np.argwhere((image == round(60 * shade) / 255).all(-1))[:, 0] for shade in (1, 2, 3)]
     first, second, third = (np.median(one) for one in rows)
     assert first < second < third
+
+
+def test_a_picture_of_another_text_under_the_same_id_stands_in_no_column(tmp_path: Path) -> None:
+    """Nor does a prompt that a run lacks stop the page."""
+    for number, text in enumerate(("a red ring", "a blue star")):
+        made_up_runs(tmp_path / str(number), RUNS[number : number + 1], prompts=2, text=text)
+        (run,) = (tmp_path / str(number)).iterdir()
+        own = json.loads((run / "run.json").read_text())["identity"]
+        for picture in (run / "images").iterdir():
+            write_picture(
+                picture, np.full((3, 8, 8), 60 * (1 + number), np.uint8), fingerprint(own)
+            )
+    made_up_runs(tmp_path / "2", RUNS[2:3], prompts=1)
+    runs, _ = collect(find_runs([tmp_path])[0])
+    assert [len(run.texts) for run in runs] == [2, 2, 1]
+    write(tmp_path, runs)
+    image = imread(tmp_path / "evidence.png")[..., :3]
+    shades = [(image == round(60 * shade) / 255).all(-1).sum() for shade in (1, 2)]
+    assert shades[0] > 0 and shades[1] == 0
 
 
 def test_a_sweep_without_a_finished_run_has_no_page(tmp_path: Path) -> None:

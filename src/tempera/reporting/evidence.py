@@ -20,7 +20,7 @@ from tempera.reporting.finished_run import Run, labels
 from tempera.reporting.report import sections_of
 from tempera.reporting.tables import escaped, long, markdown_of
 from tempera.runtime.files import write_json, write_text
-from tempera.runtime.image_files import picture_path, read_picture
+from tempera.runtime.image_files import Picture, picture_path, read_picture
 from tempera.runtime.installation import command
 
 PICTURES = 6
@@ -70,12 +70,17 @@ def _command() -> str:
 def _draw(path: Path, runs: Sequence[Run]) -> None:
     from tempera.reporting import figures  # matplotlib takes a second to import
 
-    prompts = dict(list(runs[0].texts.items())[:PICTURES])
+    prompts = list(runs[0].texts.items())[:PICTURES]
     rows = {}
     for run, label in zip(runs, labels(runs), strict=True):
         length = run.value("accepted_length")
         tokens = "" if math.isnan(length) else f"\n{length:.2f} tokens per round"
-        rows[textwrap.fill(label, 20) + tokens] = [
-            read_picture(picture_path(Path(run.directory), name), run.made_by) for name in prompts
-        ]
-    figures.comparison(path, list(prompts.values()), rows)
+        rows[textwrap.fill(label, 20) + tokens] = [_picture(run, *prompt) for prompt in prompts]
+    figures.comparison(path, [text for _, text in prompts], rows)
+
+
+def _picture(run: Run, name: str, text: str) -> Picture | None:
+    """A run's picture of a prompt; None if it drew another text under this id, or none."""
+    if run.texts.get(name) != text:
+        return None
+    return read_picture(picture_path(Path(run.directory), name), run.made_by)

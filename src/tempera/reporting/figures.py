@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tempera.reporting.finished_run import Run
 from tempera.reporting.pareto import COLOURS
 from tempera.runtime.files import replacing
+from tempera.runtime.image_files import Picture
 
 COLUMNS = 6
 PAPER = "#fbfbfa"
@@ -49,7 +50,7 @@ STYLE: dict[Any, Any] = {
 def grid(
     path: Path,
     title: str,
-    pictures: Sequence[NDArray[np.uint8]],
+    pictures: Sequence[Picture],
     captions: Sequence[str],
     broken: Sequence[bool],
 ) -> None:
@@ -76,9 +77,9 @@ def grid(
 
 @rc_context(STYLE)
 def comparison(
-    path: Path, captions: Sequence[str], rows: Mapping[str, Sequence[NDArray[np.uint8]]]
+    path: Path, captions: Sequence[str], rows: Mapping[str, Sequence[Picture | None]]
 ) -> None:
-    """Write pictures (uint8 [3, H, W]) in named rows, each column below its caption."""
+    """Write pictures in named rows, each column below its caption; None leaves its place empty."""
     size = (1.5 * len(captions) + 1.8, 1.5 * len(rows) + 0.6)
     figure = Figure(figsize=size, layout="constrained", dpi=120)
     panels = figure.subplots(len(rows), len(captions), squeeze=False)
@@ -87,7 +88,8 @@ def comparison(
         panel.set_title(caption, size=8, color=SOFT)
     for row, (name, pictures) in zip(panels, rows.items(), strict=True):
         for panel, picture in zip(row, pictures, strict=True):
-            panel.imshow(picture.transpose(1, 2, 0))
+            if picture is not None:
+                panel.imshow(picture.transpose(1, 2, 0))
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set_visible(False)
         row[0].set_ylabel(name, size=8, color=INK, rotation=0, ha="right")

@@ -130,6 +130,11 @@ class Run(BaseModel):
         return self.method == "ar" and self.settings.get("steps") is None
 
     @property
+    def decoded(self) -> bool:
+        """Whether tempera decoded its pictures, and not other code."""
+        return not math.isnan(self.length)
+
+    @property
     def crowd(self) -> str:
         """How many processes shared the cores while it was timed, if that was more than one a
         core.
@@ -211,8 +216,8 @@ def labels(runs: Sequence[Run], shown: Sequence[Run] | None = None) -> list[str]
     several_seeds = len({run.seed for run in runs}) > 1
     for run in runs if shown is None else shown:
         parts = [with_schedule(run, runs).name]
-        if several_models:
-            parts.insert(0, str(run.model))
+        if several_models and run.model:
+            parts.insert(0, run.model)
         if several_seeds and run.seed is not None:
             parts.append(f"seed={run.seed}")
         names.append(" ".join(parts))

@@ -168,7 +168,8 @@ def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
         metrics[key] = [_finite(interval.get(end)) for end in ends]
     return {
         "plain": run.plain,
-        "model": run.model,
+        "decoded": run.decoded,
+        "model": run.model or "other code",
         "seed": run.seed,
         "images": run.images,
         "metrics": metrics,
@@ -239,6 +240,6 @@ def _address(picture: Picture) -> str:
 
 def _title(runs: Sequence[Run]) -> str:
     """Of the page: the run or the number of runs, and their models."""
-    models = ", ".join(dict.fromkeys(str(run.model) for run in runs))
+    models = ", ".join(dict.fromkeys(run.model for run in runs if run.model))
     shown = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return f"{shown} on {models}" if models else shown

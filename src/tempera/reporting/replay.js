@@ -111,11 +111,12 @@
     at("beside").value = state.beside ?? "";
     const notes = [];
     if (other) notes.push(`Left ${other.name}, right ${run.name}, on the same prompts.`);
-    else if (!run.plain && data.runs.length > 1)
+    else if (run.decoded && !run.plain && data.runs.length > 1)
       notes.push("No run here is plain autoregression with the same sampling and seed.");
     if (run.prompts.some((one) => one.replay))
       notes.push("Open a picture to see its tokens, and how they were decoded.");
-    else notes.push("This run kept no replays: run it again in another directory.");
+    else if (run.decoded)
+      notes.push("This run kept no replays: run it again in another directory.");
     at("pictures-note").textContent = notes.join(" ");
     at("pictures").replaceChildren(
       ...run.prompts.map((prompt) => {
@@ -246,7 +247,8 @@
       const pen = canvas.getContext("2d");
       pen.imageSmoothingEnabled = picture.naturalWidth > 200;
       if (picture.naturalWidth) pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
-      if (!replay) return this.say("no replay kept", "finished");
+      if (!replay)
+        return this.say(this.run.decoded ? "no replay kept" : "drawn by other code", "finished");
       const known = replay.known(round);
       for (let token = 0; token < replay.length; token++) this.fill(pen, token, known, mode);
       if (round >= 1 && known < replay.length) this.marks(pen, round);

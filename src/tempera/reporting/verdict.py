@@ -35,7 +35,7 @@ def verdict(runs: Sequence[Run]) -> str:
         runs: compared with a baseline (`tempera.reporting.baseline.compare`), if losses are to be
             told.
     """
-    drafted = [run for run in runs if not run.plain and not np.isnan(run.length)]
+    drafted = [run for run in runs if run.decoded and not run.plain]
     losses = _losses(drafted)
     names = labels(runs, drafted)
     shown = sorted(range(len(drafted)), key=lambda place: _order(drafted[place]))
