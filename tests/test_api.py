@@ -213,14 +213,11 @@ def test_several_images_another_guidance_a_generator_and_progress(loaded: Loaded
     assert sum(seen) == 2 * 144
     free = loaded.generate(CAPTIONS[0], seed=3, guidance=1.0)
     assert not torch.equal(free.tokens, two.tokens[:1])
-    again = loaded.generate(CAPTIONS[0], seed=3)
-    assert torch.equal(again.tokens, two.tokens[:1])
     drawn = [
-        loaded.generate(CAPTIONS[0], torch.Generator().manual_seed(seed)).tokens
-        for seed in (1, 1, 2)
+        loaded.generate(CAPTIONS[0], torch.Generator().manual_seed(1)).tokens for _ in range(2)
     ]
     assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], two.tokens[:1])
     assert repr(loaded).startswith("LoadedModel(model='shapes', method='coolsd', rule=Relaxed(")
     assert repr(loaded).endswith("12×12 tokens, float32 on cpu, batch_size=2)")
     with pytest.raises(TemperaError, match="num_images=0"):

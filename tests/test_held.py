@@ -82,7 +82,7 @@ def test_sampled_images_have_the_law_of_generate(family: str, temperature: float
     torch.manual_seed(7)
     theirs = held.model.generate(**{**inputs, **sampling, "do_sample": True, **short})
     ids = {name: value[1:].expand(rows, -1) for name, value in held.ids.items()}
-    ours = generate_ids(held.accelerated(**sampling), **ids, seed=11)
+    ours = generate_ids(held.accelerated(**sampling, batch_size=rows), **ids, seed=11)
     first = 0 if family == "janus" else IDS.shape[1]
     pair = [theirs[:, first : first + 2], ours[:, :2]]
     assert agreement(*(tokens[:, 0] * 200 + tokens[:, 1] for tokens in pair)) > 1e-3
@@ -104,7 +104,7 @@ def test_sampled_images_of_a_chameleon_have_the_law_of_its_logits() -> None:
         return guided.where(guided >= guided.topk(3).values[-1], -torch.inf).softmax(-1)
 
     exact = torch.cat([p * law(code) for code, p in enumerate(law())])
-    fast = held.accelerated(top_k=3, temperature=0.6)
+    fast = held.accelerated(top_k=3, temperature=0.6, batch_size=rows)
     ids = {name: value[1:].expand(rows, -1) for name, value in held.ids.items()}
     codes = generate_ids(fast, **ids, seed=11)[:, :2] - 12
     counts = torch.bincount(codes[:, 0] * 10 + codes[:, 1], minlength=100)

@@ -2,6 +2,7 @@
 sentence.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,16 @@ def composed(*overrides: str, config: str = "eval") -> DictConfig:
     return composed_options(config, overrides)
 
 
-def choices() -> list[tuple[str, str, str]]:
-    """(script, group, choice): every choice of the groups that scripts choose from by default, each
-    with one script.
-    """
-    found = []
+@cache
+def scripts() -> dict[str, str]:
+    """Groups that scripts choose from by default, each with one script."""
+    found = {}
     for config in SCRIPTS:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             method = ["method=coolsd"] if config in ("eval", "generate") else []  # has a schedule
             chosen = compose(config, method, return_hydra_config=True).hydra.runtime.choices
-        for group in sorted(str(group) for group in chosen if "/" not in str(group)):
-            found += [(config, group, path.stem) for path in sorted((CONF / group).glob("*.yaml"))]
-    return [*{(group, choice): case for case in found for _, group, choice in [case]}.values()]
+        found |= {str(group): config for group in chosen if "/" not in str(group)}
+    return found
 
 
 def resolves(*overrides: str, config: str = "eval") -> DictConfig:
@@ -81,17 +80,18 @@ def resolves(*overrides: str, config: str = "eval") -> DictConfig:
 # What can be chosen
 
 
-CHOICES = choices()
-FIRST = {group: (config, group, choice) for config, group, choice in reversed(CHOICES)}
+CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+FIRST = {case[0]: case for case in reversed(CHOICES)}
 """One choice of every group."""
 
 
 def test_no_group_is_forgotten() -> None:
-    assert {group for _, group, _ in CHOICES} == set(GROUPS)
+    assert set(scripts()) == set(GROUPS)
 
 
-@pytest.mark.parametrize(("config", "group", "choice"), slow_but(CHOICES, *FIRST.values()))
-def test_every_choice_composes_and_fits_its_target(config: str, group: str, choice: str) -> None:
+@pytest.mark.parametrize(("group", "choice"), slow_but(CHOICES, *FIRST.values()))
+def test_every_choice_composes_and_fits_its_target(group: str, choice: str) -> None:
+    config = scripts()[group]
     if (group, choice) in PLUGINS:
         pytest.importorskip(PLUGINS[group, choice])
     under = [f"method={UNDER[group]}"] if config in ("eval", "generate") and group in UNDER else []

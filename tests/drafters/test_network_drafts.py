@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from cases import slow_but
 from host_reads import HostReads
 from network_drafts import (
     CHAIN,
@@ -270,7 +271,12 @@ COMPILED = ("ar", "eagle", "parallel", "dflash")
 
 @pytest.mark.parametrize(
     ("name", "ways"),
-    [(name, ()) for name in DRAFTERS] + [(name, ("pack", "compile")) for name in COMPILED],
+    slow_but(
+        [(name, ()) for name in DRAFTERS] + [(name, ("pack", "compile")) for name in COMPILED],
+        ("eagle", ()),
+        ("independent", ()),
+        ("ar", ("pack", "compile")),
+    ),
 )
 def test_of_two_targets_and_drafts_only_the_last_one_is_alive(name, ways, monkeypatch):
     """A sweep builds one after another; none waits for the garbage collector."""

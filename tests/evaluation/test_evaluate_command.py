@@ -22,6 +22,7 @@ from tempera.config.parts import Parts
 from tempera.decoding import loop
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle_network import EagleModel
+from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Pipeline
 from tempera.metrics.evaluators import Networks
 from tempera.reporting import run_report
@@ -162,18 +163,15 @@ def test_other_drafts_that_one_trained_come_before_the_models_own(
     assert found == {"path": str(trained), "origin": "on this machine"}
 
 
-@pytest.mark.parametrize("content", [{}, {"model": "shapes", "columns": 3}, {"device": "cpu"}])
-def test_what_a_run_takes_is_told_beside_a_benchmark_of_another_version(
-    content: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "outputs/bench").mkdir(parents=True)
-    (tmp_path / "outputs/bench/bench.json").write_text(json.dumps(content))
-    evaluate.main(composed("eval", ["dry_run=true", "device=cpu", "tracking=none"]))
-    assert "time: unknown" in capsys.readouterr().out
+def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+    """Draft, prompts and real pictures; of published models the weights, too."""
+    draft, prompts, photos = (tmp_path / name for name in ("draft", "prompts.txt", "photos"))
+    options = ["method=eagle", f"drafter.path={draft}", "data=file", f"data.path={prompts}"]
+    options += ["metrics=real", f"metrics.reference={photos}", "tracking=none", "device=cpu"]
+    with pytest.raises(TemperaError) as problem:
+        evaluate.main(composed("eval", options, tmp_path / "run"))
+    assert all(str(place) in str(problem.value) for place in (draft, prompts, photos))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_peak_of_memory_is_that_of_decoding(tmp_path: Path) -> None:

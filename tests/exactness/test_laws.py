@@ -231,7 +231,9 @@ def test_the_published_label_of_reused_guesses_is_biased():
     assert not report.agrees, report
 
 
-@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize(
+    "name", slow_but(BIASED, *(name for name in BIASED if "Mentored" not in name))
+)
 def test_a_biased_rule_emits_the_law_of_its_definition_and_not_the_targets(name):
     rule, tree, options = BIASED[name]
     options = {"vocab_size": 4, "length": 3, "rows": ROWS, **options}

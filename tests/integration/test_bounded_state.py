@@ -31,18 +31,18 @@ def live_tensors() -> int:
     return sum(type(one) is torch.Tensor for one in gc.get_objects())
 
 
-def test_thirty_settings_and_hundreds_of_prompts_leave_nothing_behind() -> None:
+def test_many_settings_and_hundreds_of_prompts_leave_nothing_behind() -> None:
     torch.manual_seed(0)
     target, counts = TableTarget(vocab_size=4, length=6), list[int]()
     draft = TableDraft(target)
-    for setting in range(30):
+    for setting in range(18):
         neighbours = Neighbours.build(torch.randn(4, 3), 2, "l2")
         for rule in (Relaxed((1 + setting / 30, 1.0)), Lantern(neighbours, 0.1 + setting / 60)):
             method = Method(StaticTreeDrafter(draft, Tree.from_paths([[0], [0, 0], [1]])), rule)
             pipeline = tiny_pipeline()
-            prompts = [Prompt(f"{setting}-{place}", "a ring") for place in range(20)]
+            prompts = [Prompt(f"{setting}-{place}", "a ring") for place in range(10)]
             pipeline.tokens(prompts, method, diagnostics=isinstance(rule, Relaxed))
-        if setting % 5 == 4:
+        if setting % 3 == 2:
             counts.append(live_tensors())
     assert max(counts[4:]) <= max(counts[2:4]), counts
     assert len(codebook_neighbours._BUILT) <= codebook_neighbours.MOST

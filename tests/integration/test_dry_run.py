@@ -2,10 +2,7 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable
-from datetime import timedelta
-from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +17,7 @@ from paths import ROOT
 from tiny_evaluation import tiny_pipeline
 from tiny_targets import DISTINCT, FAMILIES, composed, write_lumina
 
-from tempera.commands import costs, times
+from tempera.commands import costs
 from tempera.commands.bench import main as bench
 from tempera.commands.evaluate import main as evaluate
 from tempera.commands.prepare import main as prepare
@@ -28,7 +25,6 @@ from tempera.commands.train import main as train
 from tempera.commands.tune import main as tune
 from tempera.config import compose
 from tempera.config.messages import sentence
-from tempera.config.nodes import plain
 from tempera.config.parts import Parts
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
@@ -37,7 +33,6 @@ from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import RunPlan
 from tempera.runtime.distributed import Processes
 from tempera.runtime.pretrained import PretrainedFiles, sizes_only
-from tempera.runtime.processor import name_of
 from tempera.shapes.scenes import world_prompts
 from tempera.targets import packed_linear
 
@@ -185,7 +180,6 @@ def test_a_dry_run_answers_without_the_hub_and_names_the_commands(
     assert "to do: " in told and "HF_HUB_OFFLINE is set" in told
     assert "hf download peizesun/llamagen_t2i --include" in told
     assert config != "eval" or "hf download phiyodr/coco2017 " in told  # its prompts
-    assert (config == "bench") != bool(re.search(r"(?m)^time( of the runs)?: unknown; ", told))
     stops = "the run would stop: metrics=real cannot measure all" in told
     assert stops == (config in ("eval", "tune")) and "left out: http" not in told
     assert config == "prepare" or "memory: about " in told
@@ -221,94 +215,6 @@ def test_a_dry_run_of_tuning_tells_the_drafts_that_it_would_lack(
         tune(cfg)
 
 
-def test_the_time_is_that_of_the_last_fitting_benchmark(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [f"outputs={tmp_path}", "limit=3600", "batch_size=8", "metrics=none", *DRY]
-    evaluate(composed("method=ar", *given))
-    told = capsys.readouterr().out
-    timing = f"model=shapes method=scd outputs={tmp_path} device=cpu 'batch_sizes=[8]'"
-    assert f"time: unknown; `python eval/bench.py {timing}` times rounds" in told
-    device = name_of(torch.device("cpu"))
-    for name, model, images in (("first", "shapes", 1.0), ("other", "lumina", 2.0)):
-        usual = {"ratio": 0.5, "method": {}}
-        columns = [{"batch_size": 1, "images": 9.0, **usual}]
-        columns.append({"batch_size": 8, "images": images, **usual})
-        found = {"model": model, "dtype": "float32", "device": device, "columns": columns}
-        found |= {"round": {}, "steps": 2, "bandwidth": 1.0}
-        file = tmp_path / "bench" / name / "bench.json"
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(found))
-    evaluate(composed("method=ar", *given))
-    told = capsys.readouterr().out
-    plain = "for the images by plain autoregression on"
-    assert f"time: about 1:00:00 (h:mm:ss) {plain} {device}" in told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["coolsd delta=2 tree=chain depth=2", "cspd gamma=3"])
-def test_the_time_is_that_of_the_method_if_it_was_timed(
-    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name, *own = method.split()
-    model = "model=shapes_mar" if name == "cspd" else "model=shapes"
-    given = [model, f"method={name}", *own, f"outputs={tmp_path}", "device=cpu", "directory=."]
-    dry = ["limit=1000", "batch_size=1", "metrics=none", "dry_run=true"]
-    evaluate(composed(*given, *dry))
-    (command,) = re.findall("(?m)^time: unknown; `(.*)` times rounds", capsys.readouterr().out)
-    words = shlex.split(command)[2:]
-    assert set(given) - {"directory=."} <= set(words)
-    quick = ["tracking=none", "repeats=1", f"directory={tmp_path / 'bench' / 'one'}"]
-    bench(compose.composed("bench", [*words, *quick]))
-    column = json.loads((tmp_path / "bench/one/bench.json").read_text())["columns"][0]
-    capsys.readouterr()
-    evaluate(composed(*given, *dry, "seed=3"))
-    told = capsys.readouterr().out
-    clock = r"(\d+:\d\d:\d\d)"
-    plain = f"{clock} by plain autoregression \\(h:mm:ss\\) for the images on cpu"
-    if name == "cspd":
-        whole = timedelta(seconds=ceil(column["method"]["whole"]["median"]))
-        assert re.search(f"time: about {whole} by cspd, {plain}", told)
-    else:
-        seconds = 144 * column["method"]["round"]["median"]  # of 1,000 images
-        least, most = (timedelta(seconds=ceil(each)) for each in (seconds / 3, seconds))
-        shown = f"{least} \\(all drafts accepted\\) to {most} \\(none\\)"
-        assert re.search(f"time: about {shown} by coolsd, {plain}", told)
-    evaluate(composed(*given[:2], *given[-3:], *dry))
-    told = capsys.readouterr().out
-    assert "by plain autoregression on cpu" in told and f"times rounds of {name}" in told
-
-
-def test_the_time_is_that_of_the_last_fitting_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = [f"outputs={tmp_path}", "steps=null", "epochs=2", "limit=4000", *DRY]
-    cfg = composed(*given, config="train_draft")
-    train(cfg)
-    told = capsys.readouterr().out
-    assert "time: unknown; `python train_draft/main.py outputs=" in told
-    assert " limit=4000 device=cpu directory=. steps=50 holdout=1 decodes=0 " in told
-    record = {name: plain(cfg[name]) for name in ("model", "draft")} | {"guidance": cfg.guidance}
-    record |= {"loss": {"class": "EagleLoss", "cross_entropy": 1.0}}
-    device = name_of(torch.device("cpu"))
-    for name, seconds, other in (
-        ("first", 3.0, {}),
-        ("guided", 5.0, {"guidance": 7.0}),
-        ("old", 5.0, {"recipe": {}}),
-    ):
-        draft = tmp_path / "train_draft" / name / "draft"
-        draft.mkdir(parents=True)
-        recipe = {"recipe": {step: cfg.get(step) for step in times.STEP}}
-        (draft.parent / "training.json").write_text(json.dumps(record | recipe | other))
-        done = {"steps": 50, "seconds": seconds, "device": device, "dtype": "float32"}
-        (draft / "metrics.json").write_text(json.dumps(done | {"processes": 1}))
-    train(cfg)
-    told = f"time: about 0:01:00 (h:mm:ss) for 1,000 steps on {device}, by 50 steps ("
-    assert f"{told}{tmp_path / 'train_draft' / 'first'}" in capsys.readouterr().out
-    train(composed(*given, "batch_size=4", config="train_draft"))
-    assert "time: unknown" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_files_that_cannot_be_had_are_told_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,7 +222,7 @@ def test_files_that_cannot_be_had_are_told_together(
     monkeypatch.chdir(tmp_path)
     wanted = ["peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamagen_drafter"]
     names = "t2i_XL_stage1_256.pt", "vq_ds16_t2i.pt", "tokenizer.json", "model.safetensors"
-    given = ["method=eagle", "device=cpu", "prompt=a cat", "directory=."]
+    given = ["method=eagle", "device=cpu", "data=file", "data.path=none.txt", "directory=."]
     cfg = composed("model=llamagen_xl_stage1", *given)
     with Hub(tmp_path / "cache") as hub:
         assert isinstance(hub, Hub)
@@ -324,7 +230,7 @@ def test_files_that_cannot_be_had_are_told_together(
         with pytest.raises(TemperaError) as problem:
             evaluate(cfg)
         said = str(sentence(problem.value, "eval", []))
-        assert all(f"hf download {name}" in said for name in wanted)
+        assert all(f"hf download {name}" in said for name in wanted) and "none.txt" in said
         assert all(f'--include "{name}"' in said for name in names)
         hub.here(monkeypatch)
         with pytest.raises(TemperaError) as problem:

@@ -110,28 +110,3 @@ def test_a_dry_run_of_a_preset_leaves_nothing_in_its_directory(run: Run, tmp_pat
 def test_options_of_a_search_that_is_not_made_are_refused(run: Run) -> None:
     status, _, err = run(f"eval/run.py method=ar matching.prompts=7 {RUN}")
     assert status == 1 and "matching.prompts=7" in err and "expected_length" in err
-
-
-SMALL = (
-    "++model.network.sizes.hidden_size=32 ++model.network.sizes.num_hidden_layers=1 "
-    "++model.network.sizes.num_attention_heads=2 ++model.network.sizes.num_key_value_heads=1"
-)
-TINY = {
-    "shapes": "",
-    "janus": f"model=janus_pro_1b +model.spec.image_size=64 {SMALL}",
-    "glm": f"model=glm_image image_size=64 ++model.network.sizes.mrope_section=[2,3,3] {SMALL}",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", TINY)
-def test_the_command_of_a_dry_run_times_the_steps_of_a_training(run: Run, model: str) -> None:
-    line = f"train_draft/main.py batch_size=1 epochs=2 limit=300 steps=null {TINY[model]}"
-    dry = f"dry_run=true {QUIET}"
-    said = run(line, dry)[1]
-    (command,) = re.findall(r"(?m)^time: unknown; `(.*)` times steps for the next dry_run$", said)
-    status, _, err = run(command, QUIET)
-    assert status == 0, err
-    said = run(line, dry)[1]
-    assert re.search(r"(?m)^time: about 0:\d\d:\d\d \(h:mm:ss\) for 600 steps on .*, by 50 ", said)
-    assert "time: unknown" in run(line, dry, "batch_size=2")[1]  # whose steps take longer

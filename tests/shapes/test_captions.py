@@ -50,8 +50,11 @@ def test_every_text_is_refused_told_of_or_read_whole(text: str) -> None:
 def test_what_the_world_does_not_know_is_warned_of(text: str, told: str) -> None:
     (warning,) = CAPTIONS.warnings([text])
     assert told in warning and "\n" not in warning
-    with pytest.warns(UserWarning, match="shapes world"):
-        tempera.generate(text, method="ar")
+
+
+def test_a_warning_reaches_who_asks_for_an_image() -> None:
+    with pytest.warns(UserWarning, match="no captions of the shapes world"):
+        tempera.generate("red ring a")
 
 
 def test_too_many_words_are_cut_if_that_is_asked_for() -> None:

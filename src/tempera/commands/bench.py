@@ -74,7 +74,7 @@ def main(cfg: DictConfig) -> None:
     directory = Path(str(cfg.directory))
     file = directory / "bench.json"
     launched = [{name: asdict(each) for name, each in one.items()} for one in counts]
-    content = {"model": parts.model, "made_of": made_of, "round": parts.round, **asdict(report)}
+    content = {"model": parts.model, "made_of": made_of, **asdict(report)}
     content["launches"] = launched
     write_json(file, content)
     tracking.record(directory, _medians(report), shown, [file])

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
-from tempera.commands.times import Timing, decoding_time
 from tempera.config.instantiate import Part
 from tempera.config.parts import META, AnyTarget, AnyTokenizer, Parts
 from tempera.continuous.target import MARTarget
@@ -53,7 +52,6 @@ def dry_evaluation(
     read: Callable[[], list[Prompt]],
     limit: int | None,
     scorers: Sequence[Evaluator],
-    timing: Timing,
 ) -> dict[str, float]:
     """Print what an evaluation takes; see `dry_decoding`.
 
@@ -62,7 +60,6 @@ def dry_evaluation(
         read: reads the prompts; without a network, captions stand for them.
         limit: how many there are then; None: as many as the set has.
         scorers: may have files to download.
-        timing: where decoding is timed.
     """
     if not parts.reads_files:  # that are not read here
         parts.rule()
@@ -76,11 +73,7 @@ def dry_evaluation(
     batch = prompts[: min(parts.batch_size, limit or parts.batch_size)]
     images = "all images" if limit is None else "1 image" if limit == 1 else f"{limit:,} images"
     work = f"{images} of {{tokens}} tokens, {len(batch)} at a time"
-    found = dry_decoding(parts, batch, work, scorers=scorers, unread=unread)
-    if found.get("download") != 0:
-        timing = timing.without_weights
-    print(f"time: {decoding_time(parts, timing, limit, len(batch))}")
-    return found
+    return dry_decoding(parts, batch, work, scorers=scorers, unread=unread)
 
 
 def dry_decoding(
@@ -264,7 +257,12 @@ def to_download(
     return missing
 
 
-def read_with_files(parts: Parts, make: Callable[[Parts], object], read: Callable[[], T]) -> T:
+def read_with_files(
+    parts: Parts,
+    make: Callable[[Parts], object],
+    read: Callable[[], T],
+    checks: Sequence[Callable[[], None]] = (),
+) -> T:
     """Read what a run needs beside its networks, and check that the files of these can be had, so
     that it does not stop after hours of downloads.
 
@@ -272,20 +270,21 @@ def read_with_files(parts: Parts, make: Callable[[Parts], object], read: Callabl
         parts: whose files they are.
         make: builds the networks, of parts without data.
         read: reads the rest.
+        checks: raise TemperaError for further files.
 
     Raises:
         TemperaError: names all files that cannot be had.
     """
+    with parts.sized() as (sized, files):
+        make(sized)
     problems: list[TemperaError] = []
     try:
         found = read()
-    except CannotReach as problem:
+    except TemperaError as problem:
         problems.append(problem)
-    with parts.sized() as (sized, files):
-        make(sized)
-    for network in files:
+    for check in (*(network.check for network in files), *checks):
         try:
-            network.check()
+            check()
         except TemperaError as problem:
             problems.append(problem)
     if problems:

@@ -17,12 +17,11 @@ from pydantic import NonNegativeInt
 from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.commands.expected_length import Wanted
-from tempera.commands.times import PLACE, Timing
 from tempera.config.changes import changes
 from tempera.config.compose import option_name, with_options
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
-from tempera.config.options import Role, identity_options, names_with, role_of
+from tempera.config.options import Role, identity_options, names_with
 from tempera.config.parts import Parts
 from tempera.config.scorers import build_scorers
 from tempera.config.tracking import Tracking, tracked
@@ -48,9 +47,6 @@ from tempera.targets.conditioners import ClassLabels
 
 LARGEST = 256
 """The first batch that `batch_size=auto` tries on a GPU; larger ones make no image faster."""
-
-OTHER_GROUPS = {"model", "method", "experiment", "launcher", "local"}
-"""Groups that are not the method's own options."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +91,6 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     options, wanted, protocol, scorers = read_options(cfg)
     tracking = Tracking.of(cfg, "eval", options.choices, options.overrides)
     parts = Parts.of(cfg)
-    if not options.dry_run:
-        parts.check_draft(of_the_hub=False)  # before downloads are listed
     processes = Processes(cpu=parts.place.device.type == "cpu")
     if processes.is_main and parts.place.dtype == torch.bfloat16:
         tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", parts.place.device)
@@ -104,14 +98,14 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     if options.dry_run:
         if not processes.is_main:
             return {}
-        timing = _timing(options, parts, Path(str(cfg.outputs)))
-        return dry_evaluation(parts, read, cfg.limit, scorers, timing)
-    prompts = read() if cfg.family.toy else read_with_files(parts, _networks, read)
+        return dry_evaluation(parts, read, cfg.limit, scorers)
+    checks = [partial(parts.check_draft, of_the_hub=False)]
+    checks += [partial(scorer.check, parts.model) for scorer in scorers]
+    make = _nothing if cfg.family.toy else _networks
+    prompts = read_with_files(parts, make, read, checks)
     parts.check_draft()
     rule = None if wanted else parts.rule()
     directory = shared_directory(processes, options.directory)
-    for scorer in scorers:
-        scorer.check(parts.model)
     unread = _check_prompts(options.prompt, parts, prompts, scorers, wanted)
     unbounded = _unbounded(rule, parts) if options.diagnostics else []
     for warning in [*unread, *_too_strict(rule), *unbounded] if processes.is_main else ():
@@ -203,18 +197,8 @@ def _check_paper(paper: Any) -> None:
         find(paper.get("table") if isinstance(paper, Mapping) else paper)
 
 
-def _timing(options: Options, parts: Parts, outputs: Path) -> Timing:
-    """Where rounds of the method are timed; for a method without any, those of another."""
-    has_rounds = parts.is_discrete or "gamma" in parts.decoding_part.options
-    method = options.choices["method"] if has_rounds and not parts.is_plain else None
-    timed = method or ("scd" if parts.is_discrete else "cspd")
-    given = [f"model={options.choices['model']}", f"method={timed}"]
-    for option in options.overrides:
-        name = option_name(option).partition(".")[0]
-        is_of_method = Role.NAME in role_of(name) and name not in OTHER_GROUPS
-        if name in PLACE or (method is not None and is_of_method):
-            given.append(option)
-    return Timing(method, given, outputs / "bench")
+def _nothing(parts: Parts) -> None:
+    """In place of `_networks` for a model that comes with its files."""
 
 
 def _networks(parts: Parts) -> None:

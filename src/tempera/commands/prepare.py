@@ -8,7 +8,6 @@ from omegaconf import DictConfig
 from pydantic import PositiveInt
 
 from tempera.commands.costs import read_with_files, to_download
-from tempera.commands.times import Timing, decoding_time
 from tempera.config.compose import pasted
 from tempera.config.instantiate import Part, from_options, options_of, part
 from tempera.config.parts import Parts, check_discrete
@@ -113,7 +112,7 @@ def _tell(
     parts: Parts,
     encoder: Part[CodeEncoder],
 ) -> None:
-    """Print what would be encoded, downloaded for it, and how long it takes."""
+    """Print what would be encoded, and downloaded for it."""
     unread: list[CannotReach] = []
     try:
         source.make()
@@ -123,10 +122,5 @@ def _tell(
         sized.code_encoder(encoder)
     entries = "all" if options.limit is None else f"at most {options.limit:,}"
     print(f"to do: {entries} entries of the source to shards in {options.directory}")
-    missing = to_download(files, unread=unread)
-    print("beside it: what the source lacks on this machine")
-    time = "unknown; time a part with limit=200 hydra.run.dir=DIR, and multiply"
-    if encoder.takes("target"):
-        rounds = Timing.of_plain(cfg, has_files=missing == 0)
-        time = decoding_time(parts, rounds, options.limit, parts.batch_size)
-    print(f"time: {time}")
+    to_download(files, unread=unread)
+    print("plus the source's files that are not on this machine yet")

@@ -1,7 +1,6 @@
 """`tempera-train`: train the draft of a model."""
 
 import math
-import shlex
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import PositiveFloat, PositiveInt
 
 from tempera.commands.costs import dry_training, read_with_files
-from tempera.commands.times import Timing, decoding_time, training_time
 from tempera.config.compose import option_name, pasted, typed
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
@@ -24,7 +22,6 @@ from tempera.data.shards import is_complete
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import pictures_of
-from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.runtime.distributed import Processes, started_as_main
 from tempera.runtime.files import writable_directory
 from tempera.runtime.hub import Repository
@@ -34,7 +31,7 @@ from tempera.runtime.pretrained import Taken, recording_taken
 from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloat16
 from tempera.runtime.side_services import side_service
 from tempera.training.dataset import CODES, Codes, ShardCodes
-from tempera.training.losses import Loss, described
+from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, TrainingRun
 
@@ -67,7 +64,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if processes.is_main and recipe.mixed_precision == "bf16":
         tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", parts.place.device)
     if options.dry_run:
-        return _tell(cfg, options, recipe, parts, draft, loss) if processes.is_main else {}
+        if not processes.is_main:
+            return {}
+        drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
+        return dry_training(parts, draft, recipe, drawn, _work(options, recipe))
     directory = writable_directory(options.directory)
     offered: dict[str, object] = {"processes": processes}
     if "source" in cfg:
@@ -126,64 +126,6 @@ def _work(options: Options, recipe: Recipe) -> str:
         f"{options.epochs:g} epochs of {images}, {{tokens}} tokens each, {recipe.batch_size} at a "
         "time"
     )
-
-
-def _tell(
-    cfg: DictConfig,
-    options: Options,
-    recipe: Recipe,
-    parts: Parts,
-    draft: Part[DraftNetwork],
-    loss: Loss,
-) -> dict[str, float]:
-    """Print what the training takes, and how long; see `dry_training`."""
-    drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
-    found = dry_training(parts, draft, recipe, drawn, _work(options, recipe))
-    facts = plain(OmegaConf.masked_copy(cfg, ["model", "draft", "guidance"]))
-    facts["loss"] = described(loss)
-    steps = options.steps
-    if steps is None and options.epochs is not None and options.limit is not None:
-        steps = math.ceil(options.epochs * options.limit / recipe.batch_size)
-    trainings = Path(str(cfg.outputs)) / "train_draft"
-    told = training_time(parts.place, facts, recipe, steps, trainings)
-    if told is None:
-        has_files = found.get("download") == 0 and "source" not in cfg
-        timing = _timing(cfg, parts, has_files)
-        told = f"unknown; `{timing}` times steps for the next dry_run"
-    print(f"time: {told}")
-    if cfg.train_data.get("draws"):
-        rounds = Timing.of_plain(cfg, has_files=found.get("download") == 0)
-        drawing = decoding_time(parts, rounds, options.limit, drawn)
-        print(f"time of drawing the training images: {drawing}")
-    return found
-
-
-def _timing(cfg: DictConfig, parts: Parts, has_files: bool) -> str:
-    """The command that times steps of this training, which need no files of weights or images."""
-    given = ["steps=50", "holdout=1", "decodes=0"]
-    given.append("hydra.run.dir=${outputs}/train_draft/${started:}_timed")
-    if not has_files:
-        given += ["weights=random", "limit=100", *_any_images(cfg, parts)]
-    replaced = {"dry_run", "epochs", *(option.partition("=")[0] for option in given)}
-    if not has_files:
-        replaced |= {"revision", "source", "train_data"}
-    own = [
-        option
-        for option in typed(cfg)
-        if not {name := option_name(option), name.partition(".")[0]} & replaced
-    ]
-    return f"{command('train')} {shlex.join([*own, *given])}"
-
-
-def _any_images(cfg: DictConfig, parts: Parts) -> list[str]:
-    """Options of training images that need no files: a step takes as long with any."""
-    if cfg.family.train_data == "generated_classes":
-        return []
-    with parts.sized() as (sized, _):
-        encodes = type(sized.tokenizer()).encode is not ImageTokenizer.encode
-    if not encodes:
-        return ["train_data=generated", "source=shapes"]
-    return ["train_data=laion_coco", "source=shapes", "train_data.path=null"]
 
 
 def _publish(run: TrainingRun, repository: str | None) -> None:

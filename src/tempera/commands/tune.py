@@ -11,7 +11,6 @@ from pydantic import PositiveFloat, PositiveInt
 
 from tempera.commands import evaluate
 from tempera.commands.costs import CAPTION, dry_decoding
-from tempera.commands.times import Timing, decoding_time
 from tempera.config.compose import composed, option_name, written
 from tempera.config.instantiate import from_options, instantiate
 from tempera.config.options import Role, role_of
@@ -157,10 +156,7 @@ def _tell(cfg: DictConfig, settings: "_Settings", evaluator: Evaluator) -> None:
     )
     batch = [CAPTION] * max(cfg.limit, cfg.batch_size)
     parts = settings.parts({"method": settings.drafts[0]})
-    found = dry_decoding(parts, batch, work, scorers=[evaluator], checks_draft=False)
-    rounds = Timing.of_plain(cfg, has_files=found.get("download") == 0)
-    together = settings.parts(PLAIN).batch_size
-    print(f"time of the runs: {decoding_time(parts, rounds, cfg.runs * cfg.images, together)}")
+    dry_decoding(parts, batch, work, scorers=[evaluator], checks_draft=False)
     for name, outcome in settings.tried.items():
         if outcome != TRIED:
             print(f"{name}: {outcome}")

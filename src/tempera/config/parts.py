@@ -230,18 +230,6 @@ class Parts:
         return described if self.floor is None else described | {"floor": self.floor}
 
     @property
-    def round(self) -> dict[str, Any]:
-        """What the time of a method's rounds depends on, beside model, place and weights."""
-        drafter = self.drafter_part.described
-        drafter.pop("path", None)
-        return {
-            "drafter": drafter,
-            "tree": self.tree_part and self.tree_part.described,
-            "rule": self.rule_part and self.rule_part.described["_target_"],
-            "decoding": self.decoding_part.described,
-        }
-
-    @property
     def draft(self) -> str | None:
         """Where the draft is read from, `random`, or None without a network of its own."""
         path = self.drafter_part.options.get("path")

@@ -94,7 +94,11 @@ class _Bars(tqdm):
 
 
 def together(problems: Sequence[TemperaError]) -> TemperaError:
-    """One error for several; what cannot be downloaded from one repository is one command."""
+    """One error for several, with the details of all; what cannot be downloaded from one repository
+    is one command.
+    """
+    if len(problems) == 1:
+        return problems[0]
     patterns: dict[Repository, list[str]] = {}
     others: list[TemperaError] = []
     for problem in problems:
@@ -106,16 +110,21 @@ def together(problems: Sequence[TemperaError]) -> TemperaError:
     lacking = {repository: list(dict.fromkeys(names)) for repository, names in patterns.items()}
     if len(lacking) < 2:
         others += [CannotReach(repository, names, why) for repository, names in lacking.items()]
-    sentences = dict.fromkeys(str(problem).rstrip(".") for problem in others)
+    details = [line for problem in others for line in problem.details]
+    sentences = dict.fromkeys(_without_details(problem).rstrip(".") for problem in others)
     if len(lacking) < 2:
-        return TemperaError("; ".join(sentences) + ".")
+        return TemperaError("; ".join(sentences) + ".", details=details)
     several = (
         f"{len(lacking)} repositories are not in the hub's cache, and the hub cannot be reached "
         f"({why}): on a machine with a network run these commands, and copy the cache directory "
         "(HF_HUB_CACHE) here"
     )
     commands = [repository.command(names) for repository, names in lacking.items()]
-    return TemperaError("; ".join([*sentences, several]) + ":", details=commands)
+    return TemperaError("; ".join([*sentences, several]) + ":", details=[*commands, *details])
+
+
+def _without_details(problem: TemperaError) -> str:
+    return str(problem).removesuffix("\n  ".join(["", *problem.details]))
 
 
 @dataclass(frozen=True)
