@@ -144,6 +144,7 @@ METHODS = [
     "method=parallel tree=sequoia nodes=12 rule=traversal",
     "method=priced_tree",
     "method=medusa depth=2",
+    "method=dflash depth=2",
     "method=mentored depth=3 kl_budget=0.5 divergence=emitted",
     "method=cactus tree=mc_sim_7b_63 delta=1",
     "method=mixture depth=3 weight=0.5",
@@ -206,7 +207,8 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_method_generates(method: str, draft: Path, parallel: Path, smaller: Path) -> None:
     drafted = not any(choice in method for choice in UNTRAINED)
     own = parallel if "parallel" in method else draft
-    weights = [f"drafter.path={'random' if 'medusa' in method else own}"] if drafted else []
+    untrained = "medusa" in method or "dflash" in method
+    weights = [f"drafter.path={'random' if untrained else own}"] if drafted else []
     if "independent" in method:
         weights = [f"model.independent.directory={smaller}"]
     cfg = composed(*method.split(), *weights, TINY_CODES)

@@ -8,6 +8,7 @@ import torch
 from near_codes import near, near_rules
 from random_drafts import SMALL, random_draft
 from table_models import RULE
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera.decoding.diagnostics import diagnose, has_bounds, mean_terms
 from tempera.decoding.interfaces import Draft, Rule, Scores
@@ -169,3 +170,22 @@ def test_certain_tokens_have_the_terms_of_a_one_hot_q(rule):
         terms(certain, verdict, p, rule), terms(dense, verdict, p, rule), strict=True
     ):
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+class FromLists(TorchDispatchMode):
+    """Counts tensors that are made of numbers on the host, each a copy to the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.lift_fresh.default
+        return func(*args, **kwargs or {})
+
+
+def test_a_diagnosed_round_copies_nothing_to_the_device():
+    target = TableTarget()
+    drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(2))
+    emit(target, drafter, Exact(), rows=5)  # makes what is made once
+    with FromLists() as made:
+        emit(target, drafter, Exact(), rows=5, diagnostics=True)
+    assert made.count == 0

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -55,3 +56,13 @@ def test_strides_do_not_change_when_draws_are_computed_anew(rows):
 def test_two_rows_may_not_share_an_id():
     with pytest.raises(TemperaError, match="share an id"):
         RandomStreams(0, ["a", "b", "a"])
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_whole_numbers_of_other_libraries_are_seeds(kind):
+    expected = RandomStreams([3, 3], ["a", "b"]).next(5)
+    given = [[kind(3), kind(3)]] if kind is torch.tensor else [kind(3), [kind(3)] * 2]
+    for seed in given:
+        assert RandomStreams(seed, ["a", "b"]).next(5).equal(expected), seed
+    with pytest.raises(TypeError):
+        RandomStreams([3.0, 3.0], ["a", "b"])

@@ -3,11 +3,14 @@ import torch
 from random_drafts import SMALL
 from table_models import spied
 
+from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
 from tempera.decoding.trace import joined, places
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
-from tempera.exactness.tables import TableTarget, emit
+from tempera.drafters.static_tree import StaticTreeDrafter
+from tempera.evaluation.pipeline import Decoded, records
+from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.rules.standard import Exact
 
 
@@ -51,7 +54,7 @@ def test_summaries_have_one_number_per_row():
     always = {"rounds", "accepted_length", "tau", "logprob", "perplexity"}
     plain = spied(SMALL)[0].trace
     assert set(plain.summary()) == always < set(summary)
-    assert (plain.tv, plain.bound, plain.kl, plain.proximity) == (None,) * 4
+    assert (plain.tv, plain.bound, plain.kl, plain.figures) == (None, None, None, {})
 
 
 def test_a_joined_trace_has_the_rows_of_its_batches():
@@ -115,3 +118,24 @@ def test_how_sure_the_target_is_of_the_next_token():
         torch.testing.assert_close(column[:, 0].double(), value.expand(4))
     assert trace.top1[:, 1].unique().numel() > 1
     assert {"top1", "top10", "entropy", "collision"} <= set(trace.summary())
+
+
+class Noted(Exact):
+    """Notes how sure the target is, under a name that nobody knows."""
+
+    def figures(self, round):
+        return {"sureness": round.scores.p.amax(-1)[:, :1].expand(-1, 3)}
+
+
+def test_figures_of_a_rule_of_ones_own_are_in_the_trace_and_in_the_records():
+    target = TableTarget(4, 5)
+    drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(2))
+    output = emit(target, drafter, Noted(), rows=3, diagnostics=True)
+    sureness = output.trace.figures["sureness"]
+    assert sureness.shape == (3, 5) and sureness.min() > 0.2
+    assert output.trace.summary()["sureness"].equal(sureness.mean(-1))
+    assert joined([output.trace.first(2), output.trace.cpu()]).figures["sureness"].shape == (5, 5)
+    batch = Decoded([Prompt(str(row), "a") for row in range(3)], output, 1.0)
+    row = records(batch)[0]
+    assert row["sureness_by_place"] == sureness[0].tolist()
+    assert row["sureness"] == pytest.approx(float(sureness[0].mean()))

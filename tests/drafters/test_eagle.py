@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 from cases import slow_but
-from network_drafts import SIZES, eagle, eagle2, medusa, parallel, write_smaller
+from network_drafts import SIZES, dflash, eagle, eagle2, medusa, parallel, write_smaller
+from omegaconf import OmegaConf
 from tiny_networks import (
     LENGTH,
     PROMPTS,
@@ -15,21 +16,25 @@ from tiny_networks import (
     llamagen,
     node_paths,
     random_rounds,
+    tiny_dflash,
     tiny_eagle,
     tiny_medusa,
     tiny_parallel,
     tiny_target,
 )
 
+from tempera.config.instantiate import options_of
+from tempera.config.parts import check_draft
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
-from tempera.drafters.draft_files import save_draft
-from tempera.drafters.eagle_layout import build_eagle, build_eagle2
+from tempera.drafters.dflash import build_dflash
+from tempera.drafters.draft_files import builder_of, save_draft
+from tempera.drafters.eagle_network import build_eagle, build_eagle2
 from tempera.drafters.independent import build_independent
 from tempera.drafters.medusa import build_medusa
-from tempera.drafters.parallel_network import build_parallel
+from tempera.drafters.parallel_network import ParallelModel, build_parallel
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.shapes.networks import load_smaller
@@ -96,18 +101,20 @@ BUILT = {
     "eagle": (tiny_eagle, lambda path, target: build_eagle(path, target, TREE)),
     "eagle2": (tiny_eagle, lambda path, target: build_eagle2(path, target, *SIZES)),
     "parallel": (tiny_parallel, lambda path, target: build_parallel(path, target, TREE)),
+    "dflash": (tiny_dflash, lambda path, target: build_dflash(path, target, TREE)),
     "medusa": (tiny_medusa, lambda path, target: build_medusa(path, target, TREE)),
 }
 MADE = {
     "eagle": lambda target: eagle(target, TREE),
     "eagle2": eagle2,
     "parallel": lambda target: parallel(target, TREE),
+    "dflash": lambda target: dflash(target, TREE),
     "medusa": lambda target: medusa(target, TREE),
 }
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_built_from_a_directory_or_with_a_warning_untrained(name, tmp_path, capsys):
+def test_built_from_a_directory_or_with_a_warning_untrained(name, tmp_path, capsys, caplog):
     target, (network, build) = tiny_target(Sampling(3.0, top_k=2)), BUILT[name]
     save_draft(network(target), tmp_path)
     drafter = build(str(tmp_path), target)
@@ -119,9 +126,25 @@ def test_built_from_a_directory_or_with_a_warning_untrained(name, tmp_path, caps
         build(str(tmp_path), tiny_target(network=llamagen(seed=5)))
     other = tiny_target(identity="in another precision")
     first, second = (build("random", other).model.run.network.state_dict() for _ in range(2))
-    assert "draft: random weights" in capsys.readouterr().out
+    assert "draft: random weights" in caplog.text and not capsys.readouterr().out
     assert all(first[name].equal(second[name]) for name in first)
     assert images(other, build("random", other)).shape == (4, LENGTH)
+
+
+class Mine(ParallelModel):
+    """A network that nobody knows."""
+
+    drafter = "mine"
+
+
+def test_a_network_of_ones_own_is_built_as_ours_are(tmp_path):
+    target, build = tiny_target(), builder_of(Mine)
+    save_draft(tiny_parallel(target), tmp_path)
+    ours = build_parallel(str(tmp_path), target, TREE)
+    assert images(target, build(str(tmp_path), target, TREE)).equal(images(target, ours))
+    node = OmegaConf.create({"path": "nowhere"})
+    with pytest.raises(TemperaError, match="main.py model=tiny draft=mine`"):
+        check_draft(options_of(node, build), "tiny")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ from torch.nn.functional import embedding, linear
 
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.draft_files import save_draft
-from tempera.drafters.eagle_layout import INPUTS, build_eagle, build_eagle2
+from tempera.drafters.eagle_layout import INPUTS
+from tempera.drafters.eagle_network import build_eagle, build_eagle2
 from tempera.drafters.parallel_network import build_parallel
 from tempera.errors import TemperaError
 from tempera.targets.chameleon import CHAMELEON

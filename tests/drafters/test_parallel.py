@@ -21,7 +21,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_files import save_draft
-from tempera.drafters.eagle_layout import build_eagle
+from tempera.drafters.eagle_network import build_eagle
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.medusa import medusa_network
 from tempera.drafters.parallel import ParallelDraft

@@ -8,7 +8,7 @@ from tiny_networks import captions, llamagen, tiny_eagle, tiny_target
 
 from tempera.decoding.trees import Tree
 from tempera.drafters.draft_files import save_draft
-from tempera.drafters.eagle_layout import build_eagle
+from tempera.drafters.eagle_network import build_eagle
 from tempera.drafters.independent import IndependentDraft
 from tempera.drafters.jacobi import sjd
 from tempera.drafters.none import NoDraft

@@ -510,7 +510,7 @@ def test_our_value_of_a_quantity() -> None:
         },
         deviations={"accepted_length": 0.2},
         grid=[2, 3],
-        proximity_by_place=[4.0, 1.0, 4.0, 8.0, None, None],
+        figures_by_place={"proximity": [4.0, 1.0, 4.0, 8.0, None, None]},
     )
     for name, value in QUANTITIES.items():
         found = paper_tables.quantity(name).of([run, finished("coolsd")])

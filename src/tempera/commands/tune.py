@@ -48,6 +48,7 @@ PLAIN: Setting = {"method": "ar"}
 DRAFTS = {
     "eagle": "drafter.path",
     "parallel": "++model.parallel",
+    "dflash": "++model.dflash",
     "medusa": "++model.medusa",
 }
 """Kinds of draft networks, which are called as the method that drafts with them and verifies
@@ -228,7 +229,7 @@ class _Settings:
         dropped: tuple[str, ...] = ()
         if setting == PLAIN:
             dropped = ("drafter.",)
-        elif draft in ("parallel", "medusa"):
+        elif draft in DRAFTS and draft != "eagle":
             dropped = ("drafter.path=",)
         kept = [option for option in self.shared if not option.startswith(dropped)]
         return [*kept, *options_of(setting)]

@@ -518,8 +518,8 @@ def check_draft(
     is_here = Path(str(path)).exists()
     if not of_the_hub and not is_here and Repository.named(str(path)) is not None:
         return
-    trained_by = getattr(drafter.call, "trained_by", None)
-    kind = f" draft={trained_by}" if trained_by else ""
+    network = getattr(drafter.call, "kind", None)
+    kind = f" draft={network.drafter}" if network else ""
     draft_directory(
         str(path),
         f"train a draft with `{command('train')} model={model}{kind}`, give another with "

@@ -54,7 +54,7 @@ def trained_or(directory: str, other: str | None) -> str:
 
 def drafter_of(builder: str) -> str:
     """`${drafter_of:BUILDER}`: the drafter that a function builds, `eagle` of
-    `tempera.drafters.eagle_layout.build_eagle`.
+    `tempera.drafters.eagle_network.build_eagle`.
     """
     return builder.rpartition(".")[2].removeprefix("build_")
 

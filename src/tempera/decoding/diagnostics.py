@@ -32,7 +32,7 @@ class Diagnosed:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.columns = Columns()
-        self._counts: list[int] = []  # tokens of each row before the round
+        self._written = 0  # tokens of all rows before the round
 
     def __call__(self, round: Round) -> None:
         """Diagnose the places of a round that emitted tokens."""
@@ -46,18 +46,16 @@ class Diagnosed:
         self.columns.write(round.images, columns | self.rule.figures(round))
 
     def _emitted(self, images: Images) -> tuple[Tensor, Tensor]:
-        """Row and place of every token that the round emitted, int64 [M] each, from the counts that
-        the host has read.
+        """Row and place of every token that the round emitted, int64 [M] each. The host has read
+        how many there are.
         """
-        before = self._counts if images.rounds > 1 else [0] * len(images.counts)
-        self._counts = list(images.counts)
-        rows: list[int] = []
-        places: list[int] = []
-        for row, (now, then) in enumerate(zip(self._counts, before, strict=True)):
-            rows += [row] * (now - then)
-            places += range(now - then)
-        device = images.device
-        return torch.tensor(rows, device=device), torch.tensor(places, device=device)
+        count = images.written - (self._written if images.rounds > 1 else 0)
+        self._written = images.written
+        emitted = images.emitted
+        rows = torch.arange(len(emitted), device=images.device)
+        rows = rows.repeat_interleave(emitted, output_size=count)
+        first = emitted.cumsum(0) - emitted  # of each row
+        return rows, torch.arange(count, device=images.device) - first[rows]
 
 
 def diagnose(

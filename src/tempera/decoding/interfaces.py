@@ -297,22 +297,16 @@ class Drafter(ABC):
         """Learn from a round, whose tokens `images` have and the target has committed."""
 
 
-def drafts(
-    depth: Callable[..., int] | None = None, trained_by: str | None = None
-) -> Callable[[Build], Build]:
-    """Declares what is to be known of a function's drafter before there are weights.
+def drafts(depth: Callable[..., int]) -> Callable[[Build], Build]:
+    """Declares how deep a function's drafter drafts, if the function takes no `tree`.
 
     Args:
         depth: from the function's options to `Drafter.depth`: a rule's schedule is made for so many
-            depths. By default it is the depth of the function's `tree`.
-        trained_by: the choice in `conf/draft/` that trains its network; by default the usual one.
+            depths.
     """
 
     def declare(build: Build) -> Build:
-        if depth is not None:
-            build.depth = depth  # type: ignore[attr-defined]
-        if trained_by is not None:
-            build.trained_by = trained_by  # type: ignore[attr-defined]
+        build.depth = depth  # type: ignore[attr-defined]
         return build
 
     return declare

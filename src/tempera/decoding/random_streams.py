@@ -7,6 +7,9 @@ batch size, order, sharding or resumption. The generator is SplitMix64 (Steele, 
 
 import hashlib
 from collections.abc import Sequence
+from numbers import Integral
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +29,7 @@ class RandomStreams:
     """One stream of uniform draws per row.
 
     Args:
-        seed: shared by all rows, or one per row.
+        seed: shared by all rows, or one per row; NumPy's and torch's whole numbers are the same.
         ids: prompt ids, one per row; two rows with the same id and seed get the same draws, so one
             of the two must differ.
         device: device of the draws.
@@ -36,9 +39,13 @@ class RandomStreams:
     """
 
     def __init__(
-        self, seed: int | Sequence[int], ids: list[str], device: torch.device | str = "cpu"
+        self,
+        seed: int | Sequence[int],
+        ids: list[str],
+        device: torch.device | str = "cpu",
     ) -> None:
-        seeds = [seed] * len(ids) if isinstance(seed, int) else seed
+        each: Any = [seed] * len(ids) if isinstance(seed, Integral) else seed
+        seeds = [index(number) for number in each]
         self.named = list(zip(seeds, ids, strict=True))
         if len(set(self.named)) != len(ids):
             raise TemperaError(

@@ -3,7 +3,7 @@ distance of their law from the target's.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import torch
@@ -35,8 +35,8 @@ class Trace:
             `diagnostics.certainty`.
         entropy: of its distribution, in nats, float32 [B, T].
         collision: the probability that two draws from it agree, float32 [B, T].
-        proximity: how many tokens LANTERN's set of the first drafted token holds, float32 [B, T];
-            NaN where there is none. See `rules.neighbourhood`.
+        figures: what the rule records of itself (`Rule.figures`), by name, float32 [B, T] each.
+            Diagnostics only.
     """
 
     max_depth: int
@@ -50,7 +50,7 @@ class Trace:
     top10: Tensor | None = None
     entropy: Tensor | None = None
     collision: Tensor | None = None
-    proximity: Tensor | None = None
+    figures: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, max_depth: int, columns: Sequence[Mapping[str, Tensor]]) -> Self:
@@ -58,22 +58,29 @@ class Trace:
         named: dict[str, Any] = {}
         for recorded in columns:
             named |= recorded
-        return cls(max_depth, places(named["origin"]), **named)
+        own = {column.name for column in fields(cls)}
+        figures = {name: named.pop(name) for name in named.keys() - own}
+        return cls(max_depth, places(named["origin"]), **named, figures=figures)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The columns that are there, by name."""
-        named = {column.name: getattr(self, column.name) for column in fields(self)}
+        """The columns that are there, by name; the rule's figures are among them."""
+        named = {column.name: getattr(self, column.name) for column in fields(self)} | self.figures
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    def having(self, columns: Mapping[str, Tensor]) -> "Trace":
+        """The same with other values of all `tensors`."""
+        own: dict[str, Any] = {
+            name: value for name, value in columns.items() if name not in self.figures
+        }
+        return replace(self, **own, figures={name: columns[name] for name in self.figures})
 
     def cpu(self) -> "Trace":
         """A copy on the host, one transfer per field."""
-        columns: dict[str, Any] = {name: it.cpu() for name, it in self.tensors().items()}
-        return replace(self, **columns)
+        return self.having({name: it.cpu() for name, it in self.tensors().items()})
 
     def first(self, rows: int) -> "Trace":
         """The trace of the first rows of the batch."""
-        columns: dict[str, Any] = {name: it[:rows] for name, it in self.tensors().items()}
-        return replace(self, **columns)
+        return self.having({name: it[:rows] for name, it in self.tensors().items()})
 
     @property
     def round(self) -> Tensor:
@@ -136,7 +143,7 @@ class Trace:
             "perplexity": (-self.logprob.mean(-1)).exp(),
         }
         columns = self.tensors()
-        means = ("tv", "top1", "top10", "entropy", "collision", "proximity")
+        means = ("tv", "top1", "top10", "entropy", "collision", *self.figures)
         rows |= {name: columns[name].nanmean(-1) for name in means if name in columns}
         if "bound" in columns:
             rows |= {"tv_bound": columns["bound"].sum(-1), "kl_per_token": columns["kl"].mean(-1)}
@@ -155,10 +162,9 @@ class Trace:
 def joined(traces: Sequence[Trace]) -> Trace:
     """One trace of all rows of several batches, in order; they must be of the same method."""
     tensors = [trace.tensors() for trace in traces]
-    columns: dict[str, Any] = {
-        name: torch.cat([batch[name] for batch in tensors]) for name in tensors[0]
-    }
-    return replace(traces[0], **columns)
+    return traces[0].having(
+        {name: torch.cat([batch[name] for batch in tensors]) for name in tensors[0]}
+    )
 
 
 class Columns:

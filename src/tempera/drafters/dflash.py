@@ -23,17 +23,14 @@ from typing_extensions import override
 
 from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Scores, Verdict, drafts
-from tempera.decoding.trees import Tree
-from tempera.drafters.draft_files import DraftDtype, draft_to_decode, draft_to_train, torch_dtype
+from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.drafters.draft_files import builder_of, draft_to_train
 from tempera.drafters.draft_network import normed_features
 from tempera.drafters.parallel import SlotDraft
 from tempera.drafters.parallel_network import LENGTH, ParallelConfig, SlotNetwork
-from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.targets.attention import SharedMask
 from tempera.targets.cache import Keys
 from tempera.targets.decoder_layer import RMSNorm
-from tempera.targets.transformer import TransformerTarget
 
 
 class DFlashDraft(SlotDraft):
@@ -207,12 +204,5 @@ def dflash_network(
     return draft_to_train(DFlashModel, target, model, start, features, **sizes)
 
 
-@drafts(trained_by="dflash")
-def build_dflash(
-    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
-) -> StaticTreeDrafter:
-    """The drafter of a trained DFlash draft; arguments and errors are those of
-    `parallel_network.build_parallel`.
-    """
-    network = draft_to_decode(DFlashModel, path, target, length=max(2, tree.max_depth))
-    return StaticTreeDrafter(DFlashDraft(network, target, torch_dtype(dtype)), tree)
+build_dflash = builder_of(DFlashModel)
+"""The drafter of a trained draft: see `draft_files.builder_of`."""

@@ -1,13 +1,16 @@
 """Draft networks in files, and the drafts that decoding and training start from."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 
+from tempera.decoding.trees import Tree
 from tempera.drafters.draft_network import DraftNetwork
+from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.runtime.files import sha256_file
 from tempera.runtime.installation import command
@@ -24,6 +27,7 @@ from tempera.runtime.network_identity import UNNAMED
 from tempera.runtime.pretrained import RANDOM, are_sizes_enough, on_meta, randomise
 from tempera.targets.transformer import TransformerTarget
 
+log = logging.getLogger("tempera")
 Network = TypeVar("Network", bound=DraftNetwork)
 DraftDtype = Literal["float32", "bfloat16", "float16"]
 """Names of dtypes that a draft can compute in."""
@@ -88,7 +92,9 @@ def draft_to_decode(
         sizes: further fields of an untrained draft's configuration.
     """
     if path != RANDOM:
-        return read_draft(kind, path)
+        place = draft_directory(path)
+        other = kind.of_other_layout(place, target)
+        return read_draft(kind, place) if other is None else other
     network = on_meta(
         lambda: kind.of(
             target.network,
@@ -99,12 +105,43 @@ def draft_to_decode(
         )
     )
     if not are_sizes_enough():
-        print(
+        log.warning(
             "draft: random weights, to measure the cost of drafting; almost none of its tokens "
             "will be accepted"
         )
         randomise(network, target.device, torch.float32)
     return network
+
+
+def builder_of(kind: type[DraftNetwork]) -> Callable[..., StaticTreeDrafter]:
+    """The function that builds the drafter of a trained draft network, for a `_target_`: of chains
+    and static trees, with the draft model that the network names.
+    """
+
+    def build(
+        path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
+    ) -> StaticTreeDrafter:
+        """Build the drafter.
+
+        Args:
+            path: a directory or hub repository (`owner/name`, or `owner/name@revision`) with
+                `config.json` and `model.safetensors`; or `random`, see `draft_to_decode`.
+            target: the target it was trained for.
+            tree: static tree drafted every round.
+            dtype: see `draft_pass.DraftPass`.
+
+        Raises:
+            TemperaError: it contains no valid draft, or one for another target or for shorter
+                chains.
+        """
+        sizes = {"length": max(2, tree.max_depth)} if "length" in kind.sizes else {}
+        network = draft_to_decode(kind, path, target, **sizes)
+        return StaticTreeDrafter(kind.draft_model(network, target, torch_dtype(dtype)), tree)
+
+    build.__name__ = build.__qualname__ = f"build_{kind.drafter}"
+    build.__module__ = kind.__module__
+    build.kind = kind  # type: ignore[attr-defined]
+    return build
 
 
 def draft_to_train(

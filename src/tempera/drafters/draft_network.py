@@ -8,6 +8,7 @@ Shapes: R rows, S positions, H hidden size, K features.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -66,7 +67,8 @@ class DraftNetwork(nn.Module):
         embed_tokens: its own embedding of the target network's ids; None: the target's.
         config_type: the class of its configuration.
         sizes: the defaults of further fields.
-        drafter: the choice in `conf/drafter/` that drafts with such a network.
+        drafter: the choice in `conf/drafter/` that drafts with such a network, and in `conf/draft/`
+            that trains it.
         draft_model: decodes with such a network, `draft_model(network, target)`; an
             `interfaces.DraftModel`.
     """
@@ -195,6 +197,15 @@ class DraftNetwork(nn.Module):
             **cls.sizes | sizes,
         )
         return cls(config)
+
+    @classmethod
+    def of_other_layout(cls, place: Path, target: Any) -> Self | None:
+        """The network of a directory in another layout than ours; None if it is in ours.
+
+        Raises:
+            TemperaError: it is not of the target's sizes, or cannot be read.
+        """
+        return None
 
     def make_layers(self, count: int) -> list[DecoderLayer]:
         """New decoder layers of the target's sizes."""

@@ -9,16 +9,31 @@ Shapes: R rows, S sequence, T prefix tokens, H hidden size.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.drafters.draft_files import draft_to_train
+from tempera.decoding.interfaces import drafts
+from tempera.drafters.draft_files import (
+    DraftDtype,
+    builder_of,
+    draft_to_decode,
+    draft_to_train,
+    torch_dtype,
+)
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.eagle import EagleDraft
+from tempera.drafters.eagle_layout import is_llamagen, read_public
+from tempera.runtime.files import read_json, sha256_file
+from tempera.runtime.network_directory import CONFIG
+from tempera.runtime.pretrained import on_meta
+from tempera.runtime.tensor_files import fill
 from tempera.targets.decoder_layer import start_small
+from tempera.targets.transformer import TransformerTarget
 
 
 class EagleModel(DraftNetwork):
@@ -46,6 +61,34 @@ class EagleModel(DraftNetwork):
         return (self.layer,)
 
     @override
+    @classmethod
+    def of_other_layout(cls, place: Path, target: TransformerTarget) -> "EagleModel | None":
+        """The draft that EAGLE's or LANTERN's code wrote; see `eagle_layout`."""
+        if "target" in read_json(place / CONFIG):
+            return None
+        public = read_public(place, target)
+
+        def make() -> EagleModel:
+            made = cls.of(target.network, str(place), target.vocab_size, target.identity)
+            made.is_public = True
+            made.reads_captions = not is_llamagen(target.network)
+            sizes = target.network.config
+            made.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
+            layer: Any = made.layer
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                norm.eps = public.eps
+            if "layer.input_layernorm.weight" not in public.tensors:
+                layer.input_layernorm = nn.Identity()
+            if "fc.bias" not in public.tensors:
+                made.fc.register_parameter("bias", None)
+            return made
+
+        draft = on_meta(make)
+        fill(draft, public.tensors, public.file)
+        draft.identity = sha256_file(public.file)[:16]
+        return draft
+
+    @override
     def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `DraftNetwork.prefix`."""
         if not self.is_public:
@@ -61,3 +104,29 @@ def eagle_network(
 ) -> EagleModel:
     """`draft=eagle`: see `draft_to_train`."""
     return draft_to_train(EagleModel, target, model, start, features)
+
+
+build_eagle = builder_of(EagleModel)
+"""The EAGLE drafter of a trained draft, in our layout or the public one: see
+`draft_files.builder_of`.
+"""
+
+
+@drafts(lambda depth, nodes, **_: min(depth, nodes))
+def build_eagle2(
+    path: str,
+    target: TransformerTarget,
+    branches: int = 10,
+    depth: int = 5,
+    nodes: int = 59,
+    dtype: DraftDtype | None = None,
+) -> DynamicTreeDrafter:
+    """The EAGLE-2 drafter of a trained EAGLE draft. See `dynamic_tree.DynamicTreeDrafter` and
+    `build_eagle`.
+
+    Raises:
+        TemperaError: it is no valid draft, or one for another target, or the tree is impossible.
+    """
+    network = draft_to_decode(EagleModel, path, target)
+    model = EagleDraft(network, target, torch_dtype(dtype), ranks=True)
+    return DynamicTreeDrafter(model, target.vocab_size, branches, depth, nodes)

@@ -17,18 +17,12 @@ from typing_extensions import override
 
 from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict, drafts
-from tempera.decoding.trees import Frontier, Tree, take
-from tempera.drafters.draft_files import (
-    DraftDtype,
-    draft_to_decode,
-    draft_to_train,
-    torch_dtype,
-)
+from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
+from tempera.decoding.trees import Frontier, take
+from tempera.drafters.draft_files import builder_of, draft_to_train
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.draft_pass import DraftPass
 from tempera.drafters.parallel_network import LENGTH, check_length
-from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.targets.attention import SharedMask
 from tempera.targets.cache import KVCache
@@ -196,12 +190,5 @@ def medusa_network(
     return draft_to_train(MedusaModel, target, model, start, (), length=length, columns=columns)
 
 
-@drafts(trained_by="medusa")
-def build_medusa(
-    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
-) -> StaticTreeDrafter:
-    """The drafter of trained Medusa heads; arguments and errors are those of
-    `parallel_network.build_parallel`.
-    """
-    network = draft_to_decode(MedusaModel, path, target, length=max(2, tree.max_depth))
-    return StaticTreeDrafter(MedusaDraft(network, target, torch_dtype(dtype)), tree)
+build_medusa = builder_of(MedusaModel)
+"""The drafter of a trained draft: see `draft_files.builder_of`."""

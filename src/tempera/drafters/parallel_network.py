@@ -19,22 +19,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.decoding.interfaces import drafts
-from tempera.decoding.trees import Tree
-from tempera.drafters.draft_files import (
-    DraftDtype,
-    draft_to_decode,
-    draft_to_train,
-    torch_dtype,
-)
+from tempera.drafters.draft_files import builder_of, draft_to_train
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.parallel import ParallelDraft
-from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.targets.attention import SharedMask
 from tempera.targets.cache import KVCache
 from tempera.targets.decoder_layer import start_small
-from tempera.targets.transformer import TransformerTarget
 
 RANK = 64
 LENGTH = 5
@@ -179,21 +170,5 @@ def parallel_network(
     return draft_to_train(ParallelModel, target, model, start, features, **sizes)
 
 
-@drafts(trained_by="parallel")
-def build_parallel(
-    path: str, target: TransformerTarget, tree: Tree, dtype: DraftDtype | None = None
-) -> StaticTreeDrafter:
-    """The drafter of a trained parallel draft.
-
-    Args:
-        path: directory with `config.json` and `model.safetensors`, or `random`.
-        target: the target it was trained for.
-        tree: static tree drafted every round.
-        dtype: see `draft_pass.DraftPass`.
-
-    Raises:
-        TemperaError: the directory contains no valid draft, or one for another target or for
-            shorter chains.
-    """
-    network = draft_to_decode(ParallelModel, path, target, length=max(2, tree.max_depth))
-    return StaticTreeDrafter(ParallelDraft(network, target, torch_dtype(dtype)), tree)
+build_parallel = builder_of(ParallelModel)
+"""The drafter of a trained draft: see `draft_files.builder_of`."""

@@ -325,6 +325,10 @@ def progress_bar(description: str, tokens: int) -> "tqdm[Any]":
     return tqdm(desc=description, total=tokens, unit="token", unit_scale=True, leave=False)
 
 
+BY_PLACE = "_by_place"
+"""What ends the name of a record's column with a figure of the rule at each place of the image."""
+
+
 def record_columns(length: int, vocab: int | None) -> dict[str, Numbers | None]:
     """The columns of `records` that every computation needs, as a target can have made them.
 
@@ -339,7 +343,6 @@ def record_columns(length: int, vocab: int | None) -> dict[str, Numbers | None]:
         "text": None,
         "tokens": tokens,
         "depth": Numbers(0, length + 1, whole=True, length=length),
-        "proximity_by_place": Numbers(0, length=length, needed=False),
         "rounds": Numbers(1, length + 1, whole=True),
         "tested": Numbers(0, whole=True),
         "tested_by_tenth": Numbers(0, whole=True),
@@ -356,8 +359,8 @@ def records(batch: Decoded) -> list[Row]:
 
     Returns:
         Rows with, among others, `depth` (the depth of each token's accepted draft, 0 if the target
-        drew the token) and `…_by_tenth` (counts in each tenth of the image, in the order of
-        decoding).
+        drew the token), `…_by_tenth` (counts in each tenth of the image, in the order of decoding)
+        and `…_by_place` (figures of the rule, NaN where it has none).
     """
     prompts = batch.prompts
     trace = batch.output.trace.cpu()
@@ -376,7 +379,7 @@ def records(batch: Decoded) -> list[Row]:
         "logprob_squares": trace.logprob.double().square().sum(-1).tolist(),
         "tokens": batch.output.tokens.cpu().tolist(),
     }
-    sizes = trace.proximity  # NaN where no draft was tested
-    if sizes is not None and not bool(sizes.isnan().all()):
-        columns["proximity_by_place"] = sizes.tolist()
+    for name, values in trace.figures.items():
+        if not bool(values.isnan().all()):
+            columns[name + BY_PLACE] = values.tolist()
     return rows_of(columns)

@@ -11,7 +11,7 @@ import numpy as np
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import latency
-from tempera.evaluation.pipeline import record_columns
+from tempera.evaluation.pipeline import BY_PLACE, record_columns
 from tempera.evaluation.run_directory import PROMPTS, check_format
 from tempera.evaluation.score import Pictured, scored
 from tempera.metrics.acceptance import acceptance
@@ -117,7 +117,7 @@ def _timings(own: Pictured, run: Mapping[str, Any], ids: Sequence[str]) -> dict[
     return timings
 
 
-def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
+def _profiles(rows: Sequence[Row]) -> dict[str, Any]:
     """Means over all images by depth of the draft, by tenth of the image in the order of decoding,
     and by place in the image; None where nothing was tested.
 
@@ -125,7 +125,7 @@ def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
         `acceptance_by_depth`, `acceptance_by_tenth`, `acceptance_by_place` (the share of images
         whose token is an accepted draft), `rounds_by_tokens` (the share of rounds with 1, 2, …
         tokens; the last round of an image is cut at its end and counts as one more) and
-        `proximity_by_place` (the size of LANTERN's proximity set; empty without).
+        `figures_by_place` (figures of the rule, by name).
     """
 
     def total(name: str) -> Array:
@@ -133,17 +133,17 @@ def _profiles(rows: Sequence[Row]) -> dict[str, list[float | None]]:
 
     rounds = sum(row["rounds"] for row in rows)
     drafted = np.mean([np.array(row["depth"]) > 0 for row in rows], axis=0)
-    proximity: list[float | None] = []
-    measured = [row["proximity_by_place"] for row in rows if "proximity_by_place" in row]
-    if measured:
-        sizes = np.array(measured, np.float64)  # NaN where no draft was tested
-        proximity = _shares(np.nansum(sizes, axis=0), (~np.isnan(sizes)).sum(axis=0))
+    figures: dict[str, list[float | None]] = {}
+    for name in sorted({name for row in rows for name in row if name.endswith(BY_PLACE)}):
+        values = np.array([row[name] for row in rows if name in row], np.float64)
+        shares = _shares(np.nansum(values, axis=0), (~np.isnan(values)).sum(axis=0))
+        figures[name.removesuffix(BY_PLACE)] = shares
     return {
         "acceptance_by_depth": _shares(total("accepted"), total("tested")),
         "acceptance_by_tenth": _shares(total("accepted_by_tenth"), total("tested_by_tenth")),
         "acceptance_by_place": drafted.tolist(),
         "rounds_by_tokens": list(-np.diff([rounds, *total("accepted"), 0]) / rounds),
-        "proximity_by_place": proximity,
+        "figures_by_place": figures,
     }
 
 

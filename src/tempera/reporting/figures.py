@@ -100,12 +100,13 @@ def comparison(
 def acceptance(path: Path, title: str, run: Run) -> None:
     """Write where in the image tokens were accepted drafts, and if anything was drafted: how often
     by depth, how long rounds are, and which of them save passes of the target (a round of n tokens
-    saves n − 1; SJD-PAC, Figure 1). For rules with proximity sets, also their mean size at each
-    place (LANTERN, Figure 7). The tokens of a preview have no place in the image.
+    saves n − 1; SJD-PAC, Figure 1). Also the means of the rule's own figures at each place, such as
+    the size of proximity sets (LANTERN, Figure 7). The tokens of a preview have no place in the
+    image.
     """
     places = {"Accepted drafts, share of images": run.acceptance_by_place}
-    if run.proximity_by_place:
-        places["Codes in the proximity set"] = run.proximity_by_place
+    for name, profile in run.figures_by_place.items():
+        places[name.capitalize()] = profile
     bars: dict[tuple[str, str], NDArray[np.float64]] = {}
     if run.acceptance_by_depth:
         rounds = np.array(run.rounds_by_tokens, np.float64)

@@ -88,7 +88,7 @@ class Run(BaseModel):
     acceptance_by_depth: Profile = []
     acceptance_by_tenth: Profile = []
     rounds_by_tokens: Profile = []
-    proximity_by_place: Profile = []
+    figures_by_place: dict[str, Profile] = {}
     time: dict[str, Any] = {}
     deviations: dict[str, float] = {}
     values: pd.DataFrame = Field(default_factory=pd.DataFrame)

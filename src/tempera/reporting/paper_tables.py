@@ -111,8 +111,8 @@ def _numbers(run: Run) -> dict[str, float | None]:
     numbers["test_ms"] = run.time.get("test_ms")
     for part, time in run.time.get("parts", {}).items():
         numbers[f"{part}_ms"] = time["ms_per_round"]
-    if run.proximity_by_place:
-        sizes = run.on_grid(run.proximity_by_place)
+    if "proximity" in run.figures_by_place:
+        sizes = run.on_grid(run.figures_by_place["proximity"])
         numbers["proximity_first"] = float(np.nanmean(sizes[:, 0]))
         numbers["proximity_others"] = float(np.nanmean(sizes[:, 1:]))
     return numbers
