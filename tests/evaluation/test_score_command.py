@@ -85,9 +85,9 @@ def test_a_finished_run_is_scored_without_its_model(
     assert after["metrics"]["taste"]["value"] == 1 and after["time"] == before["time"]
     assert [*texts(tmp_path / "run")] == ids
     assert {one["key"] for one in after["described"]} == {"taste", "variation"}
-    again = [*options, "directory=run", "limit=2"]
     monkeypatch.undo()
-    assert "taste" not in evaluate.main(composed("eval", [*again, *tiny_options(tmp_path)]))
+    again = [*options, "limit=2", *tiny_options(tmp_path)]
+    assert "taste" not in evaluate.main(composed("eval", again, tmp_path / "run"))
 
 
 def test_all_runs_of_a_sweep_are_scored(run: Run, tmp_path: Path) -> None:
