@@ -146,7 +146,9 @@ def kernel(generated: Features, real: Features, resamples: int = 200) -> Interva
     """Kernel distance (KID; Bińkowski et al. 2018): unbiased MMD² with k(x, y) = (x·y/D + 1)³ over
     all pairs.
 
-    A resample leaves out the pairs of an image with its own copies, so repeats do not bias it.
+    A resample leaves out the pairs of an image with its own copies, so repeats do not bias it. Near
+    a distance of 0 the bootstrap is too wide, by about √3 (the statistic is degenerate there:
+    Arcones and Giné 1992).
     """
     x, y = _tensors(generated, real)
     n = len(x)
