@@ -98,6 +98,17 @@ def test_broken_pictures_where_the_baseline_has_none(broken: int, pictures: int,
     assert verdict(runs).endswith(f"not timed, {said}.")
 
 
+def test_an_exact_run_beside_it_hides_no_loss() -> None:
+    """Nothing is looked for in an exact run, so that the correction is for no more tests."""
+    runs = [
+        finished("ar", {"broken": np.zeros(64)}),
+        finished("gsd", {"broken": np.arange(64) < 7}),
+        finished("eagle", {"broken": np.zeros(64)}, exact=True),
+    ]
+    compare(runs)
+    assert "broken pictures +0.109" in verdict(runs)
+
+
 def test_pictures_that_only_one_run_has_do_not_count() -> None:
     runs = [finished("ar", {"broken": np.zeros(40)}), finished("gsd", {"broken": np.ones(90)})]
     compare(runs)

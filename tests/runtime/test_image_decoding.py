@@ -116,7 +116,7 @@ AS_THEY_ARE = {
     "damaged": (PLAIN, b"nonsense", COLOUR),
     "cut off": (PLAIN, ADOBE[:300], COLOUR),
     "of grey": (PLAIN, DARK, COLOUR),
-    "of another kind, CMYK": (CYAN, ADOBE, (0, 255, 255)),
+    "of another kind, CMYK": (Image.new("CMYK", (6, 4), (100, 30, 0, 0)), ADOBE, (155, 225, 255)),
 }
 
 
