@@ -83,7 +83,7 @@ class _Aggregated(TokenRule):
         tokens = (q - p).topk(most, sorted=False).indices
         lacking = (p - q).clamp(min=0)
         share = torch.zeros_like(p)  # of each token's `lacking`, in the mean
-        for part in tokens.split(self._at_once(p), -1):
+        for part in tokens.split(_at_once(p, self.neighbours), -1):
             near = self.neighbours.table_for(p)[part]
             masses = _gathered(p, near)
             inside = self._inside(masses)
@@ -147,10 +147,6 @@ class _Aggregated(TokenRule):
         """min(q, Σ_{A(x)} p) for every x, [..., V]."""
         masses = [self._mass(p[..., near]) for near in _portions(self.neighbours, p)]
         return torch.minimum(torch.cat(masses, -1), q)
-
-    def _at_once(self, p: Tensor) -> int:
-        """Tokens whose neighbours are gathered at a time at all positions of p [..., V]."""
-        return max(1, AT_ONCE // max(1, p.shape[:-1].numel() * self.neighbours.k))
 
 
 @dataclass(frozen=True)
@@ -291,9 +287,8 @@ class GSD(TokenRule):
         order = _ranks(p)
         free = p.amax(-1)[..., None, None] < 1
         reach = p.shape[-1] if self.ranks is None else self.ranks
-        step = max(1, AT_ONCE // max(1, p.shape[:-1].numel() * self.neighbours.k))
         f = torch.ones_like(q)
-        for part in tokens.split(step, -1):
+        for part in tokens.split(_at_once(p, self.neighbours), -1):
             near = self.neighbours.table_for(p)[part]
             places = _gathered(order, near)
             inside = _grouped((places - places[..., :1]).abs() <= reach, free)
@@ -350,8 +345,12 @@ def _portions(neighbours: Neighbours, p: Tensor) -> tuple[Tensor, ...]:
     """The table of neighbours in portions [m, k], each of few enough codes to gather the
     probabilities of all its entries at all positions of p [..., V] at once.
     """
-    step = max(1, AT_ONCE // max(1, p.shape[:-1].numel() * neighbours.k))
-    return torch.split(neighbours.table_for(p), step)
+    return torch.split(neighbours.table_for(p), _at_once(p, neighbours))
+
+
+def _at_once(p: Tensor, neighbours: Neighbours) -> int:
+    """Tokens whose neighbours are gathered at a time at all positions of p [..., V]."""
+    return max(1, AT_ONCE // max(1, p.shape[:-1].numel() * neighbours.k))
 
 
 def _places_away(p: Tensor, near: Tensor, most: int) -> Tensor:
