@@ -487,6 +487,7 @@ METHODS = {
     "eagle2": ["nodes=6", "branches=2", "depth=3"],
     "parallel": ["depth=3"],
     "parallel tree": ["tree=mc_sim_7b_63"],
+    "dflash": ["depth=3"],
     "medusa": ["depth=3"],
     "coolsd": ["tree=chain", "depth=3"],
     "uniform_rsd": ["tree=chain", "depth=3"],
@@ -511,5 +512,5 @@ def method_options(name: str, draft: str = "random", parallel: str = "random") -
     method, options = name.split()[0], METHODS[name]
     if method in ("ar", "independent") or "window" in options[0]:
         return [f"method={method}", *options]
-    path = {"parallel": parallel, "medusa": "random"}.get(method, draft)
+    path = {"parallel": parallel, "dflash": "random", "medusa": "random"}.get(method, draft)
     return [f"method={method}", *options, f"drafter.path={path}"]
