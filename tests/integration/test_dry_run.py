@@ -223,6 +223,7 @@ def test_files_that_cannot_be_had_are_told_together(
     wanted = ["peizesun/llamagen_t2i", "google/flan-t5-xl", "jadohu/llamagen_drafter"]
     names = "t2i_XL_stage1_256.pt", "vq_ds16_t2i.pt", "tokenizer.json", "model.safetensors"
     given = ["method=eagle", "device=cpu", "data=file", "data.path=none.txt", "directory=."]
+    given += ["metrics=none"]
     cfg = composed("model=llamagen_xl_stage1", *given)
     with Hub(tmp_path / "cache") as hub:
         assert isinstance(hub, Hub)
