@@ -20,6 +20,7 @@ from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
+from tempera.drafters.dflash import dflash_network, spread
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle_network import build_eagle
 from tempera.drafters.independent import IndependentDraft
@@ -81,6 +82,14 @@ def test_an_untrained_draft_has_no_markov_correction():
     draft = parallel_network(tiny_target(), "tiny")
     assert (draft.config.layers, draft.config.rank, draft.config.length) == (1, 64, 5)
     assert draft.markov_in.weight.any() and not draft.markov_out.weight.any()
+
+
+def test_a_block_reads_layers_at_even_distances_by_default():
+    assert spread(36, 5) == (2, 10, 18, 26, 34)  # of Qwen3-8B, whose public draft has 5 layers
+    assert (spread(8, 2), spread(8, 1), spread(3, 2)) == ((2, 6), (5,), (2, 1))
+    draft = dflash_network(tiny_target(network=llamagen(num_hidden_layers=5)), "tiny")
+    assert (draft.features, draft.config.layers, draft.config.rank) == ((2, 3), 2, 0)
+    assert dflash_network(tiny_target(), "tiny", features=[]).features == ()
 
 
 @torch.no_grad()
