@@ -201,6 +201,10 @@ def test_the_replay_reaches_the_finished_picture(page: Any) -> None:
         seen.append(right.get_attribute("data-stage"))
     tokens = [int(stage.split("/")[0]) for stage in seen[:-1]]
     assert tokens == sorted(set(tokens)) and len(seen) < 64
+    slider.fill("64")
+    assert "finished in round" in page.locator("#round-text").inner_text()
+    page.locator("#back").click()
+    assert f"round {len(seen) - 1} of" in page.locator("#round-text").inner_text()
     assert page.evaluate(SAME_PIXELS)
     for mode in ("origin", "depth", "logprob"):
         page.locator(f"input[value={mode}]").check()

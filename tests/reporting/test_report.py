@@ -305,14 +305,14 @@ def test_the_console_begins_with_gain_and_cost_and_tells_of_other_work(
         "3.70 tokens per round: 39 rounds an image instead of 144.",
         "A round takes as long as 2.90 AR rounds here: 1.10× the speed.",
     ]
-    for load, told in ((9, "lowers it: 9 processes share 2 cores"), (2, "target 75%.")):
+    for load, told in ((9, "running (9 processes share 2 cores), so"), (2, "target 75%.")):
         parts = {"draft": {"share": 0.25}, "target": {"share": 0.75}}
         run.time = {"parts": parts, "load": load, "cores": 2}
-        words = "beside other work, which lowers it: eagle."
+        words = "were running while speed was measured, so it is probably too low: eagle."
         assert any(words in line for line in report.cautions([run])) == (load > 2)
         print_run(run)
         out = capsys.readouterr().out
-        assert told in out and ("beside other work" in out) == (load > 2)
+        assert told in out and ("Other processes were running" in out) == (load > 2)
     draft = {"accepted_length": {"value": 1.0}, "target_passes": {"value": 0.0}}
     (line,) = headline(finished("draft", metrics=draft))
     assert line == "The draft's own images, without the target."

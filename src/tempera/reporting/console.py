@@ -90,7 +90,9 @@ def _notes(run: Run, verbose: bool) -> list[str]:
         shares = [f"{part} {time['share']:.0%}" for part, time in run.time["parts"].items()]
         notes.append(f"Time of a round: {', '.join(shares)}.")
     if run.crowd:
-        notes.append(f"Speed was measured beside other work, which lowers it: {run.crowd}.")
+        notes.append(
+            f"Other processes were running ({run.crowd}), so the speed is probably too low."
+        )
     if not verbose:
         notes.append("verbose=true prints all metrics.")
     return notes

@@ -496,7 +496,9 @@
     },
     /** Go on or back by rounds of the picture that is described. */
     step(rounds) {
-      this.to((this.main.roundAt(this.now) + rounds) * this.main.pace);
+      const round = this.main.roundAt(this.now);
+      const past = this.main.replay.rounds + 1; // where a slower picture beside it goes on
+      this.to(((rounds < 0 ? Math.min(round, past) : round) + rounds) * this.main.pace);
     },
   };
 

@@ -213,9 +213,8 @@ def _speed(runs: Sequence[Run]) -> list[Section]:
         "peak memory, GiB": [_memory(run) for run in timed],
     }
     text = (
-        "Seconds are those of one image at batch 1, beside plain autoregression's, without "
-        "text encoder and image decoder. Memory is allocated on a GPU, resident on a CPU; there "
-        "it is the process's, which runs all rows."
+        "Seconds are for one image at batch 1, without text encoder and image decoder. Memory is "
+        "allocated on a GPU, resident on a CPU; there it is the process's, which runs all rows."
     )
     formats = dict.fromkeys(columns, ".2f")
     return [Section("Time and memory", table(labels(runs, timed), columns), formats, text)]
@@ -271,7 +270,8 @@ def cautions(
     crowded = [one for one, run in zip(labels(runs), runs, strict=True) if run.crowd]
     if crowded:
         sentences.append(
-            f"Speed was measured beside other work, which lowers it: {', '.join(crowded)}."
+            "Other processes were running while speed was measured, so it is probably too low: "
+            f"{', '.join(crowded)}."
         )
     sentences += _uncompared(runs, baseline)
     if unfinished:
