@@ -76,6 +76,7 @@ SENTENCES = {
     "eval/run.py -m experiment=frontier_continuous method=eagle2": "no case of this preset",
     "eval/run.py -cd shadow": "has the name of a configuration in",
     "eval/run.py -cp absent": "absent",
+    "eval/tune.py method=coolsd": "there is no `method` to choose: leave it out",
     "eval/run.py experiment=[debug,lumina2_readme]": "a run has one experiment, and experiment=[d",
     "eval/run.py -m rule=[exact,relaxed] method=eagle": "-m rule=A,B for a run of each",
     "eval/run.py model=[shapes]": "give model=CHOICE",
@@ -355,6 +356,25 @@ def test_a_sweep_over_methods_takes_every_option(
     line = f"eval/run.py -m model=shapes_mar method={methods} tracking=none hydra.sweep.dir=a"
     status, _, err = run(line, *options.split())
     assert (status, begun) == (0, ["cspd", "cspd_exact"]), err
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "options", "named"),
+    [
+        ("train_draft/prepare.py", "prepare", "source=imagefolder,parquet source.path=x", "source"),
+        ("eval/run.py", "evaluate", "method=eagle rule=relaxed,lantern delta=0.5", "delta"),
+    ],
+)
+def test_a_sweep_over_any_group_takes_the_options_of_its_choices(
+    script: str, command: str, options: str, named: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(
+        f"tempera.commands.{command}.main", lambda cfg: begun.append(str(cfg[named]))
+    )
+    status, _, err = run(f"{script} -m {options} tracking=none hydra.sweep.dir=a")
+    value = options.rpartition("=")[2]
+    assert status == 0 and len(begun) == 2 and all(value in one for one in begun), err
 
 
 def test_a_launchers_own_options_reach_it_in_a_sweep_over_methods(run: Run) -> None:

@@ -39,6 +39,8 @@ UNREAD = 141
 AGAIN = "interrupted; run the command again"
 LITERAL = ("prompt", "baseline")
 """Options whose text is taken as it is typed, commas and quotes included."""
+SEVERAL = r"(\w+)=(?:.*,|(?:choice|glob)\()"
+"""An argument with several values: `method=ar,eagle`, `method=glob(cool*)`."""
 STARTS_AGAIN = ("report", "score", "bench", "gpu_check")
 """Scripts that start over after an interruption."""
 
@@ -71,7 +73,7 @@ def run(config_name: str, main: Callable[[DictConfig], object]) -> None:
         directories.use()
         arguments = _read(sys.argv[1:], directories.main)
         check_choices(config_name, arguments)
-        sys.argv[1:] = for_each_method(config_name, arguments)
+        sys.argv[1:] = for_each_choice(config_name, arguments)
         if not started_as_main():
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
@@ -244,27 +246,23 @@ def _is_readable(argument: str) -> bool:
     return True
 
 
-def for_each_method(config_name: str, arguments: Sequence[str]) -> list[str]:
-    """The command line of a sweep; of several methods, `gamma=2` becomes a sweep of one value, if
-    the usual method lacks it. Hydra applies other options before it chooses among the methods, and
-    the first may not have them. What is Hydra's own belongs to the sweep, not to a method.
+def for_each_choice(config_name: str, arguments: Sequence[str]) -> list[str]:
+    """The command line of a sweep; of several choices in a group, such as methods, `gamma=2`
+    becomes a sweep of one value, if the usual choice lacks it. Hydra applies other options before
+    it chooses, and the first choice may not have them. What is Hydra's own belongs to the sweep.
     """
-    if not any(map(_sweeps_methods, arguments)):
+    swept = {found[1] for one in arguments if (found := re.match(SEVERAL, one))}
+    if swept.isdisjoint(DIRECTORIES.get().groups()):
         return list(arguments)
     usual = DIRECTORIES.get().load(config_name, [])
-    found = []
+    changed = []
     for argument in arguments:
         name, _, value = argument.partition("=")
         is_single = re.fullmatch(r"[A-Za-z_][\w.]*=[^,()]*", argument)
         is_new = not (name.startswith("hydra.") or name in usual.hydra.runtime.choices)
-        is_methods = is_single and is_new and not _has(usual, name)
-        found.append(f"{name}=choice({value})" if is_methods else argument)
-    return found
-
-
-def _sweeps_methods(argument: str) -> bool:
-    """Whether an argument gives several methods: `method=ar,eagle`, `method=glob(cool*)`."""
-    return bool(re.match(r"method=(.*,|(choice|glob)\()", argument))
+        is_of_choice = is_single and is_new and not _has(usual, name)
+        changed.append(f"{name}=choice({value})" if is_of_choice else argument)
+    return changed
 
 
 def _has(cfg: DictConfig, name: str) -> bool:

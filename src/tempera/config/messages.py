@@ -153,7 +153,8 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     chosen = [argument for argument in arguments if argument.partition("=")[0] in groups]
     method = next((choice for choice in chosen if choice.startswith("method=")), "these choices")
     if option in groups:
-        return f"there is no `{option}` to choose with {method}: leave it out"
+        with_others = "" if option == "method" else f" with {method}"
+        return f"there is no `{option}` to choose{with_others}: leave it out"
     if owners := directories.owners(option):
         return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
     names = _names_of(config_name, chosen) or _names_of(config_name, [])
