@@ -86,7 +86,7 @@ FIRST = {case[0]: case for case in reversed(CHOICES)}
 
 
 def test_no_group_is_forgotten() -> None:
-    assert set(scripts()) == set(GROUPS)
+    assert set(GROUPS) <= set(scripts())
 
 
 @pytest.mark.parametrize(("group", "choice"), slow_but(CHOICES, *FIRST.values()))
