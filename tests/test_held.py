@@ -320,7 +320,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(
     "change",
-    slow_but(CHANGES, adapters_everywhere, hook_on_a_layer, new_head, other_weights),
+    slow_but(CHANGES, adapters_everywhere, hook_on_a_layer),
     ids=lambda change: change.__name__,
 )
 def test_what_sits_on_the_model_works_also_after_the_first_call(
@@ -1105,7 +1105,9 @@ def test_the_code_of_the_pages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert torch.equal(found["images"][:, 5:], held.greedy())
 
 
-@pytest.mark.parametrize("method", ["eagle", "parallel_block", "medusa", "eagle2"])
+@pytest.mark.parametrize(
+    "method", slow_but(["eagle", "parallel_block", "medusa", "eagle2"], "eagle2")
+)
 def test_methods_with_a_draft(held: Held, method: str) -> None:
     depth = {} if method == "eagle2" else {"depth": 3}
     fast = held.accelerated(method, draft="random", **depth)
