@@ -21,10 +21,8 @@ from tempera.continuous.loop import (
     Decoding,
     Model,
     Sequences,
-    begin,
     counts,
     next_places,
-    predicted,
     propose,
 )
 from tempera.continuous.noise import Noise
@@ -110,23 +108,27 @@ class CSpDReferenceCode(Decoding):
         streams: RandomStreams,
         prompts: Sequence[str],
         run: Run = compiled.plain,
+        rows: int | None = None,
     ) -> Iterator[ContinuousRound]:
         length = target.length
-        noise = begin(streams, prompts, target, self.drafter)
-        sequences = Sequences(target, noise, self.depth(length))
-        yield from predicted(target, sequences, self.prefilled(length), noise)
-        images = sequences.images
+        models = [target, self.drafter]
+        sequences = Sequences(models, streams, prompts, rows, self.depth(length))
         proposed = run(propose, "draft")
         scored = run(score, "target")
         verified = run(self.verify, "verify")
-        while not images.complete:  # all rows have the same length
-            noise.next_round()
-            context = sequences.context
-            ahead = self.ahead(images.shortest, length)
-            draft = proposed(self.drafter, context, ahead, noise)
-            scores = scored(target, context, sum(ahead))
-            verdict = verified(draft, target.denoiser, scores, noise)
-            yield sequences.append(verdict, 1, draft, scores)
+        while sequences.begin():
+            images = sequences.images
+            noise = sequences.noise
+            yield from sequences.alone(target, self.prefilled(length))
+            while images.live:  # all rows have the same length
+                noise.next_round()
+                context = sequences.context
+                ahead = self.ahead(images.counts[0], length)
+                draft = proposed(self.drafter, context, ahead, noise)
+                scores = scored(target, context, sum(ahead))
+                verdict = verified(draft, target.denoiser, scores, noise)
+                yield sequences.append(verdict, 1, draft, scores)
+                sequences.refill()
 
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise

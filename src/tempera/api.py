@@ -31,8 +31,9 @@ from tempera.decoding.interfaces import (
     Rule,
     Target,
 )
+from tempera.decoding.loop import Output
 from tempera.decoding.probabilities import Sampling
-from tempera.decoding.trace import Trace, joined
+from tempera.decoding.trace import Trace
 from tempera.errors import TemperaError, shown
 from tempera.evaluation.pipeline import ImageDecoder, Method, NoPictures, Pipeline, watchers
 from tempera.runtime.processor import Place
@@ -48,7 +49,7 @@ class Result:
         prompts: the texts, in the order given.
         tokens: on the CPU; int64 [P, T], or float32 [P, T, D] of a model of continuous tokens.
         trace: token by token, one row per prompt: accepted or not, at what depth, how probable.
-        seconds: wall-clock time of decoding all of them, without text encoder and image decoder.
+        seconds: wall-clock time of decoding all of them, without the image decoder.
         pixels: uint8 [P, 3, H, W].
     """
 
@@ -272,28 +273,26 @@ class LoadedModel:
         for line in warnings_of(prompts, self._captions):
             warnings.warn(line, stacklevel=3)
         watch = watchers(progress, callback)
-        batches = []
-        for first in range(0, len(prompts), self.batch_size):
-            rows = slice(first, first + self.batch_size)
-            batch = pipeline.decoded(
-                prompts[rows],
-                seeds=seeds[rows],
-                diagnostics=self.diagnostics,
-                watch=watch,
-                filled=self.batch_size if first else 0,
-            )
-            batches.append(batch)
-        pixels = [
-            pipeline.pictures(batch.output.tokens, [prompt.text for prompt in batch.prompts])
-            for batch in batches
-            if images
-        ]
+        decoded = pipeline.decoded(
+            prompts, self.batch_size, seeds=seeds, diagnostics=self.diagnostics, watch=watch
+        )
+        seconds = 0.0
+        groups = []
+        for done in decoded:
+            seconds += sum(done.seconds)
+            groups.append((done.places, done.output.cpu()))
+        output = Output.collected(groups)
+        texts = tuple(prompt.text for prompt in prompts)
+        if images:
+            pixels = pipeline.pictures(output.tokens, texts)
+        else:
+            pixels = np.zeros((0, 3, 0, 0), np.uint8)
         return Result(
-            prompts=tuple(prompt.text for prompt in prompts),
-            tokens=torch.cat([batch.output.tokens.cpu() for batch in batches]),
-            trace=joined([batch.output.trace.cpu() for batch in batches]),
-            seconds=sum(batch.seconds for batch in batches),
-            pixels=torch.from_numpy(np.concatenate(pixels or [np.zeros((0, 3, 0, 0), np.uint8)])),
+            prompts=texts,
+            tokens=output.tokens,
+            trace=output.trace,
+            seconds=seconds,
+            pixels=torch.from_numpy(pixels),
         )
 
     def __deepcopy__(self, memo: object) -> "LoadedModel":

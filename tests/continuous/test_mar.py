@@ -15,6 +15,7 @@ import torch
 from cases import slow_but
 from paths import SUPPORT
 from published_code.cspd import CSpDReferenceCode
+from random_drafts import new_noise
 from tiny_evaluation import Blocks
 from tiny_targets import ldm_name
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from tempera.continuous import diffusion, loop, residual_sampler
 from tempera.continuous.diffusion import DiffusionSampling
 from tempera.continuous.loop import Context, Decoding, Parallel, Speculative, counts, draft_alone
 from tempera.continuous.mar import MAR, SIZES, MARConfig, load_mar
-from tempera.continuous.noise import Noise, normal_of
+from tempera.continuous.noise import normal_of
 from tempera.continuous.rules import ContinuousVerdict, CSpD, DensityRule, PathCoupling
 from tempera.continuous.target import GuidedHead, MARTarget, draft
 from tempera.data.prompts import Prompt
@@ -259,7 +260,7 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
 def test_a_redrawn_path_is_the_first_accepted_of_the_trials_in_order(bound: int) -> None:
     """However many run at once. An easy draft, of which a rejection needs many paths."""
     head, rows = gaussians.Linear(3, 1), 40
-    other, noise = head.imitation(0.05), Noise(RandomStreams(0, [str(row) for row in range(rows)]))
+    other, noise = head.imitation(0.05), new_noise([str(row) for row in range(rows)])
     none, wanted = torch.zeros(rows, 1), torch.arange(rows) > 0
     found = residual_sampler.redraw_paths(
         residual_sampler.ConditionedHead(head, none),
@@ -285,10 +286,10 @@ def test_a_redrawn_path_is_the_first_accepted_of_the_trials_in_order(bound: int)
 def test_a_replay_of_continuous_tokens_has_places_and_no_ids() -> None:
     made = target()
     method = speculative(made, PathCoupling(), 3, 0.15)
-    pipeline, log = Pipeline(made, method, Blocks(), 0, made.device), DraftLog()
+    pipeline, log = Pipeline(made, method, Blocks(), 0, made.device), DraftLog({"b"})
     prompts = [Prompt(name, str(label)) for label, name in enumerate(IDS)]
     output = pipeline.tokens(prompts)
-    (row,) = replays(IDS, output, log, made.grid, {"b"})
+    (row,) = replays(IDS, output, log, made.grid)
     assert row["id"] == "b" and not {"tokens", "logprob"} & set(row)
     assert sorted(row["order"]) == list(range(12)) and row["nodes"] == row["drafted"] == []
     prefilled = sum(number == 0 for number in row["proposed"])
@@ -350,7 +351,9 @@ def drafted_as(tokens: torch.Tensor) -> Any:
 
 
 def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> None:
-    sequences = loop.Sequences(target(), Noise(RandomStreams(0, ["a", "b"])), 2)
+    streams = RandomStreams(0, ["a", "b"])
+    sequences = loop.Sequences([target()], streams, ["0", "1"], depth=2)
+    assert sequences.begin()
     begun, places = torch.zeros(2, 12, 4), torch.zeros(2, 12, dtype=torch.int64)
     counts = torch.tensor([12, 3])
     sequences.append(ContinuousVerdict(begun, places.to(torch.int8), counts, places, places), 1)
@@ -373,7 +376,7 @@ def test_nan_ends_the_search_for_a_path(who: str) -> None:
     sound, broken = gaussians.Linear(3, 1), gaussians.Linear(3, 1)
     broken.shift = broken.shift * torch.nan
     none, wanted = torch.zeros(1, 1), torch.tensor([True])
-    noise = Noise(RandomStreams(0, ["a"]))
+    noise = new_noise(["a"])
     mine, theirs = (broken, sound) if who == "target" else (sound, broken)
     redrawn = residual_sampler.redraw_paths(
         residual_sampler.ConditionedHead(mine, none),

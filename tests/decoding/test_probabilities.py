@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from random_drafts import new_draws
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from tempera.decoding.probabilities import (
@@ -13,7 +14,6 @@ from tempera.decoding.probabilities import (
     sample_without_replacement,
     total_variation,
 )
-from tempera.decoding.random_streams import RandomStreams
 from tempera.errors import TemperaError
 
 torch.manual_seed(0)
@@ -186,7 +186,7 @@ def test_a_token_of_little_mass_can_be_drawn():
     p = torch.cat([torch.ones(1), torch.full((2**17 - 1,), 2.0**-49)]) / (1 + 2.0**-32)
     keys = torch.arange(4, dtype=torch.float64) * 2.0**-49 + 1 - 2.0**-32
     assert sample(p.expand(4, -1), keys).unique().numel() == 4
-    streams = RandomStreams(0, ["a"])
+    streams = new_draws(0, ["a"])
     assert (streams.next(1000) * 2.0**24 % 1 > 0).all()
 
 

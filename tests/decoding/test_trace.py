@@ -5,7 +5,7 @@ from table_models import spied
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
-from tempera.decoding.trace import joined, places
+from tempera.decoding.trace import Trace, places
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -59,12 +59,12 @@ def test_summaries_have_one_number_per_row():
 
 def test_a_joined_trace_has_the_rows_of_its_batches():
     one, other = (spied(Tree.chain(3), rows=rows, diagnostics=True)[0].trace for rows in (2, 3))
-    both = joined([one, other])
+    both = Trace.joined([one, other])
     left, right = one.tensors(), other.tensors()
     expected = {name: torch.cat([left[name], right[name]]) for name in left}
     assert len(expected) == 10
     torch.testing.assert_close(both.tensors(), expected, equal_nan=True)
-    assert both.max_depth == joined([one]).max_depth == 3
+    assert both.max_depth == Trace.joined([one]).max_depth == 3
 
 
 def test_tenths_of_an_image_in_the_order_of_decoding():
@@ -134,8 +134,11 @@ def test_figures_of_a_rule_of_ones_own_are_in_the_trace_and_in_the_records():
     sureness = output.trace.figures["sureness"]
     assert sureness.shape == (3, 5) and sureness.min() > 0.2
     assert output.trace.summary()["sureness"].equal(sureness.mean(-1))
-    assert joined([output.trace.first(2), output.trace.cpu()]).figures["sureness"].shape == (5, 5)
-    batch = Decoded([Prompt(str(row), "a") for row in range(3)], output, 1.0)
+    assert Trace.joined([output.trace.rows(torch.arange(2)), output.trace.cpu()]).figures[
+        "sureness"
+    ].shape == (5, 5)
+    named = [Prompt(str(row), "a") for row in range(3)]
+    batch = Decoded([0, 1, 2], named, output, [1.0] * 3, 3)
     row = records(batch)[0]
     assert row["sureness_by_place"] == sureness[0].tolist()
     assert row["sureness"] == pytest.approx(float(sureness[0].mean()))

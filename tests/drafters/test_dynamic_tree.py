@@ -19,7 +19,7 @@ def drafter_of(branches, depth, nodes):
 def test_nan_of_a_row_is_no_other_rows():
     draft = TableDraft(TableTarget(4, 6))
     drafter, images = drafter_of(2, 3, 6)(draft), new_images(3)
-    drafter.begin(["a", "b", "c"], images)
+    drafter.begin(["a", "b", "c"], images, torch.empty(3, 0), None)
     draft._roots = torch.tensor([1, 2, 3])
     draft.table[2] = torch.nan  # the root's law of the second row
     assert drafter.propose(images, torch.rand(3, 0)).has_nan.tolist() == [False, True, False]
@@ -53,6 +53,6 @@ def test_the_draft_makes_room_for_the_tree_and_for_the_nodes_that_it_expands(siz
     draft, asked = TableDraft(TableTarget(4, 6)), []
     draft.identity = "weights"
     assert drafter_of(*size)(draft).identity == "weights"
-    draft.begin = lambda prompts, nodes, images: asked.append(nodes)
-    drafter_of(*size)(draft).begin(["a"], new_images(1))
+    draft.begin = lambda prompts, nodes, *_: asked.append(nodes)
+    drafter_of(*size)(draft).begin(["a"], new_images(1), torch.empty(1, 0), None)
     assert asked == [room]

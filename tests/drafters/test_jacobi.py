@@ -189,7 +189,7 @@ def test_scd_draws_no_token_without_mass(seed, position):
 
 def test_a_shared_noise_takes_the_token_that_has_the_mass():
     noise = SharedNoise()
-    noise.begin(torch.tensor([[0.0, 0.0, 12345 * 2.0**-24]], dtype=torch.float64))
+    noise.begin(torch.tensor([[0.0, 0.0, 12345 * 2.0**-24]], dtype=torch.float64), None)
     positions = torch.tensor([[1217]])
     q = one_hot(torch.full_like(positions, 13590), 16384)
     assert noise.tokens(q, None, positions, positions, torch.empty(1, 0)).item() == 13590

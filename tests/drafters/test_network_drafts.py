@@ -158,7 +158,7 @@ def test_a_longer_caption_beside_it_does_not_change_what_is_drafted(kind):
     for prompts in (["a"], ["a", "xyz"]):
         images = new_images(len(prompts), target.length)
         target.begin(prompts, 3)
-        drafter.begin(prompts, images)
+        drafter.begin(prompts, images, torch.empty(len(prompts), 0), None)
         found.append(drafter.propose(images, torch.full((len(prompts), 3), 0.5)).q[0])
     torch.testing.assert_close(*found)
 

@@ -60,7 +60,7 @@ def test_slots_depend_on_each_other_through_the_markov_head_alone(rank):
     for first in (0.01, 0.99):
         images = new_images(1, target.length)
         target.begin(["a"], 3)
-        drafter.begin(["a"], images)
+        drafter.begin(["a"], images, torch.empty(1, 0), None)
         drafts.append(drafter.propose(images, torch.tensor([[first, 0.5, 0.5]])))
     assert drafts[0].tokens[0, 0] != drafts[1].tokens[0, 0]
     assert drafts[0].q[0, 0].equal(drafts[1].q[0, 0])

@@ -84,20 +84,20 @@ def test_rounds_stay_compiled_while_a_batch_that_fits_is_searched(
 ) -> None:
     """With the memory of a device that holds two images at a time."""
     sizes: list[tuple[int, bool]] = []
-    decode = loop.decode
+    finished = loop.finished
 
     def full(target: Any, drafter: Any, rule: Any, streams: Any, prompts: Any, **given: Any) -> Any:
-        sizes.append((len(prompts), target.compiled))
-        if len(prompts) > 2:
+        sizes.append((given["rows"], target.compiled))
+        if given["rows"] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-        return decode(target, drafter, rule, streams, prompts, **given)
+        return finished(target, drafter, rule, streams, prompts, **given)
 
-    monkeypatch.setattr("tempera.evaluation.pipeline.decode", full)
+    monkeypatch.setattr("tempera.evaluation.pipeline.finished", full)
     monkeypatch.setattr(loop, "compiled", loop.plain)  # a CPU takes a minute to compile
     given = [*tiny_options(tmp_path), "depth=2", "speed.prompts=0", "compile=true", "limit=4"]
     auto = ["method=eagle", *given, "batch_size=auto", "family.batch_size=4"]
     evaluate.main(composed("eval", auto, tmp_path / "run"))
-    assert sizes == [(4, True), (2, True), (2, True)]
+    assert sizes == [(4, True), (2, True)]
     assert json.loads((tmp_path / "run/run.json").read_text())["identity"]["compiled"] is True
 
 

@@ -82,10 +82,9 @@ def test_a_run_writes_all_documented_files(tmp_path: Path, monkeypatch: pytest.M
     rounds = sum(row["rounds"] for row in found)
     assert metrics["accepted_length"] == pytest.approx(6 * 20 / rounds)
     assert metrics["tau"] == pytest.approx(sum(sum(row["accepted"]) for row in found) / rounds)
-    # two calls of each batch, after two of its text encoder
-    assert metrics["throughput"] == pytest.approx(
-        6 * 20 / (3**2 - 2**2 + 7**2 - 6**2 + 11**2 - 10**2)
-    )
+    seconds = [row["seconds"] for row in found]
+    assert min(seconds) > 0
+    assert metrics["throughput"] == pytest.approx(6 * 20 / sum(seconds))
     kept = sum(sum(row["accepted"]) for row in found)
     assert np.mean(content["acceptance_by_place"]) == pytest.approx(kept / (6 * 20))
     assert all(0 <= share <= 1 for share in content["acceptance_by_tenth"] if share is not None)

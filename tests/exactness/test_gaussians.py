@@ -11,12 +11,13 @@ import pytest
 import torch
 from paths import ROOT
 from published_code.cspd import CSpDReferenceCode
+from random_drafts import new_noise
 from scipy import stats
 from torch import Tensor
 
 from tempera.continuous.diffusion import Kernel, denoise
 from tempera.continuous.loop import Parallel, Speculative
-from tempera.continuous.noise import Noise, normal_of
+from tempera.continuous.noise import normal_of
 from tempera.continuous.residual_sampler import reject_until
 from tempera.continuous.rules import CSpD, PathCoupling, Proposal
 from tempera.decoding.interfaces import ACCEPTED
@@ -116,7 +117,7 @@ def test_acceptance_and_residual_are_those_of_the_densities(alignment: bool, pub
     head, ids, none = Linear(3, 1), list(map(str, range(200))), torch.zeros(200, 1, 1)
     other, drawn = head.imitation(0.5, 6), torch.randn(200, 1, 4, 1)
     path = denoise(other, none, drawn)
-    noise, again = (Noise(RandomStreams(0, ids)) for _ in range(2))
+    noise, again = (new_noise(ids) for _ in range(2))
     rule: Any = CSpD(alignment, 1)
     if public:
         rule = published(exponent_temperature=2.0, trials=1, alignment=alignment)
@@ -197,7 +198,7 @@ def test_rounds_are_no_longer_than_an_image_and_those_of_the_public_code_end_at_
 def test_a_residual_is_the_first_accepted_of_the_trials_in_order(bound: int) -> None:
     """However many run at once."""
     one = torch.ones(50, 1)
-    noise = Noise(RandomStreams(0, [str(row) for row in range(50)]))
+    noise = new_noise([str(row) for row in range(50)])
     wanted, scale = torch.arange(50) > 0, torch.full((50,), 0.01, dtype=torch.float64)
     found = reject_until(Kernel(0 * one, one), Kernel(0.05 * one, one), scale, wanted, noise, bound)
     draws = noise.trials(torch.arange(50), 1, 0, bound, 2)

@@ -105,7 +105,9 @@ COUNTING = Lantern, LanternPP, GSD
 
 
 def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[list[int], int]:
-    """Decode ROUNDS rounds -> the reads of each, and the copies of the last."""
+    """Decode ROUNDS rounds -> the reads of each, and the copies of the last but one; the last one
+    completes the images, which are taken out of their rows.
+    """
     numbers = [report(len(prompts), tokens) for tokens in (*range(1, ROUNDS), target.length)]
     with Copies() as copies, Reads(numbers) as reads:
         marked: Any = Marked(drafter, reads, copies)
@@ -115,7 +117,7 @@ def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[li
     starts = [read for read, _ in marked.marks]
     ends = [*starts[1:], len(reads.seen)]
     counts = [end - start for start, end in zip(starts, ends, strict=True)]
-    return counts, len(copies.seen) - marked.marks[-1][1]
+    return counts, marked.marks[-1][1] - marked.marks[-2][1]
 
 
 def neighbours(codebook: Any, count: int) -> Neighbours:
@@ -137,7 +139,7 @@ def test_a_tree_of_ones_own_follows_the_images_to_their_device() -> None:
     target = page["Bigram"]()
     target.table = target.table.to(META)
 
-    def begin(prompts: list[str], nodes: int) -> None:
+    def begin(prompts: list[str], nodes: int, rows: Tensor | None) -> None:
         target.root = torch.full((len(prompts), 1), 8, device=META)
 
     target.begin = begin

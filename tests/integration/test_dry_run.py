@@ -247,13 +247,16 @@ def test_files_that_cannot_be_had_are_told_together(
 def test_a_batch_that_does_not_fit_is_made_smaller_only_where_that_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, tokens = [], Pipeline.tokens
+    """Also where the memory ends when a prompt is started beside others: what is complete stays."""
+    ids: list[str] = []
+    decoded = Pipeline.decoded
 
-    def small(self: Pipeline, prompts: Any, *args: Any, **options: Any) -> Any:
-        if len(prompts) > 5:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        decoded.append(len(prompts))
-        return tokens(self, prompts, *args, **options)
+    def small(self: Pipeline, prompts: Any, rows: int, **options: Any) -> Any:
+        for number, done in enumerate(decoded(self, prompts, rows, **options)):
+            if rows > 5 and number == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            ids.extend(prompt.id for prompt in done.prompts)
+            yield done
 
     def generated(name: str, **options: Any) -> list[list[int]]:
         plan = RunPlan(tmp_path / name, {}, 8, False, 0, **options)
@@ -261,8 +264,9 @@ def test_a_batch_that_does_not_fit_is_made_smaller_only_where_that_is_wanted(
         return [list(row["tokens"]) for row in rows]
 
     whole = generated("whole")
-    monkeypatch.setattr(Pipeline, "tokens", small)
-    assert generated("auto", shrinks=True) == whole and decoded == [4, 4, 4, 4, 4]
+    monkeypatch.setattr(Pipeline, "decoded", small)
+    assert generated("auto", shrinks=True) == whole
+    assert len(ids) == len({*ids}) == 20
     with pytest.raises(torch.OutOfMemoryError) as problem:
         generated("fixed")
     said = sentence(problem.value, "eval", [])

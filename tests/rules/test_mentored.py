@@ -137,7 +137,7 @@ def test_cactus_tests_against_its_raised_target(p, q, delta):
         f = rule.accept_at(p, q, token, DEPTH)
         assert f.item() == pytest.approx((raised / q[token]).clamp(max=1).item())
         lack = (h - q).clamp(min=0)
-        if f < 1 - 1e-9:
+        if f < 1 - 1e-9 and lack.sum() > 0:  # else rounding has taken what q lacks
             residual = rule.residual(p, q, token, DEPTH)
             torch.testing.assert_close(residual, lack / lack.sum())
 

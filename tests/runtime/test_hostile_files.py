@@ -20,7 +20,7 @@ from tempera.data.prompts import Prompt, rows_of
 from tempera.data.shards import MANIFEST, Manifest
 from tempera.errors import TemperaError
 from tempera.evaluation import calibration
-from tempera.evaluation.pipeline import Decoded, record_columns, records
+from tempera.evaluation.pipeline import record_columns, records
 from tempera.metrics.scores import read_scores
 from tempera.reporting.collect import find_runs, read_run
 from tempera.runtime.files import read_json, read_text, reason
@@ -139,7 +139,8 @@ def whole(place: Path) -> dict[Path, Reader]:
     run = next((place / "runs").iterdir())
     pipeline, prompts = tiny_pipeline(), [Prompt("a", "a ring"), Prompt("b", "a star")]
     store = Store(place / "records", "run", record_columns(pipeline.target.length, 4))
-    store.add(records(Decoded(prompts, pipeline.tokens(prompts), 1.0)))
+    for done in pipeline.decoded(prompts, 2):
+        store.add([{**row, "seconds": 1.0} for row in records(done)])
     save_file({"a": torch.rand(3, 3)}, place / "a.safetensors")
     torch.save({"a": torch.rand(3, 3)}, place / "a.pt")
     write_picture(place / "a.png", torch.zeros(3, 4, 4, dtype=torch.uint8).numpy(), "run")

@@ -26,7 +26,7 @@ from tiny_targets import composed
 from tempera.config.instantiate import instantiate
 from tempera.config.parts import Parts
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import Decoded, records
+from tempera.evaluation.pipeline import records
 from tempera.image_tokenizers.vq import VQConfig
 from tempera.runtime.files import read_json
 from tempera.shapes.networks import SHIPPED, TextEncoder, tokenize
@@ -107,7 +107,7 @@ def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None
     with torch.no_grad():
         images = new_images(1, network.length, drafter.depth)
         network.begin(["a red ring"], drafter.nodes)
-        drafter.begin(["a red ring"], images)
+        drafter.begin(["a red ring"], images, torch.empty(1, 0), None)
         draft = drafter.propose(images, torch.rand(1, drafter.uniforms))
         assert draft.q.shape == (1, 2, 1008)
 
@@ -122,7 +122,7 @@ def test_the_mar_generates_through_the_configuration(method: str, output: Path) 
     decoder = Parts.of(cfg).tokenizer()
     pipeline = instantiate(cfg.pipeline, **parts, image_decoder=decoder, device=network.device)
     prompts = instantiate(cfg.data)
-    rows = records(Decoded(prompts, pipeline.tokens(prompts), 1.0))
+    rows = [row for done in pipeline.decoded(prompts, 3) for row in records(done)]
     kept = torch.tensor([row["tokens"] for row in rows])  # what a run keeps
     assert pipeline.pictures(kept).shape == (3, 3, 48, 48)
     assert len(rows[0]["depth"]) == 4

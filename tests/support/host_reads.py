@@ -51,7 +51,8 @@ class HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        if name in READS or (
+        known = name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None
+        if (name in READS and not known) or (
             name in ("index", "index_put", "index_put_")
             and any(i is not None and i.dtype == torch.bool for i in args[1])
         ):

@@ -2,9 +2,11 @@
 
 import torch
 
+from tempera.continuous.noise import Noise
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import one_hot, sample
+from tempera.decoding.random_streams import Draws, RandomStreams
 from tempera.decoding.trees import Tree
 
 SMALL = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
@@ -40,9 +42,25 @@ def random_parents(nodes, generator):
     return parents
 
 
-def new_images(rows, length=6, depth=3):
-    """Images without tokens."""
-    return Images([str(row) for row in range(rows)], length, depth, torch.device("cpu"))
+def new_images(rows: int, length: int = 6, depth: int = 3) -> Images:
+    """Images that have begun, without tokens."""
+    images = Images(rows, length, depth, torch.device("cpu"))
+    images.begin(range(rows), range(rows), [str(row) for row in range(rows)])
+    return images
+
+
+def new_draws(seed: int, ids: list[str]) -> Draws:
+    """The draws of a batch of prompts."""
+    draws = Draws(RandomStreams(seed, ids), len(ids))
+    draws.begin(range(len(ids)), 0)
+    return draws
+
+
+def new_noise(ids: list[str]) -> Noise:
+    """The noise of a batch of prompts."""
+    noise = Noise(RandomStreams(0, ids), len(ids))
+    noise.begin(range(len(ids)), 0)
+    return noise
 
 
 class Spy:
@@ -52,10 +70,11 @@ class Spy:
         self.drafter, self.heard = drafter, []
         self.tree, self.compiles = drafter.tree, drafter.compiles
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
+        self.first_uniforms = drafter.first_uniforms
 
-    def begin(self, prompts, images):
+    def begin(self, prompts, images, uniforms, rows):
         self.prompts = prompts
-        self.drafter.begin(prompts, images)
+        self.drafter.begin(prompts, images, uniforms, rows)
 
     def propose(self, images, uniforms):
         assert uniforms.shape == (len(self.prompts), self.uniforms)

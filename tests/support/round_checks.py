@@ -22,7 +22,7 @@ class RandomDrafts:
         self.tree_of_round = tree_of_round
         self.generator, self.vocab_size = generator, vocab_size
 
-    def begin(self, prompts, images):
+    def begin(self, prompts, images, uniforms, rows):
         pass
 
     def propose(self, images, uniforms):

@@ -31,25 +31,27 @@ def check_rows(target, drafter, rule):
     """An image and its trace do not depend on the batch that they are in, nor on its order."""
     names = [f"prompt {row}" for row in range(6)]
 
-    def decoded(ids):
-        return decode(target, drafter, rule, RandomStreams(5, ids), ids, diagnostics=True)
+    def decoded(ids, rows=None):
+        streams = RandomStreams(5, ids)
+        return decode(target, drafter, rule, streams, ids, diagnostics=True, rows=rows)
 
     together = decoded(names)
     assert decoded(names[::-1]).tokens.flip(0).equal(together.tokens)
+    refilled = [decoded(names, rows) for rows in (1, 2, 4)]
     for row, name in enumerate(names):
-        alone = decoded([name])
-        assert alone.tokens[0].equal(together.tokens[row])
-        for field in ("place", "origin", "logprob", "bound", "kl"):
-            found, expected = (getattr(one.trace, field) for one in (alone, together))
-            torch.testing.assert_close(found[0], expected[row])
+        for place, other in [(0, decoded([name])), *[(row, one) for one in refilled]]:
+            assert other.tokens[place].equal(together.tokens[row])
+            for field in ("place", "origin", "logprob", "bound", "kl"):
+                found, expected = (getattr(one.trace, field) for one in (other, together))
+                torch.testing.assert_close(found[place], expected[row])
 
 
 class FirstRoundOnly(StaticTreeDrafter):
     """Drafts in the first round only; the target continues alone (Cool-SD, the P̂ of Theorem 2)."""
 
-    def begin(self, prompts, images):
+    def begin(self, *batch):
         self.fresh = True
-        super().begin(prompts, images)
+        super().begin(*batch)
 
     def propose(self, images, uniforms):
         if not self.fresh:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from random_drafts import new_images
 from torch import Tensor, nn
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Verdict
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
@@ -168,9 +168,9 @@ def random_rounds(
     """Rounds with random verdicts until every image is complete: each one's draft, and the images
     as they are before it.
     """
-    images = Images(prompts, target.length, drafter.depth, target.device)
+    images = new_images(len(prompts), target.length, drafter.depth)
     target.begin(prompts, drafter.nodes)
-    drafter.begin(prompts, images)
+    drafter.begin(prompts, images, torch.empty(len(prompts), 0), None)
     while not images.complete:
         uniforms = torch.rand(len(prompts), drafter.uniforms, generator=generator)
         draft = drafter.propose(images, uniforms)

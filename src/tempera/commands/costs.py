@@ -165,7 +165,7 @@ def _batch(target: TransformerTarget, prompts: list[str], nodes: int) -> tuple[i
     copies = target.sampling.rows
     session = target.session
     keep = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
-    session.prompt = PromptState(torch.empty(0), keep, copies, target.length)
+    session.prompt = PromptState(len(keep), keep.shape[1], copies, target.length, keep.device)
     session.cache.begin(len(keep), session.capacity(nodes))
     return session.cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise
-from tempera.continuous.noise import Noise
+from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
 from tempera.decoding import compiled
 from tempera.decoding.compiled import Run
@@ -25,6 +25,7 @@ from tempera.decoding.images import Images
 from tempera.decoding.interfaces import BONUS, ImageModel, Watcher
 from tempera.decoding.loop import Output
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.rows import Rows
 from tempera.decoding.trace import Columns, Trace
 from tempera.errors import TemperaError
 
@@ -55,8 +56,10 @@ class Model(ImageModel, Protocol):
     """D, channels of a token."""
     denoiser: Denoiser
 
-    def begin(self, prompts: list[str]) -> None:
-        """Start a batch with one image per prompt."""
+    def begin(self, prompts: list[str], rows: Tensor | None) -> None:
+        """Start one image per prompt: in a new batch, or in these rows of the running one, int64
+        [M].
+        """
 
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
         """Conditions of the diffusion head for tokens to be drawn.
@@ -153,7 +156,6 @@ class ContinuousRecorded:
 
     def __init__(self) -> None:
         self.columns = Columns()
-        self._passes: list[Tensor] = []
 
     def __call__(self, round: ContinuousRound) -> None:
         """Record a round."""
@@ -167,49 +169,124 @@ class ContinuousRecorded:
             "trials": verdict.trials,
             "failures": verdict.failures,
             "proposed": torch.full_like(verdict.trials, proposed),
+            "passes": torch.where(places == 1, round.passes, 0).expand_as(verdict.trials),
         }
         self.columns.write(round.images, columns)
-        self._passes.append(round.passes * (round.images.emitted > 0))
 
     def output(self, last: ContinuousRound) -> Output:
-        """The tokens, [B, T, D], and their trace, after the last round."""
+        """The tokens that the last round completed, [M, T, D], and their trace."""
         images = last.images
-        columns: dict[str, Any] = self.columns.read(images.length)
+        done = torch.tensor(images.finished, device=images.device)
+        columns: dict[str, Any] = self.columns.read(images.length, done)
+        order = last.order[done]
+        passes = columns.pop("passes").sum(-1)
         trace = ContinuousTrace(
             max_depth=images.depth,
-            logprob=torch.zeros_like(last.order[:, :0]),
-            order=last.order,
-            passes=torch.stack(self._passes).sum(0),
+            logprob=torch.zeros_like(order[:, :0]),
+            order=order,
+            passes=passes,
             **columns,
         )
-        return Output(last.tokens, trace)
+        return Output(last.tokens[done], trace)
 
 
-class Sequences:
-    """The images of a batch, each in a random order of its own.
+class Sequences(Rows):
+    """The rows of a batch, each in a random order of its own.
 
     Args:
-        model: the target, for its sizes.
-        noise: the rows' random draws, the first of which are the orders of decoding.
+        models: the target, and a draft if there is one.
+        streams, prompts, count: see `Rows`.
         depth: most drafted tokens of a round.
+        prefill: tokens that the target draws alone at the beginning, one per step.
         who: draws the tokens that no draft is verified for, the target or the draft.
 
     Attributes:
         images: the decoded tokens, in the order of decoding.
         order: position in the image of each place of the order, int64 [B, T].
+        noise: the rows' random draws, the first of which are the orders of decoding.
+        started: rows that have begun, int64 [M], and the draws of their prefill, [M, ...];
+            `prefilled` takes them.
     """
 
-    def __init__(self, model: Model, noise: Noise, depth: int = 0, who: str = "target") -> None:
+    order: Tensor
+    noise: Noise
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        count: int | None = None,
+        depth: int = 0,
+        prefill: int = 0,
+        who: str = "target",
+    ) -> None:
+        super().__init__(streams, prompts, count)
+        self.models = models
+        self.depth = depth
+        self.prefill = prefill
         self.who = who
-        self.order = noise.uniform(model.length).argsort(stable=True)
-        self.images = Images(noise.ids, model.length, depth, self.order.device, model.channels)
+        self.started: list[tuple[Tensor, Tensor]] = []
+
+    @override
+    def new_images(self, rows: int) -> Images:
+        target = self.models[0]
+        device = self.streams.device
+        self.noise = Noise(self.streams, rows)
+        self.order = torch.zeros(rows, target.length, dtype=torch.int64, device=device)
+        return Images(rows, target.length, self.depth, device, target.channels)
+
+    @override
+    def start(self, prompts: list[int], rows: Tensor | None) -> None:
+        target = self.models[0]
+        for model in self.models:
+            model.begin([self.prompts[prompt] for prompt in prompts], rows)
+        steps = self.prefill, 1, target.denoiser.stages + 1, target.channels
+        draws = self.noise.begin(prompts, target.length + math.prod(steps), rows)
+        order, prefill = draws.tensor_split([target.length], 1)
+        rows = torch.arange(len(prompts), device=self.order.device) if rows is None else rows
+        self.order[rows] = order.argsort(stable=True)
+        self.started.append((rows, normal_of(prefill.reshape(len(rows), *steps))))
 
     @property
     def context(self) -> Context:
         """All that is decoded, one sequence per image: R = B."""
-        images = self.images
         rows = torch.arange(len(self.order), device=self.order.device)
-        return Context(rows, images.tokens, self.order, images.lengths, images.longest)
+        images = self.images
+        return Context(rows, images.tokens, self.order, images.lengths, max(images.counts))
+
+    def drawn(self, model: Model, rows: Tensor, noise: Tensor, run: Run) -> ContinuousRound:
+        """Append the next tokens of some rows, int64 [M], drawn by one model alone with noise [M,
+        K, S + 1, D]. Other rows emit nothing.
+        """
+        whole = self.context
+        tokens, order, lengths = (of[rows] for of in (whole.tokens, whole.order, whole.lengths))
+        context = Context(rows, tokens, order, lengths, whole.reach)
+        _, path = run(draw, "target")(model, context, noise)
+        count = noise.shape[1]
+        drawn = whole.tokens.new_zeros(len(whole.rows), count, model.channels)
+        drawn[rows] = path.token
+        zeros = torch.zeros_like(drawn[..., 0], dtype=torch.int64)
+        origin = torch.full_like(zeros, BONUS, dtype=torch.int8)
+        emitted = zeros[:, 0].index_fill(0, rows, count)
+        verdict = ContinuousVerdict(drawn, origin, emitted, zeros, zeros)
+        return self.append(verdict, passes=int(self.who == "target"))
+
+    def alone(
+        self, model: Model, sizes: Sequence[int], run: Run = compiled.plain
+    ) -> Iterator[ContinuousRound]:
+        """The steps of one model alone in all rows, of so many tokens each."""
+        rows = torch.arange(len(self.order), device=self.order.device)
+        for size in sizes:
+            noise = self.noise.normal(size, model.denoiser.stages + 1, model.channels)
+            yield self.drawn(model, rows, noise, run)
+
+    def prefilled(self, run: Run = compiled.plain) -> Iterator[ContinuousRound]:
+        """The steps that the target draws alone in the rows that have begun."""
+        for rows, noise in self.started:
+            for step in range(self.prefill):
+                yield self.drawn(self.models[0], rows, noise[:, step], run)
+        self.started.clear()
 
     def append(
         self,
@@ -266,21 +343,23 @@ class Decoding(ABC):
         streams: RandomStreams,
         prompts: Sequence[str],
         run: Run = compiled.plain,
+        rows: int | None = None,
     ) -> Iterator[ContinuousRound]:
         """Generate one image per prompt, until every image is complete.
 
         Args:
             target: the target.
             streams: one random stream per prompt.
-            prompts: B prompts.
+            prompts: texts.
             run: how the parts of a round are called.
+            rows: B, how many images are decoded together; by default all.
 
         Raises:
             TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
                 infinity.
         """
 
-    def decode(
+    def finished(
         self,
         target: Model,
         streams: RandomStreams,
@@ -288,18 +367,31 @@ class Decoding(ABC):
         *,
         watch: Sequence[Watcher] = (),
         run: Run = compiled.plain,
-    ) -> Output:
+        rows: int | None = None,
+    ) -> Iterator[tuple[list[int], Output]]:
         """Generate one image per prompt, as `rounds` does; `watch` is called with each round.
 
-        Returns:
-            tokens float32 [B, T, D] with their trace.
+        Yields:
+            after a round that completed images, the numbers of their prompts, and their tokens
+            float32 [M, T, D] with their trace.
         """
         record = ContinuousRecorded()
         watchers: list[Watcher] = [record, *watch]
-        for round in self.rounds(target, streams, prompts, run):
+        for round in self.rounds(target, streams, prompts, run, rows):
             for watcher in watchers:
                 watcher(round)
-        return record.output(round)
+            if done := round.images.finished:
+                yield round.images.prompts_of(done), record.output(round)
+
+    def decode(
+        self,
+        target: Model,
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        **options: Any,
+    ) -> Output:
+        """All images of `finished`, in the order of the prompts."""
+        return Output.collected(self.finished(target, streams, prompts, **options))
 
 
 @dataclass(frozen=True)
@@ -339,13 +431,16 @@ class Parallel(Decoding):
         streams: RandomStreams,
         prompts: Sequence[str],
         run: Run = compiled.plain,
+        rows: int | None = None,
     ) -> Iterator[ContinuousRound]:
         """See `Decoding.rounds`; a round is a step."""
         model = self.model or target
-        noise = begin(streams, prompts, target, model)
-        sequences = Sequences(target, noise, who="target" if self.model is None else "draft")
+        who = "target" if self.model is None else "draft"
+        sequences = Sequences([target, model], streams, prompts, rows, who=who)
         sizes = counts(target.length, self.steps or target.length)
-        yield from predicted(model, sequences, sizes, noise, run)
+        while sequences.begin():
+            yield from sequences.alone(model, sizes, run)
+            sequences.refill()
 
 
 def draft_alone(drafter: Model, steps: int | None = None) -> Parallel:
@@ -416,31 +511,34 @@ class Speculative(Decoding):
         streams: RandomStreams,
         prompts: Sequence[str],
         run: Run = compiled.plain,
+        rows: int | None = None,
     ) -> Iterator[ContinuousRound]:
         """See `Decoding.rounds`: CSpD, Algorithm 1."""
-        noise = begin(streams, prompts, target, self.drafter)
-        sequences = Sequences(target, noise, self.depth(target.length))
-        yield from predicted(target, sequences, self.prefilled(target.length), noise)
-        images = sequences.images
-        ahead = self.ahead(target.length)
+        length = target.length
+        sequences = Sequences(
+            [target, self.drafter],
+            streams,
+            prompts,
+            rows,
+            depth=self.depth(length),
+            prefill=len(self.prefilled(length)),
+        )
+        ahead = self.ahead(length)
         proposed = run(propose, "draft")
         scored = run(score, "target")
         verified = run(self.rule.verify, "verify")
-        while not images.complete:
-            noise.next_round()
-            context = sequences.context
-            draft = proposed(self.drafter, context, ahead, noise)  # x̃ ~ q
-            scores = scored(target, context, draft.path.token)  # of p at the drafts
-            verdict = verified(draft, target.denoiser, scores, noise)  # or resample
-            yield sequences.append(verdict, 1 + sum(ahead), draft, scores)
-
-
-def begin(streams: RandomStreams, prompts: Sequence[str], *models: Model) -> Noise:
-    """Start a batch of all models; returns its random draws."""
-    streams.check(prompts)
-    for model in models:
-        model.begin(list(prompts))
-    return Noise(streams)
+        while sequences.begin():
+            yield from sequences.prefilled()
+            while sequences.images.live:
+                noise = sequences.noise
+                noise.next_round()
+                context = sequences.context
+                draft = proposed(self.drafter, context, ahead, noise)  # x̃ ~ q
+                scores = scored(target, context, draft.path.token)  # of p at the drafts
+                verdict = verified(draft, target.denoiser, scores, noise)  # or resample
+                yield sequences.append(verdict, 1 + sum(ahead), draft, scores)
+                sequences.refill()
+                yield from sequences.prefilled()
 
 
 def counts(length: int, steps: int) -> list[int]:
@@ -462,25 +560,6 @@ def counts(length: int, steps: int) -> list[int]:
         drawn.append(masked - still_masked)
         masked = still_masked
     return drawn
-
-
-def predicted(
-    model: Model,
-    sequences: Sequences,
-    sizes: Sequence[int],
-    noise: Noise,
-    run: Run = compiled.plain,
-) -> Iterator[ContinuousRound]:
-    """Append the tokens of some steps of one model alone; all rows have the same length."""
-    drawn_by = run(draw, "target")
-    for size in sizes:
-        drawn = noise.normal(size, model.denoiser.stages + 1, model.channels)
-        _, path = drawn_by(model, sequences.context, drawn)
-        zeros = torch.zeros_like(path.token[..., 0], dtype=torch.int64)
-        origin = torch.full_like(zeros, BONUS, dtype=torch.int8)
-        emitted = torch.full_like(zeros[:, 0], size)
-        verdict = ContinuousVerdict(path.token, origin, emitted, zeros, zeros)
-        yield sequences.append(verdict, passes=int(sequences.who == "target"))
 
 
 def propose(draft: Model, context: Context, sizes: Sequence[int], noise: Noise) -> Proposal:

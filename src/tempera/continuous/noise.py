@@ -1,9 +1,11 @@
 """Normal and uniform draws from each prompt's random stream, for continuous tokens."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from tempera.decoding.random_streams import RandomStreams, key, uniforms
+from tempera.decoding.random_streams import Draws, RandomStreams, key, uniforms
 
 _TOKEN = 1 << 26
 """Counters reserved for the trials of one token."""
@@ -19,36 +21,41 @@ class Noise:
     that other rows need.
 
     Args:
-        streams: one stream per row.
+        streams: one stream per prompt.
+        rows: B.
     """
 
-    def __init__(self, streams: RandomStreams) -> None:
-        self._streams = streams
-        self._keys = torch.tensor(
+    def __init__(self, streams: RandomStreams, rows: int) -> None:
+        self._draws = Draws(streams, rows)
+        self._trials = torch.tensor(
             [key(seed, f"{name}/trials") for seed, name in streams.named],
             dtype=torch.int64,
             device=streams.device,
         )
-        self._round = 0
+        self._keys = self._trials.new_zeros(rows)
+        self._rounds = self._trials.new_zeros(rows)
+
+    def begin(self, prompts: Sequence[int], count: int, rows: Tensor | None = None) -> Tensor:
+        """Begin the streams of prompts: `Draws.begin`."""
+        if rows is None:
+            rows = torch.arange(len(prompts), device=self._keys.device)
+        self._keys[rows] = self._trials[torch.tensor(prompts, device=rows.device)]
+        self._rounds[rows] = 0
+        return self._draws.begin(prompts, count, rows)
 
     @property
     def batch(self) -> int:
         """B."""
         return len(self._keys)
 
-    @property
-    def ids(self) -> list[str]:
-        """The prompts' ids."""
-        return self._streams.ids
-
     def next_round(self) -> None:
         """Advance the trials to the next round."""
-        self._round += 1
+        self._rounds += 1
 
     def uniform(self, *shape: int) -> Tensor:
         """float64 [B, *shape] in [0, 1)."""
         count = int(torch.Size(shape).numel())
-        return self._streams.next(count).reshape(-1, *shape)
+        return self._draws.next(count).reshape(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal draws, float32 [B, *shape]."""
@@ -67,9 +74,10 @@ class Noise:
         Returns:
             float64 [R, K, W].
         """
-        start = self._round * _ROUND + tokens % places * _TOKEN + first * width + 1
+        rows = tokens // places
+        start = self._rounds[rows] * _ROUND + tokens % places * _TOKEN + first * width + 1
         counters = start.unsqueeze(1) + torch.arange(count * width, device=self._keys.device)
-        keys = self._keys[tokens // places].unsqueeze(1)
+        keys = self._keys[rows].unsqueeze(1)
         return uniforms(keys, counters).reshape(-1, count, width)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from tempera.continuous.diffusion import Denoiser, DiffusionSampling, Kernel, NoiseSchedule
 from tempera.continuous.loop import Context
 from tempera.continuous.mar import MAR, DiffusionHead
+from tempera.decoding.compiled import kept
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
@@ -133,7 +134,7 @@ class MARTarget:
         """See `interfaces.ImageModel.encoded`."""
         return self.conditioner.encoded(prompts)
 
-    def begin(self, prompts: list[str]) -> None:
+    def begin(self, prompts: list[str], rows: Tensor | None = None) -> None:
         """See `Model`.
 
         Raises:
@@ -146,7 +147,7 @@ class MARTarget:
                 f"class {int(labels.max())} is not one of the network's {classes}; give a number "
                 f"from 0 to {classes - 1}."
             )
-        self._labels = labels.to(self.device)
+        self._labels = kept(self._labels, labels.to(self.device), rows)
 
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
         """See `Model`: conditions for `GuidedHead`, float32 [R, M, W] or [R, M, 2W + 1]."""

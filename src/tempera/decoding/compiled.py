@@ -131,10 +131,13 @@ def _compile(part: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def kept(buffer: Tensor, value: Tensor) -> Tensor:
+def kept(buffer: Tensor, value: Tensor, rows: Tensor | None = None) -> Tensor:
     """A value in a buffer that keeps its address from batch to batch, as CUDA graphs need: in
-    `buffer` if that has its shape, dtype and device, else in a new one.
+    `buffer` if that has its shape, dtype and device, else in a new one. With `rows`, int64 [M], it
+    is the value of these rows of `buffer`, which keeps the others.
     """
+    if rows is not None:
+        return buffer.index_copy_(0, rows, value.to(buffer))
     like = buffer.shape, buffer.dtype, buffer.device
     if like == (value.shape, value.dtype, value.device):
         return buffer.copy_(value)

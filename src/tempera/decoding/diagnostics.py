@@ -32,30 +32,29 @@ class Diagnosed:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.columns = Columns()
-        self._written = 0  # tokens of all rows before the round
 
     def __call__(self, round: Round) -> None:
         """Diagnose the places of a round that emitted tokens."""
         scores = round.scores
         verdict = round.verdict
-        where = self._emitted(round.images)
+        where = _emitted(round.images)
         columns = diagnose(round.draft, verdict, scores.p, self.rule, scores.untempered, where)
         truth = scores.p[where[0], verdict.visited[where]]
         for name, values in certainty(truth).items():
             columns[name] = _placed(values, where, verdict.visited)
         self.columns.write(round.images, columns | self.rule.figures(round))
 
-    def _emitted(self, images: Images) -> tuple[Tensor, Tensor]:
-        """Row and place of every token that the round emitted, int64 [M] each. The host has read
-        how many there are.
-        """
-        count = images.written - (self._written if images.rounds > 1 else 0)
-        self._written = images.written
-        emitted = images.emitted
-        rows = torch.arange(len(emitted), device=images.device)
-        rows = rows.repeat_interleave(emitted, output_size=count)
-        first = emitted.cumsum(0) - emitted  # of each row
-        return rows, torch.arange(count, device=images.device) - first[rows]
+
+def _emitted(images: Images) -> tuple[Tensor, Tensor]:
+    """Row and place of every token that the round emitted, int64 [M] each. The host has read how
+    many there are.
+    """
+    count = sum(images.grown)
+    emitted = images.emitted
+    rows = torch.arange(len(emitted), device=images.device)
+    rows = rows.repeat_interleave(emitted, output_size=count)
+    first = emitted.cumsum(0) - emitted  # of each row
+    return rows, torch.arange(count, device=images.device) - first[rows]
 
 
 def diagnose(

@@ -1,5 +1,7 @@
 """The images of a batch while they are decoded. Loops append to them, drafters read them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,10 +10,10 @@ from tempera.errors import TemperaError
 
 class Images:
     """The images of a batch as far as they are decoded, in buffers that rounds write in place. Rows
-    advance and finish independently.
+    advance and finish independently, and take other images when they have finished.
 
     Args:
-        ids: the names of the B prompts.
+        rows: B. All rows are idle until `begin`.
         length: T, tokens of an image.
         depth: L, most tokens that a round drafts in a row.
         device: of the buffers.
@@ -21,35 +23,56 @@ class Images:
         tokens: int64 [B, T + 1 + L], or float32 [B, T + 1 + L, D], in the order of decoding;
             undefined from each row's length on. The last 1 + L columns are for tokens past the
             image.
-        lengths: number of tokens of each row, int64 [B].
+        lengths: number of tokens of each row, int64 [B]; T of an idle one.
         emitted: how many of them the last round emitted, int64 [B]; 0 before the first round.
+        prompts: which prompt each row decodes, counted from 0; None for an idle row.
+        ids: the names of these prompts, or of the last ones.
         rounds: number of rounds so far.
     """
 
     def __init__(
         self,
-        ids: list[str],
+        rows: int,
         length: int,
         depth: int,
         device: torch.device,
         channels: int | None = None,
     ) -> None:
-        self.ids = ids
+        self.prompts: list[int | None] = [None] * rows
+        self.ids = [""] * rows
         self.length = length
         self.depth = depth
         self.device = device
-        shape = len(ids), length + 1 + depth
+        shape = rows, length + 1 + depth
         if channels is None:
             self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         else:
             self.tokens = torch.zeros(*shape, channels, device=device)
-        self.lengths = torch.zeros(len(ids), dtype=torch.int64, device=device)
+        self.lengths = torch.full((rows,), length, dtype=torch.int64, device=device)
         self.emitted = torch.zeros_like(self.lengths)
         self.rounds = 0
         self._ahead = torch.arange(shape[1], device=device)
-        self._counts = [0] * len(ids)
+        self._counts = [length] * rows
+        self._grown = [0] * rows
         self._slots = self.lengths.unsqueeze(1)
         self._report: Tensor | None = None  # of the last round, until the host reads it
+
+    def begin(self, rows: Sequence[int], prompts: Sequence[int], ids: Sequence[str]) -> None:
+        """Rows begin the images of prompts, given by their numbers and names."""
+        for row, prompt, name in zip(rows, prompts, ids, strict=True):
+            self.prompts[row] = prompt
+            self.ids[row] = name
+            self._counts[row] = 0
+        index = torch.tensor(rows, device=self.device)
+        self.lengths[index] = 0
+        self.emitted[index] = 0
+
+    def release(self) -> list[int]:
+        """Make the `finished` rows idle; returns them."""
+        finished = self.finished
+        for row in finished:
+            self.prompts[row] = None
+        return finished
 
     @property
     def counts(self) -> list[int]:
@@ -62,20 +85,34 @@ class Images:
         if self._report is not None:
             counts, *broken = self._report.tolist()
             self._report = None
-            grown = [now > before for now, before in zip(counts, self._counts, strict=True)]
+            self._grown = [now - then for now, then in zip(counts, self._counts, strict=True)]
             self._counts = counts
-            self._check(broken, grown)
+            self._check(broken)
         return self._counts
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest row."""
-        return max(self.counts)
+    def grown(self) -> list[int]:
+        """`emitted` on the host."""
+        return self._grown if self.counts else []
 
     @property
-    def shortest(self) -> int:
-        """Tokens of the shortest row."""
-        return min(self.counts)
+    def live(self) -> list[int]:
+        """The rows that are not idle."""
+        return [row for row, prompt in enumerate(self.prompts) if prompt is not None]
+
+    @property
+    def finished(self) -> list[int]:
+        """The rows whose images the last round completed."""
+        return [row for row in self.live if self.counts[row] >= self.length]
+
+    def prompts_of(self, rows: list[int]) -> list[int]:
+        """`prompts` of rows that are not idle."""
+        return [prompt for row in rows if (prompt := self.prompts[row]) is not None]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that is not idle; 0 if all are."""
+        return max((self.counts[row] for row in self.live), default=0)
 
     @property
     def written(self) -> int:
@@ -85,7 +122,7 @@ class Images:
     @property
     def complete(self) -> bool:
         """Whether all images are."""
-        return self.shortest >= self.length
+        return min(self.counts) >= self.length
 
     def slots(self, count: int) -> Tensor:
         """The first `count` columns of `tokens` that the last round wrote, int64 [B, count]; those
@@ -111,10 +148,10 @@ class Images:
         self._report = torch.cat([self.lengths.unsqueeze(0), broken])
         self.rounds += 1
 
-    def _check(self, broken: list[list[int]], grown: list[bool]) -> None:
+    def _check(self, broken: list[list[int]]) -> None:
         """Raise TemperaError if target or draft broke a row that has grown."""
         for who, rows in zip(("target", "draft"), broken, strict=True):
-            for name, fault, grew in zip(self.ids, rows, grown, strict=True):
+            for name, fault, grew in zip(self.ids, rows, self._grown, strict=True):
                 if fault and grew:
                     raise TemperaError(
                         f"the {who} gave NaN or infinity for prompt '{name}'; check its weights "

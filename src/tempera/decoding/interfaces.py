@@ -169,15 +169,22 @@ class Round:
 
 
 Watcher = Callable[[Any], object]
-"""Looks at every round of a batch from outside: a `Round`, or of continuous tokens a
-`continuous.loop.ContinuousRound`. In the first one `images.rounds` is 1.
+"""Looks at every round from outside: a `Round`, or of continuous tokens a
+`continuous.loop.ContinuousRound`. `images.prompts` says which prompt each row decodes, and
+`images.finished` which rows the round has completed; later rounds give them to other prompts.
 """
+
+
+class NeedsNewBatch(Exception):
+    """Raised by a target's `begin` if a prompt does not fit into the running batch: it waits for a
+    new one. Nothing has changed then.
+    """
 
 
 @runtime_checkable
 class Target(Protocol):
     """The model to accelerate, as `decode` runs it. It owns its prompt state and its cache; `begin`
-    starts a batch of B rows.
+    starts a batch of B rows, and later gives rows that have finished to other prompts.
     """
 
     @property
@@ -192,8 +199,14 @@ class Target(Protocol):
     def compiled(self) -> bool:
         """Whether the steps of a round are compiled."""
 
-    def begin(self, prompts: list[str], nodes: int) -> None:
-        """Start a batch with one image per prompt and at most `nodes` drafted nodes per round."""
+    def begin(self, prompts: list[str], nodes: int, rows: Tensor | None) -> None:
+        """Start one image per prompt, with at most `nodes` drafted nodes per round: in a new batch,
+        or in these rows of the running one, int64 [M], whose state begins anew while the others
+        keep theirs.
+
+        Raises:
+            NeedsNewBatch: a prompt does not fit into the running batch.
+        """
 
     def score(self, draft: Draft, longest: int) -> Scores:
         """One forward pass over the root and all nodes of the draft. `longest` is the number of
@@ -250,11 +263,11 @@ class Drafter(ABC):
     """Proposes a draft for every row. Set `nodes`, `depth` and `uniforms`, and write `propose`; the
     rest has defaults.
 
-    Where rounds are compiled, `propose` and `observe` become graphs that later rounds replay. What
-    one round keeps for the next lies in tensors that `begin` makes with `compiled.kept` and the two
-    write in place; neither assigns to `self`, nor reads numbers on the host, such as
-    `images.rounds`, which are constants of a graph. A drafter that has to do so says
-    `compiles = False`.
+    What one round keeps for the next lies in tensors of B rows that `begin` makes with
+    `compiled.kept`. Where rounds are compiled, `propose` and `observe` become graphs that later
+    rounds replay: they write these tensors in place; neither assigns to `self`, nor reads numbers
+    on the host, such as `images.rounds`, which are constants of a graph. A drafter that has to do
+    so says `compiles = False`.
     """
 
     nodes: int
@@ -264,7 +277,10 @@ class Drafter(ABC):
     """L, depth of the deepest node."""
 
     uniforms: int = 0
-    """Uniform draws of each row that `propose` needs in the next round."""
+    """Uniform draws of each row that `propose` needs in a round."""
+
+    first_uniforms: int = 0
+    """Uniform draws that `begin` needs for each image."""
 
     tree: Tree | None = None
     """The static tree drafted in every round, which `rounds` moves to the images' device before
@@ -279,8 +295,18 @@ class Drafter(ABC):
     identity: str | None = None
     """Short hash of the draft's weights; None if it has no weights."""
 
-    def begin(self, prompts: list[str], images: Images) -> None:  # noqa: B027
-        """Start a batch, after the target's `begin`; `images` have no tokens yet."""
+    def begin(  # noqa: B027
+        self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
+    ) -> None:
+        """Start images, after the target's `begin`.
+
+        Args:
+            prompts: M texts.
+            images: of the batch; those that start have no tokens yet.
+            uniforms: float64 [M, self.first_uniforms] in [0, 1).
+            rows: which rows of the batch start, int64 [M], to be passed to `compiled.kept`; None
+                for all rows of a new batch.
+        """
 
     @abstractmethod
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
@@ -332,8 +358,10 @@ class DraftModel(ABC):
     greedy decoding, where Q is the distribution at temperature 1.
     """
 
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:  # noqa: B027
-        """Start a batch, as `Drafter.begin`. At most `nodes` tokens per round are drafted, and at
+    def begin(  # noqa: B027
+        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None
+    ) -> None:
+        """Start images, as `Drafter.begin`. At most `nodes` tokens per round are drafted, and at
         most `nodes` are passed to `expand`.
         """
 

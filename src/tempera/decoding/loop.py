@@ -2,24 +2,27 @@
 
 All rounds are alike: the *root* of the first round is the last token of the prompt, so every image
 token is emitted by a round, and plain autoregression is the empty draft. Rows advance and finish
-independently.
+independently; a row that has finished takes the next prompt. Every prompt has its own random
+stream, so an image does not depend on its neighbours.
 
-`rounds` yields every round; whoever wants to see one looks at it. `decode` keeps the tokens and
-their trace.
+`rounds` yields every round; whoever wants to see one looks at it. `finished` yields the images as
+they are completed, and `decode` all of them, with their trace.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from tempera.decoding import verification
 from tempera.decoding.compiled import Run, begin_step, compiled, plain
 from tempera.decoding.diagnostics import Diagnosed
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Drafter, Round, Rule, Target, Watcher
-from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.random_streams import Draws, RandomStreams
+from tempera.decoding.rows import Rows
 from tempera.decoding.trace import Recorded, Trace
 
 
@@ -30,6 +33,19 @@ class Output:
     tokens: Tensor
     trace: Trace
 
+    def cpu(self) -> "Output":
+        """A copy on the host."""
+        return Output(self.tokens.cpu(), self.trace.cpu())
+
+    @classmethod
+    def collected(cls, finished: "Iterable[tuple[list[int], Output]]") -> "Output":
+        """All images of `finished`, in the order of the prompts."""
+        numbers, outputs = zip(*finished, strict=True)
+        order = torch.tensor([number for group in numbers for number in group]).argsort()
+        tokens = torch.cat([output.tokens for output in outputs])
+        trace = Trace.joined([output.trace for output in outputs])
+        return cls(tokens[order.to(tokens.device)], trace.rows(order))
+
 
 @torch.no_grad()
 def rounds(
@@ -39,6 +55,7 @@ def rounds(
     streams: RandomStreams,
     prompts: Sequence[str],
     run: Run | None = None,
+    rows: int | None = None,
 ) -> Iterator[Round]:
     """Generate one image per prompt: Cool-SD, Algorithm 1, until every image is complete.
 
@@ -47,17 +64,19 @@ def rounds(
         drafter: proposes tokens; `drafters.none.NoDraft` for plain autoregression.
         rule: the acceptance rule.
         streams: one stream of uniform draws per prompt, in the prompts' order.
-        prompts: texts, B of them.
+        prompts: texts.
         run: how the parts of a round are called; by default compiled if the target is, but for the
             two of a drafter that works on the host (`Drafter.compiles`).
+        rows: B, how many images are decoded together; by default all.
 
     Yields:
         each round, which is valid until the next one is asked for.
 
     Raises:
-        TemperaError: the target or the draft gave NaN, or prompts and streams differ in number.
+        TemperaError: the target or the draft gave NaN, prompts and streams differ in number, or a
+            prompt was refused; a prompt that is refused while others are decoded is told at the
+            end.
     """
-    streams.check(prompts)
     run = run or (compiled if target.compiled else plain)
     own = plain if run is compiled and not drafter.compiles else run
     propose = own(drafter.propose, "draft")
@@ -65,24 +84,101 @@ def rounds(
     verify = run(verification.verify, "verify")
     commit = run(target.commit, "commit")
     observe = own(drafter.observe, "commit")
-    images = Images(streams.ids, target.length, drafter.depth, streams.device)
-    if drafter.tree is not None:
-        drafter.tree = drafter.tree.to(images.device)
-    target.begin(list(prompts), drafter.nodes)
-    drafter.begin(list(prompts), images)
-    while not images.complete:
-        u = streams.next(drafter.uniforms + drafter.nodes + 1)
-        u_draft, u_tests = u.tensor_split([drafter.uniforms], dim=1)
-        longest = target.length if target.compiled else images.longest
-        if run is compiled:
-            begin_step()
-        draft = propose(images, u_draft)  # 1-2: x̃ ~ q
-        scores = score(draft, longest)  # 3-4: p after the root and every node
-        verdict = verify(draft, scores, rule, images, u_tests)  # 5-16: accept, or resample
-        images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
-        commit(draft, verdict, images.emitted)
-        observe(images, draft, verdict, scores)
-        yield Round(images, draft, scores, verdict)
+    batch = _Rows(target, drafter, streams, prompts, rows)
+    while batch.begin():
+        images = batch.images
+        while images.live:
+            u = batch.draws.next(drafter.uniforms + drafter.nodes + 1)
+            u_draft, u_tests = u.tensor_split([drafter.uniforms], dim=1)
+            longest = target.length if target.compiled else images.longest
+            if run is compiled:
+                begin_step()
+            draft = propose(images, u_draft)  # 1-2: x̃ ~ q
+            scores = score(draft, longest)  # 3-4: p after the root and every node
+            verdict = verify(draft, scores, rule, images, u_tests)  # 5-16: accept, or resample
+            images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
+            commit(draft, verdict, images.emitted)
+            observe(images, draft, verdict, scores)
+            yield Round(images, draft, scores, verdict)
+            batch.refill()
+
+
+class _Rows(Rows):
+    """The rows of discrete tokens; for the arguments see `rounds`.
+
+    Attributes:
+        draws: of the rows.
+    """
+
+    draws: Draws
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        count: int | None,
+    ) -> None:
+        super().__init__(streams, prompts, count, fixed=target.compiled)
+        self.target = target
+        self.drafter = drafter
+
+    @override
+    def new_images(self, rows: int) -> Images:
+        device = self.streams.device
+        if self.drafter.tree is not None:
+            self.drafter.tree = self.drafter.tree.to(device)
+        self.draws = Draws(self.streams, rows)
+        return Images(rows, self.target.length, self.drafter.depth, device)
+
+    @override
+    def start(self, prompts: list[int], rows: Tensor | None) -> None:
+        texts = [self.prompts[prompt] for prompt in prompts]
+        self.target.begin(texts, self.drafter.nodes, rows)
+        uniforms = self.draws.begin(prompts, self.drafter.first_uniforms, rows)
+        self.drafter.begin(texts, self.images, uniforms, rows)
+
+
+def finished(
+    target: Target,
+    drafter: Drafter,
+    rule: Rule,
+    streams: RandomStreams,
+    prompts: Sequence[str],
+    *,
+    diagnostics: bool = False,
+    watch: Sequence[Watcher] = (),
+    run: Run | None = None,
+    rows: int | None = None,
+) -> Iterator[tuple[list[int], Output]]:
+    """Generate one image per prompt, as `rounds` does, and give each away when it is complete.
+
+    Args:
+        target, drafter, rule, streams, prompts, run, rows: see `rounds`.
+        diagnostics: also record TV(p, q) and the terms of the bounds on TV and KL (costs passes
+            over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
+        watch: called with each round, for progress, replays and measurements.
+
+    Yields:
+        after a round that completed images, the numbers of their prompts, and the images.
+
+    Raises:
+        TemperaError: see `rounds`.
+    """
+    recorders: list[Recorded | Diagnosed] = [Recorded()]
+    if diagnostics:
+        recorders.append(Diagnosed(rule))
+    watchers: list[Watcher] = [*recorders, *watch]
+    for round in rounds(target, drafter, rule, streams, prompts, run, rows):
+        for watcher in watchers:
+            watcher(round)
+        images = round.images
+        if done := images.finished:
+            places = torch.tensor(done, device=images.device)
+            columns = [recorder.columns.read(target.length, places) for recorder in recorders]
+            tokens = images.tokens[places, : target.length]
+            yield images.prompts_of(done), Output(tokens, Trace.of(drafter.depth, columns))
 
 
 def decode(
@@ -95,25 +191,25 @@ def decode(
     diagnostics: bool = False,
     watch: Sequence[Watcher] = (),
     run: Run | None = None,
+    rows: int | None = None,
 ) -> Output:
-    """Generate one image per prompt, as `rounds` does.
+    """Generate one image per prompt, as `rounds` does; all images, in the order of the prompts.
 
     Args:
-        target, drafter, rule, streams, prompts, run: see `rounds`.
-        diagnostics: also record TV(p, q) and the terms of the bounds on TV and KL (costs passes
-            over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
-        watch: called with each round, for progress, replays and measurements.
+        target, drafter, rule, streams, prompts, diagnostics, watch, run, rows: see `finished`.
 
     Raises:
         TemperaError: see `rounds`.
     """
-    recorders: list[Recorded | Diagnosed] = [Recorded()]
-    if diagnostics:
-        recorders.append(Diagnosed(rule))
-    watchers: list[Watcher] = [*recorders, *watch]
-    for round in rounds(target, drafter, rule, streams, prompts, run):
-        for watcher in watchers:
-            watcher(round)
-    columns = [recorder.columns.read(target.length) for recorder in recorders]
-    trace = Trace.of(drafter.depth, columns)
-    return Output(round.images.tokens[:, : target.length], trace)
+    images = finished(
+        target,
+        drafter,
+        rule,
+        streams,
+        prompts,
+        diagnostics=diagnostics,
+        watch=watch,
+        run=run,
+        rows=rows,
+    )
+    return Output.collected(images)

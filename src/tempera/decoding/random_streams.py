@@ -26,16 +26,18 @@ every round.
 
 
 class RandomStreams:
-    """One stream of uniform draws per row.
+    """One stream of uniform draws per prompt.
 
     Args:
-        seed: shared by all rows, or one per row; NumPy's and torch's whole numbers are the same.
-        ids: prompt ids, one per row; two rows with the same id and seed get the same draws, so one
-            of the two must differ.
+        seed: shared by all prompts, or one per prompt; NumPy's and torch's whole numbers are the
+            same.
+        ids: prompt ids; two prompts with the same id and seed get the same draws, so one of the two
+            must differ.
         device: device of the draws.
 
     Attributes:
-        named: seed and id of every row.
+        named: seed and id of every prompt.
+        keys: of the streams, int64 [N].
     """
 
     def __init__(
@@ -49,24 +51,62 @@ class RandomStreams:
         self.named = list(zip(seeds, ids, strict=True))
         if len(set(self.named)) != len(ids):
             raise TemperaError(
-                "two prompts in a batch share an id and a seed, so they would get the same random "
-                "draws; give every prompt its own id"
+                "two prompts share an id and a seed, so they would get the same random draws; give "
+                "every prompt its own id"
             )
         self.ids = ids
-        self._keys = torch.tensor(
+        self.keys = torch.tensor(
             [key(*stream) for stream in self.named], dtype=torch.int64, device=device
         )
-        self.device = self._keys.device
-        self._counter = 0
-        self._block = torch.empty(0, len(ids), dtype=torch.float64, device=device)
+        self.device = self.keys.device
 
     def check(self, prompts: Sequence[str]) -> None:
-        """Raise TemperaError unless there is one stream for each prompt."""
+        """Raise TemperaError unless there are prompts, and one stream for each."""
+        if not prompts:
+            raise TemperaError("there are no prompts to generate: give at least one.")
         if len(prompts) != len(self.ids):
             raise TemperaError(
                 f"there are {len(prompts)} prompts but {len(self.ids)} random streams; give one "
                 "prompt id per prompt"
             )
+
+
+class Draws:
+    """The draws of the rows of a batch, each from the stream of the prompt that it decodes.
+
+    Args:
+        streams: of all prompts.
+        rows: B.
+    """
+
+    def __init__(self, streams: RandomStreams, rows: int) -> None:
+        self.streams = streams
+        device = streams.device
+        self._keys = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._counters = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._block = torch.empty(0, rows, dtype=torch.float64, device=device)
+
+    def begin(self, prompts: Sequence[int], count: int, rows: Tensor | None = None) -> Tensor:
+        """Begin the streams of prompts.
+
+        Args:
+            prompts: M of them, by their numbers.
+            count: draws to take now.
+            rows: the rows that they are for, int64 [M]; by default all.
+
+        Returns:
+            the first `count` draws of these rows, float64 [M, count].
+        """
+        device = self._keys.device
+        if rows is None:
+            rows = torch.arange(len(prompts), device=device)
+        keys = self.streams.keys[torch.tensor(prompts, device=device)]
+        self._keys[rows] = keys
+        ahead = len(self._block)
+        first = uniforms(keys, torch.arange(1, 1 + count + ahead, device=device).unsqueeze(1))
+        self._block[:, rows] = first[count:]
+        self._counters[rows] = count + ahead
+        return first[:count].T
 
     def next(self, count: int) -> Tensor:
         """The next `count` draws of every row, float64 [B, count], multiples of 2⁻⁵³ in [0, 1).
@@ -75,13 +115,13 @@ class RandomStreams:
         rounds are made for given strides.
         """
         if count > len(self._block):
-            more = max(count - len(self._block), _BLOCK // max(1, len(self.ids)))
-            counters = torch.arange(
-                self._counter + 1, self._counter + 1 + more, device=self._keys.device
-            )
-            drawn = uniforms(self._keys, counters.unsqueeze(1))
+            more = max(count - len(self._block), _BLOCK // len(self._keys))
+            counters = self._counters + torch.arange(
+                1, 1 + more, device=self._keys.device
+            ).unsqueeze(1)
+            drawn = uniforms(self._keys, counters)
             self._block = torch.cat([self._block, drawn])
-            self._counter += more
+            self._counters += more
         draws, self._block = self._block[:count], self._block[count:]
         return draws.T
 

@@ -2,7 +2,7 @@
 round.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -20,33 +20,43 @@ REPLAYS = "replays"
 
 
 class DraftLog:
-    """A watcher: every round of the last batch, on the device until it is read."""
+    """A watcher: every round of some images, on the device until it is read.
 
-    def __init__(self) -> None:
-        # of each round: tokens, parents and fates of its nodes, [3, B, N], and which rows it is of
-        self._rounds: list[tuple[Tensor, Tensor]] = []
+    Args:
+        wanted: ids of their prompts.
+    """
+
+    def __init__(self, wanted: Collection[str]) -> None:
+        self.wanted = wanted
+        # of each image and each of its rounds: tokens, parents and fates of the nodes, [3, N]
+        self._rounds: dict[str, list[Tensor]] = {name: [] for name in wanted}
 
     def __call__(self, round: Round) -> None:
         """Add a round."""
-        if round.images.rounds == 1:
-            self._rounds = []
+        images = round.images
+        rows = [row for row in images.live if images.ids[row] in self.wanted]
+        if not rows:
+            return
         draft = round.draft
         parents = draft.tree.parents.expand_as(draft.tokens)
         columns = torch.stack([draft.tokens, parents, _fates(draft, round.verdict)])
-        self._rounds.append((columns, round.images.emitted > 0))
+        for row in rows:
+            self._rounds[images.ids[row]].append(columns[:, row].clone())
 
-    def columns(self, row: int) -> dict[str, list[int]]:
+    def columns(self, name: str) -> dict[str, list[int]]:
         """One image's drafts, round after round.
+
+        Args:
+            name: id of its prompt.
 
         Returns:
             `nodes`, how many were drafted in each round; and of every drafted token `drafted`, its
             id, `parent`, its parent in its round's tree (-1: the root), and `fate`. The last
             three are empty where there are more than `LARGEST`.
         """
-        self._rounds = [(columns.cpu(), there.cpu()) for columns, there in self._rounds]
-        rounds = [columns[:, row] for columns, there in self._rounds if there[row]]
+        rounds = self._rounds.get(name, [])
         nodes = [columns.shape[1] for columns in rounds]
-        shown = torch.cat(rounds, 1) if 0 < sum(nodes) <= LARGEST else torch.empty(3, 0)
+        shown = torch.cat(rounds, 1).cpu() if 0 < sum(nodes) <= LARGEST else torch.empty(3, 0)
         named = zip(("drafted", "parent", "fate"), shown.tolist(), strict=True)
         return {"nodes": nodes, **dict(named)}
 
@@ -68,20 +78,15 @@ def _fates(draft: Draft, verdict: Verdict) -> Tensor:
 
 
 def replays(
-    ids: Sequence[str],
-    output: Output,
-    log: DraftLog,
-    grid: tuple[int, int],
-    wanted: Collection[str],
+    ids: list[str], output: Output, log: DraftLog, grid: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """All that a replay needs besides the picture, a row for each wanted image of a decoded batch.
+    """All that a replay needs besides the picture, a row for each image that the log wants.
 
     Args:
-        ids: the prompts' ids, in the batch's order.
-        output: of the batch.
-        log: of the same batch; empty for continuous tokens, which have no ids.
+        ids: the images' prompts.
+        output: the images.
+        log: of their rounds; empty for continuous tokens, which have no ids.
         grid: rows and columns of the token grid.
-        wanted: ids of the images to make rows of.
 
     Returns:
         `id`, `rows` and `columns` of the grid, `tokens` where they have ids, the columns of
@@ -97,8 +102,8 @@ def replays(
             "rows": grid[0],
             "columns": grid[1],
             **{key: values[row] for key, values in columns.items()},
-            **log.columns(row),
+            **log.columns(name),
         }
         for row, name in enumerate(ids)
-        if name in wanted
+        if name in log.wanted
     ]

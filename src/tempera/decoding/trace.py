@@ -78,9 +78,17 @@ class Trace:
         """A copy on the host, one transfer per field."""
         return self.having({name: it.cpu() for name, it in self.tensors().items()})
 
-    def first(self, rows: int) -> "Trace":
-        """The trace of the first rows of the batch."""
-        return self.having({name: it[:rows] for name, it in self.tensors().items()})
+    def rows(self, which: Tensor) -> "Trace":
+        """The trace of some rows, int64 [M], in this order."""
+        return self.having({name: it[which.to(it.device)] for name, it in self.tensors().items()})
+
+    @staticmethod
+    def joined(traces: "Sequence[Trace]") -> "Trace":
+        """One trace of all rows of several, in order; they must be of the same method."""
+        tensors = [trace.tensors() for trace in traces]
+        return traces[0].having(
+            {name: torch.cat([each[name] for each in tensors]) for name in tensors[0]}
+        )
 
     @property
     def round(self) -> Tensor:
@@ -159,14 +167,6 @@ class Trace:
         return (values.unsqueeze(-1) * (self.place.unsqueeze(-1) == depths)).sum(1)
 
 
-def joined(traces: Sequence[Trace]) -> Trace:
-    """One trace of all rows of several batches, in order; they must be of the same method."""
-    tensors = [trace.tensors() for trace in traces]
-    return traces[0].having(
-        {name: torch.cat([batch[name] for batch in tensors]) for name in tensors[0]}
-    )
-
-
 class Columns:
     """Values of the tokens of a batch, written round by round by a watcher."""
 
@@ -178,14 +178,18 @@ class Columns:
         `images.emitted` on are written again by later rounds.
         """
         for name, of_round in values.items():
-            if name not in self._buffers:
-                self._buffers[name] = of_round.new_zeros(images.tokens.shape[:2])
+            shape = images.tokens.shape[:2]
+            if name not in self._buffers or self._buffers[name].shape != shape:  # a new batch
+                self._buffers[name] = of_round.new_zeros(shape)
             slots = images.slots(of_round.shape[1])
             self._buffers[name].scatter_(1, slots, of_round)
 
-    def read(self, length: int) -> dict[str, Tensor]:
-        """The values of whole images of `length` tokens, [B, length] each."""
-        return {name: buffer[:, :length] for name, buffer in self._buffers.items()}
+    def read(self, length: int, rows: Tensor | None = None) -> dict[str, Tensor]:
+        """The values of whole images of `length` tokens, of some rows, int64 [M], or all:
+        [M, length] each.
+        """
+        whole = {name: buffer[:, :length] for name, buffer in self._buffers.items()}
+        return whole if rows is None else {name: it[rows] for name, it in whole.items()}
 
 
 class Recorded:

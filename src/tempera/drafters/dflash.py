@@ -39,17 +39,21 @@ class DFlashDraft(SlotDraft):
     fewer tokens are drafted.
     """
 
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
-        """Inject the prefix and draft the first block; the target must have started a batch of the
-        same prompts.
+    def begin(
+        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+    ) -> None:
+        """Inject the prefix and draft the first block; the target must have started the same
+        prompts.
         """
         run = self.run
+        prefix = run.started
         self.depth = images.depth
         self.greedy = run.head.sampling.greedy
-        run.session.begin_cache(run.cache, self.depth + self.longest, run.prompt.keep)
-        first = torch.zeros_like(run.prompt.root_slots)
-        self._inject(run.before_prefix(run.prompt.keep)[:, 1:], first)
-        self._slots = kept(self._slots, self._block(run.prompt.embeds[:, -1:]))
+        run.session.begin_cache(run.cache, self.depth + self.longest, prefix.keep)
+        first = run.session.roots(prefix.rows) * 0
+        self._inject(run.before_prefix(prefix.keep)[:, 1:], first, prefix.rows)
+        block = self._block(prefix.embeds[:, -1:], prefix.rows)
+        self._slots = kept(self._slots, block, prefix.rows)
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Inject the true hidden states at the last root and at the tokens accepted behind it, and
@@ -60,23 +64,23 @@ class DFlashDraft(SlotDraft):
         self._inject(hidden, self.run.prompt.start_of(images.emitted) - 1)
         self._slots.copy_(self._block(self.run.head.embed(verdict.next_token[:, None])))
 
-    def _inject(self, hidden: Tensor, start: Tensor) -> None:
+    def _inject(self, hidden: Tensor, start: Tensor, rows: Tensor | None = None) -> None:
         """Write the keys and values of hidden states [R, S, (1 + K)·H] into the cache, from slot
-        `start`, int64 [R], on.
+        `start`, int64 [R], on; of all rows, or of some.
         """
         cache = self.run.cache
         slots = start[:, None] + torch.arange(hidden.shape[1], device=start.device)
-        cache.place(slots, self.run.session.kv_length(cache))
+        cache.place(slots, self.run.session.kv_length(cache), rows)
         rotation = self.run.session.turns[:, slots].to(cache.dtype)
         cast(DFlashModel, self.run.network).inject(hidden.to(cache.dtype), rotation, cache)
 
-    def _block(self, root: Tensor) -> Tensor:
+    def _block(self, root: Tensor, rows: Tensor | None = None) -> Tensor:
         """The states of a block behind the root's embedding, [R, 1, H], for the tokens that are
-        drafted.
+        drafted; of all rows, or of some.
         """
         run = self.run
         layout = run.session.layout_of(run.in_a_row(self.longest), run.cache)
-        mask, rotation = run.session.place(layout, None, run.cache)
+        mask, rotation = run.session.place(layout, None, run.cache, rows)
         root = root.to(run.cache.dtype)
         states: Tensor = run.network(root, root[:, :0], mask, rotation, run.cache)
         return states[:, : self.depth]

@@ -19,7 +19,7 @@ from tempera.drafters.draft_files import check_target
 from tempera.drafters.draft_network import DraftNetwork, shifted
 from tempera.runtime.processor import arithmetic
 from tempera.targets.cache import KVCache
-from tempera.targets.prompt_state import PromptState
+from tempera.targets.prompt_state import Prefix, PromptState
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -68,16 +68,21 @@ class DraftPass:
 
     @property
     def prompt(self) -> PromptState:
-        """The batch's prompts."""
+        """The positions of the batch's rows."""
         return self.session.prompt
+
+    @property
+    def started(self) -> Prefix:
+        """The prefix of the rows that began last."""
+        return self.session.prefix
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, int64 [B, ...] -> [R, ..., H]."""
         return self.head.embed(tokens, self.network.embed_tokens)
 
     def before_prefix(self, keep: Tensor) -> Tensor:
-        """The target's hidden state before each prefix token, [R, T, (1 + K)·H]; zero behind tokens
-        that are not in `keep`, bool [R, T].
+        """The target's hidden state before each prefix token of the rows that began last, [R', T,
+        (1 + K)·H]; zero behind tokens that are not in `keep`, bool [R', T].
         """
         return shifted(self.session.prefix_hidden[..., : self._width], keep)
 
@@ -87,9 +92,9 @@ class DraftPass:
         return hidden if draft.tree.is_chain else take(hidden, self.prompt.by_row(verdict.visited))
 
     def prefix(self, embeds: Tensor, hidden: Tensor, nodes: int, keep: Tensor) -> Tensor:
-        """Start a batch, in a cache with room for `nodes` tokens behind the image, with the first
-        tokens of every row, [R, M, ...]; returns the predicted states, [R, M, H]. Prefix tokens
-        that are not in `keep`, bool [R, T], are hidden.
+        """Start the rows that began last, in a cache with room for `nodes` tokens behind the image,
+        with their first tokens, [R', M, ...]; returns the predicted states, [R', M, H]. Prefix
+        tokens that are not in `keep`, bool [R', T], are hidden.
         """
         self.session.begin_cache(self.cache, nodes, keep)
         placed = self.session.place_prefix(embeds.shape[1], self.cache, keep)

@@ -66,9 +66,12 @@ class DynamicTreeDrafter(Drafter):
         self.nodes = nodes
         self.depth = min(depth, nodes)  # every node of a path counts
 
-    def begin(self, prompts: list[str], images: Images) -> None:
-        """Start a batch."""
-        self.model.begin(prompts, max(self.nodes, self.branches * (self.depth - 1)), images)
+    def begin(
+        self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
+    ) -> None:
+        """See `Drafter.begin`."""
+        nodes = max(self.nodes, self.branches * (self.depth - 1))
+        self.model.begin(prompts, nodes, images, rows)
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """Grow the trees: tokens int64 [B, N] and parents [B, N]. Nothing is drawn, so

@@ -32,13 +32,15 @@ class EagleDraft(DraftModel):
         self.identity = model.identity
         self._predicted = torch.empty(0)  # states at each row's root, [R, 1, H]
 
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
-        """Run the prefix; the target must have started a batch of the same prompts."""
-        prompt = self.run.prompt
+    def begin(
+        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+    ) -> None:
+        """Run the prefix; the target must have started the same prompts."""
+        prefix = self.run.started
         self.greedy = self.run.head.sampling.greedy
-        embeds, real, seen = self.run.network.prefix(prompt.embeds, prompt.keep)
+        embeds, real, seen = self.run.network.prefix(prefix.embeds, prefix.keep)
         states = self.run.prefix(embeds, self.run.before_prefix(real), nodes, seen)
-        self._predicted = kept(self._predicted, states[:, -1:])
+        self._predicted = kept(self._predicted, states[:, -1:], prefix.rows)
 
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the hidden state that

@@ -56,15 +56,17 @@ class IndependentDraft(DraftModel):
         self._states = torch.empty(0)  # at each row's root, [R, 1, H]
         self._emitted: Block  # what a round emits
 
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+    def begin(
+        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+    ) -> None:
         """Run the draft's own prefix, with its last token, the first root."""
         self.greedy = self.target.sampling.greedy
         self.draft.sampling = self.target.sampling.drafting
-        self.draft.begin(prompts, nodes)
-        root = Draft(images.tokens[:, :0], None, Tree.empty().to(images.device))
-        self._emitted = Tree.chain(images.depth).to(images.device).block
-        longest = self.target.session.prompt.longest
-        self._states = kept(self._states, self.draft.score(root, longest).hidden)
+        self.draft.begin(prompts, nodes, rows)
+        if rows is None:
+            self._emitted = Tree.chain(images.depth).to(images.device).block
+        session = self.draft.session
+        self._states = kept(self._states, session.run_root(), session.prefix.rows)
 
     def roots(self, images: Images) -> tuple[Tensor, None]:
         """The draft's distribution after each row's root, float32 [B, V]; `expand` has what it

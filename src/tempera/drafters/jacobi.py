@@ -119,15 +119,17 @@ class Redraft(ABC):
 
     @abstractmethod
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """Number of uniform draws per row in the first round, and in each later one.
+        """Number of uniform draws for an image as a whole, and for each of its rounds.
 
         Args:
             window: S.
             length: tokens of an image.
         """
 
-    def begin(self, uniforms: Tensor) -> None:  # noqa: B027
-        """Start a batch with the first round's uniform draws, [B, ...]."""
+    def begin(self, uniforms: Tensor, rows: Tensor | None) -> None:  # noqa: B027
+        """Start images with the uniform draws for each as a whole, [M, ...]; for `rows` see
+        `interfaces.Drafter.begin`.
+        """
 
     @abstractmethod
     def tokens(
@@ -167,7 +169,7 @@ class Redraw(Redraft):
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """One per position."""
-        return window, window
+        return 0, window
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -187,7 +189,7 @@ class AdaptiveContinuation(Redraft):
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """Two per position: one for the test, one to resample."""
-        return 2 * window, 2 * window
+        return 0, 2 * window
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -232,7 +234,7 @@ class Reuse(Redraft):
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
         """One per position."""
-        return window, window
+        return 0, window
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -265,12 +267,12 @@ class FixedDraw(Redraft):
     state: Tensor = torch.empty(0)  # the draws, [B, T]
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """All in the first round."""
+        """All at the beginning."""
         return length, 0
 
-    def begin(self, uniforms: Tensor) -> None:
-        """Remember the draws, [B, T]."""
-        self.state = kept(self.state, uniforms)
+    def begin(self, uniforms: Tensor, rows: Tensor | None) -> None:
+        """Remember the draws, [M, T]."""
+        self.state = kept(self.state, uniforms, rows)
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -297,14 +299,14 @@ class SharedNoise(Redraft):
     state: Tensor = torch.empty(0)  # the keys, int64 [B, 1, 1]
 
     def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """Three in the first round, for the key."""
+        """Three at the beginning, for the key."""
         return 3, 0
 
-    def begin(self, uniforms: Tensor) -> None:
-        """Compute each row's key from the first 24 bits of 3 draws, [B, 3]."""
+    def begin(self, uniforms: Tensor, rows: Tensor | None) -> None:
+        """Compute each row's key from the first 24 bits of 3 draws, [M, 3]."""
         bits = (uniforms * 2.0**24).long()
         key = (bits << torch.tensor([40, 20, 0], device=bits.device)).sum(1)
-        self.state = kept(self.state, key.view(-1, 1, 1))
+        self.state = kept(self.state, key.view(-1, 1, 1), rows)
 
     def tokens(
         self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
@@ -328,9 +330,6 @@ class Jacobi(Drafter):
         initialisation: how new positions of the window start; see `jacobi_window.WindowInit`.
         refinement: draw unaccepted guesses from the stale distributions; if false, they start anew
             like new positions (for `Redraw`).
-
-    Attributes:
-        uniforms: uniform draws per row that `propose` needs; the first round may need more.
 
     Raises:
         TemperaError: the window is longer than the image.
@@ -356,36 +355,36 @@ class Jacobi(Drafter):
         self.redraft = redraft
         self.init = WindowInit(initialisation, target.grid, window.length, refinement)
         self._further = window.levels * (window.branches - 1)
-        self._first_draws, self._later_draws = redraft.uniforms(window.length, target.length)
-        self.uniforms = self._further + self._first_draws
+        self.first_uniforms, draws = redraft.uniforms(window.length, target.length)
+        self.uniforms = self._further + draws
         # of the last round: the spine's tokens and q; and the target's distributions of places
         # -lookback … S, and a uniform one, [B, lookback + S + 2, V]
         self._guesses = Guesses(torch.empty(0, dtype=torch.int64), torch.empty(0))
         self._stale = torch.empty(0)
         self._emitted = torch.empty(0)  # tokens of the round before, [B, 1]
 
-    def begin(self, prompts: list[str], images: Images) -> None:
-        """Start a batch. All positions of the first window are new."""
-        self.uniforms = self._further + self._first_draws
+    def begin(
+        self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
+    ) -> None:
+        """Start images. All positions of their first windows are new."""
+        self.redraft.begin(uniforms, rows)
         self.window = self.window.to(images.device)
         length = self.window.length
         vocab_size = self.target.vocab_size
         stale = len(prompts), self.init.lookback + length + 2, vocab_size
         uniform = torch.full(stale, 1 / vocab_size, device=images.device)
-        self._stale = kept(self._stale, uniform)
+        self._stale = kept(self._stale, uniform, rows)
+        tokens = images.tokens.new_zeros(len(prompts), length)
         if self.redraft.continues:
             self._guesses = Guesses(
-                kept(self._guesses.tokens, images.tokens[:, :length]),
-                kept(self._guesses.q, uniform[:, :length]),
+                kept(self._guesses.tokens, tokens, rows),
+                kept(self._guesses.q, uniform[:, :length], rows),
             )
-        self._emitted = kept(self._emitted, images.lengths.unsqueeze(1))
-        self._is_first = True
+        self._emitted = kept(self._emitted, tokens[:, :1], rows)
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """Redraft the guesses and append new positions. See `interfaces.Drafter.propose`."""
-        further, uniforms = uniforms.split([self._further, uniforms.shape[1] - self._further], 1)
-        if self._is_first:
-            self.redraft.begin(uniforms)
+        further, draws = uniforms.split([self._further, uniforms.shape[1] - self._further], 1)
         # before the first round all positions are new, as if a whole window had been emitted
         emitted = torch.where(images.lengths > 0, images.emitted, self.window.length + 1)
         self._emitted.copy_(emitted.unsqueeze(1))
@@ -394,7 +393,6 @@ class Jacobi(Drafter):
         positions = base + places
         new, sources, found = self.init.neighbours(places, base)
         q = self._distributions(places, new, sources, found)
-        draws = uniforms[:, : self._later_draws]
         tokens = self.redraft.tokens(q, self._guesses, places, positions, draws)
         q = self.redraft.label(q, self._guesses, places)
         if self.init.repeats:
@@ -409,8 +407,6 @@ class Jacobi(Drafter):
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Store the target's distributions."""
-        self._is_first = False
-        self.uniforms = self._further + self._later_draws
         lookback = self.init.lookback
         window = self.window
         if lookback:

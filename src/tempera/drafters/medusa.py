@@ -69,14 +69,17 @@ class MedusaDraft(DraftModel):
         self._reach = torch.arange(model.reach, device=target.device)
         self._states = torch.empty(0)  # the target's last ones, up to that before the root
 
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+    def begin(
+        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+    ) -> None:
         """Take the target's states up to the one before the root."""
+        prefix = self.run.started
         self.depth = images.depth
         self.greedy = self.run.head.sampling.greedy
-        before = self.run.before_prefix(self.run.prompt.keep)
+        before = self.run.before_prefix(prefix.keep)
         count = len(self._reach)
         padded = nn.functional.pad(before, (0, 0, count, 0))
-        self._states = kept(self._states, padded[:, -count:])
+        self._states = kept(self._states, padded[:, -count:], prefix.rows)
 
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""

@@ -80,15 +80,17 @@ class ParallelDraft(SlotDraft):
         self._mask_hidden = model.mask_hidden.detach().to(target.device)
         self._ahead = torch.arange(model.slots + 1, device=target.device)
 
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
-        """Run the prefix; the target must have started a batch of the same prompts."""
-        prompt = self.run.prompt
+    def begin(
+        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+    ) -> None:
+        """Run the prefix; the target must have started the same prompts."""
+        prefix = self.run.started
         self.depth = images.depth
         self.greedy = self.run.head.sampling.greedy
-        hidden = self.run.before_prefix(prompt.keep)
-        behind = self._with_masks(prompt.embeds, hidden)
-        states = self.run.prefix(*behind, 2 * self.depth, prompt.keep)
-        self._slots = kept(self._slots, states[:, prompt.prefix - 1 :])
+        hidden = self.run.before_prefix(prefix.keep)
+        behind = self._with_masks(prefix.embeds, hidden)
+        states = self.run.prefix(*behind, 2 * self.depth, prefix.keep)
+        self._slots = kept(self._slots, states[:, -self.depth :], prefix.rows)
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them, and the masks."""

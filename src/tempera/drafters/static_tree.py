@@ -40,9 +40,11 @@ class StaticTreeDrafter(Drafter):
         self.depth = tree.max_depth
         self.uniforms = tree.nodes
 
-    def begin(self, prompts: list[str], images: Images) -> None:
-        """Start a batch."""
-        self.model.begin(prompts, self.nodes, images)
+    def begin(
+        self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
+    ) -> None:
+        """See `Drafter.begin`."""
+        self.model.begin(prompts, self.nodes, images, rows)
 
     def propose(self, images: Images, uniforms: Tensor) -> Draft:
         """Draw a tree from uniforms [B, N]: tokens int64 [B, N] and q float32 [B, N, V]. Earlier

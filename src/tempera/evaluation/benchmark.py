@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from tempera.continuous.loop import ContinuousTrace, Speculative
 from tempera.decoding.interfaces import Draft, Scores
@@ -141,11 +142,11 @@ class Excerpt:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
 
-    def begin(self, prompts: list[str], nodes: int) -> None:
+    def begin(self, prompts: list[str], nodes: int, rows: Tensor | None) -> None:
         """Start a batch and skip the first half of the images. Its keys and values stay zero; they
         take as long to read as any others.
         """
-        self.target.begin(prompts, nodes)
+        self.target.begin(prompts, nodes, rows)
         token = torch.zeros(len(prompts), dtype=torch.int64, device=self.target.device)
         self.target.advance(token, token + self.start, self.start)
 

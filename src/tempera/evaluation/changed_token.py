@@ -62,10 +62,10 @@ class _Uniform:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def begin(self, prompts: list[str], nodes: int) -> None:
-        """See `Target`."""
+    def begin(self, prompts: list[str], nodes: int, rows: Tensor | None) -> None:
+        """See `Target`. All rows finish in one round, so all begin together."""
         self._round = 0
-        self._target.begin(prompts, nodes)
+        self._target.begin(prompts, nodes, rows)
 
     def score(self, draft: Draft, longest: int) -> Scores:
         """See `Target`."""

@@ -1,6 +1,4 @@
-"""Generate the images that a run directory still lacks, batch by batch, in one or several
-processes.
-"""
+"""Generate the images that a run directory still lacks, in one or several processes."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -13,16 +11,15 @@ from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Target, Watcher
 from tempera.decoding.replay import REPLAYS, DraftLog, replays
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import Decoded, Pipeline, records, watchers
+from tempera.evaluation.pipeline import Pipeline, records, watchers
 from tempera.runtime.image_files import is_whole, picture_path, write_picture
 from tempera.runtime.processor import forget_peak_memory, peak_memory
 from tempera.runtime.row_store import Row, Store
 from tempera.runtime.side_services import side_service
 
 
-def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """The prompts in batches, without those that already have records. Batches depend only on the
-    whole list, so that a resumed run decodes the same ones.
+def todo(store: Store, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts without those that already have records.
 
     Raises:
         TemperaError: a prompt's id was already used for another text.
@@ -35,65 +32,44 @@ def todo(store: Store, prompts: Sequence[Prompt], size: int) -> list[list[Prompt
                 f"{store.directory.parent} holds '{text}' under the id {prompt.id}, which is now "
                 f"'{prompt.text}': choose another directory (hydra.run.dir=DIR)."
             )
-    batches = []
-    for first in range(0, len(prompts), size):
-        batch = prompts[first : first + size]
-        waiting = [prompt for prompt in batch if prompt.id not in recorded]
-        if waiting:
-            batches.append(waiting)
-    return batches
+    return [prompt for prompt in prompts if prompt.id not in recorded]
 
 
 def generate(
     pipeline: Pipeline,
-    waiting: Sequence[Sequence[Prompt]],
+    waiting: Sequence[Prompt],
+    size: int,
     directory: Path,
     store: Store,
     diagnostics: bool,
     progress: Callable[[int], object] | None = None,
     replayed: Collection[str] = (),
 ) -> None:
-    """Decode the batches. Each batch is written when it is complete: first the replays of the
-    prompts whose ids are in `replayed`, then its records, and then its pictures, unless they cannot
-    be made; `restore_pictures` tries again.
+    """Decode the prompts, `size` of them together. Of each image that is complete, first the replay
+    is written, if its prompt's id is in `replayed`, then its record, and then its picture, unless
+    it cannot be made; `restore_pictures` tries again.
 
     `progress` is called after each round with the number of its tokens.
     """
-    has_ids = isinstance(pipeline.target, Target)
-    bar = watchers(progress)
-    drafts = DraftLog()
-    filled = max(map(len, waiting), default=0)
-    for prompts in waiting:
-        shown = any(prompt.id in replayed for prompt in prompts)
-        watch: list[Watcher] = [*bar, drafts] if shown and has_ids else bar
-        forget_peak_memory(pipeline.device)
-        batch = pipeline.decoded(prompts, diagnostics=diagnostics, watch=watch, filled=filled)
-        if shown:
-            _keep_replays(pipeline, batch, drafts, directory, store.identity, replayed)
+    if not waiting:
+        return
+    kept = Store(directory / REPLAYS, store.identity)
+    drafts = DraftLog(kept.missing(replayed))
+    watch: list[Watcher] = watchers(progress)
+    if isinstance(pipeline.target, Target):
+        watch.append(drafts)
+    forget_peak_memory(pipeline.device)
+    for done in pipeline.decoded(waiting, size, diagnostics=diagnostics, watch=watch):
+        ids = [prompt.id for prompt in done.prompts]
+        if shown := replays(ids, done.output, drafts, pipeline.target.grid):
+            kept.add(shown)
         memory = peak_memory(pipeline.device)
-        store.add([{**row, "memory": memory} for row in records(batch)])
+        store.add([{**row, "memory": memory} for row in records(done)])
         with suppress(Exception):
-            texts = [prompt.text for prompt in batch.prompts]
-            pictures = pipeline.pictures(batch.output.tokens, texts)
-            for prompt, picture in zip(batch.prompts, pictures, strict=True):
-                write_picture(picture_path(directory, prompt.id), picture, store.identity)
-
-
-def _keep_replays(
-    pipeline: Pipeline,
-    batch: Decoded,
-    drafts: DraftLog,
-    directory: Path,
-    made_by: str,
-    replayed: Collection[str],
-) -> None:
-    """Write the replays that are not there, as they may be after an interruption."""
-    kept = Store(directory / REPLAYS, made_by)
-    ids = [prompt.id for prompt in batch.prompts]
-    missing = kept.missing([name for name in ids if name in replayed])
-    rows = replays(ids, batch.output, drafts, pipeline.target.grid, missing)
-    if rows:
-        kept.add(rows)
+            texts = [prompt.text for prompt in done.prompts]
+            pictures = pipeline.pictures(done.output.tokens, texts)
+            for name, picture in zip(ids, pictures, strict=True):
+                write_picture(picture_path(directory, name), picture, store.identity)
 
 
 def restore_pictures(

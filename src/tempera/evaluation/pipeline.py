@@ -1,6 +1,7 @@
 """A model with a method: prompts in, pictures and their per-prompt records out."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from tempera.decoding.interfaces import (
     Target,
     Watcher,
 )
-from tempera.decoding.loop import Output, decode, rounds
+from tempera.decoding.loop import Output, decode, finished, rounds
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import now
 from tempera.drafters.none import NoDraft
@@ -115,22 +116,20 @@ class Method:
         target: Target,
         streams: RandomStreams,
         prompts: Sequence[str],
-        *,
-        diagnostics: bool = False,
-        watch: Sequence[Watcher] = (),
-        run: Run | None = None,
+        **options: Any,
     ) -> Output:
         """Decode one image per prompt; see `tempera.decoding.loop.decode`."""
-        return decode(
-            target,
-            self.drafter,
-            self.rule,
-            streams,
-            prompts,
-            diagnostics=diagnostics,
-            watch=watch,
-            run=run,
-        )
+        return decode(target, self.drafter, self.rule, streams, prompts, **options)
+
+    def finished(
+        self,
+        target: Target,
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        **options: Any,
+    ) -> Iterator[tuple[list[int], Output]]:
+        """Decode one image per prompt; see `tempera.decoding.loop.finished`."""
+        return finished(target, self.drafter, self.rule, streams, prompts, **options)
 
 
 DecodingMethod = Method | Decoding
@@ -139,17 +138,22 @@ DecodingMethod = Method | Decoding
 
 @dataclass(frozen=True)
 class Decoded:
-    """A batch of prompts with its images.
+    """Images that were completed in one round.
 
     Attributes:
-        prompts: B of them.
+        places: of their prompts in the list that was decoded.
+        prompts: their prompts.
         output: their tokens and trace.
-        seconds: time of decoding the batch, without text encoder and image decoder.
+        seconds: what each took, with its text encoder but not the image decoder: its shares of the
+            time of its rounds, which the images that are decoded together share equally.
+        batch: how many are decoded together.
     """
 
+    places: list[int]
     prompts: Sequence[Prompt]
     output: Output
-    seconds: float
+    seconds: list[float]
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -199,34 +203,34 @@ class Pipeline:
     def decoded(
         self,
         prompts: Sequence[Prompt],
+        rows: int,
         *,
         seeds: Sequence[int] | None = None,
         diagnostics: bool = False,
         watch: Sequence[Watcher] = (),
-        filled: int = 0,
-    ) -> Decoded:
-        """Decode a batch and take its time.
+    ) -> Iterator[Decoded]:
+        """Decode one image per prompt, `rows` of them at a time, and take the time.
 
         Args:
-            prompts: the batch.
+            prompts: all prompts.
+            rows: how many images are decoded together.
             seeds, diagnostics, watch: see `tokens`.
-            filled: if rounds are compiled, decode so many rows, and forget those without a prompt:
-                another number would be compiled anew.
+
+        Yields:
+            the images as they are completed.
         """
-        batch = list(prompts)
-        if self.target.compiled:
-            for row in range(len(batch), filled):
-                copied = prompts[row % len(prompts)]
-                batch.append(Prompt(f"{copied.id}-row-{row}", copied.text))
-        if seeds is not None:
-            seeds = [seeds[row % len(prompts)] for row in range(len(batch))]
-        with self.text_encoded(batch):
-            start = self.now()
-            output = self.tokens(batch, seeds=seeds, diagnostics=diagnostics, watch=watch)
-            seconds = self.now() - start
-        if len(batch) > len(prompts):
-            output = Output(output.tokens[: len(prompts)], output.trace.first(len(prompts)))
-        return Decoded(prompts, output, seconds)
+        target: Any = self.target
+        texts = [prompt.text for prompt in prompts]
+        clock = _ImageClock()
+        options: dict[str, Any] = {"watch": [clock, *watch], "rows": rows}
+        if isinstance(self.method, Method):
+            options["diagnostics"] = diagnostics
+        streams = self.streams(prompts, seeds)
+        for places, output in self.method.finished(target, streams, texts, **options):
+            seconds = [clock.seconds.pop(place) for place in places]
+            done = [prompts[place] for place in places]
+            yield Decoded(places, done, output, seconds, min(rows, len(prompts)))
+            clock.restart()
 
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:
         """Pictures of tokens and their prompts; see `pictures_of`."""
@@ -293,8 +297,35 @@ def _decoded(
     return _decoded(decoder, device, codes, prompts)
 
 
+class _ImageClock:
+    """A watcher that shares the time of each round equally among the images that it decoded.
+
+    Attributes:
+        seconds: of each image so far, by the place of its prompt.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, float] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Leave out the time since the last round."""
+        self._last = time.perf_counter()
+
+    def __call__(self, round: Any) -> None:
+        """After each round, for whose counts the host waits."""
+        images = round.images
+        _ = images.counts
+        now = time.perf_counter()
+        prompts = images.prompts_of(images.live)
+        for prompt in prompts:
+            share = (now - self._last) / len(prompts)
+            self.seconds[prompt] = self.seconds.get(prompt, 0.0) + share
+        self._last = now
+
+
 class Progress:
-    """A watcher that tells how many tokens each round emitted, over all rows of its batch.
+    """A watcher that tells how many tokens each round emitted, over all rows.
 
     Args:
         update: called with the number.
@@ -302,14 +333,10 @@ class Progress:
 
     def __init__(self, update: Callable[[int], object]) -> None:
         self._update = update
-        self._written = 0
 
     def __call__(self, round: Any) -> None:
         """After each round."""
-        images = round.images
-        before = 0 if images.rounds == 1 else self._written
-        self._written = images.written
-        self._update(self._written - before)
+        self._update(sum(round.images.grown))
 
 
 def watchers(
@@ -355,7 +382,7 @@ def record_columns(length: int, vocab: int | None) -> dict[str, Numbers | None]:
 
 
 def records(batch: Decoded) -> list[Row]:
-    """One row per prompt of a decoded batch; results.parquet and the pictures derive from them.
+    """One row per image; results.parquet and the pictures derive from them.
 
     Returns:
         Rows with, among others, `depth` (the depth of each token's accepted draft, 0 if the target
@@ -369,8 +396,8 @@ def records(batch: Decoded) -> list[Row]:
         "text": [prompt.text for prompt in prompts],
         **{name: values.double().tolist() for name, values in trace.summary().items()},
         "rounds": trace.rounds.tolist(),
-        "batch": [len(prompts)] * len(prompts),
-        "seconds": [batch.seconds / len(prompts)] * len(prompts),
+        "batch": [batch.batch] * len(prompts),
+        "seconds": batch.seconds,
         "tested": trace.tested.tolist(),
         "accepted": trace.accepted.tolist(),
         "tested_by_tenth": trace.by_tenth(trace.origin != BONUS).tolist(),

@@ -149,7 +149,7 @@ def _generated(
     )
     store = Store(plan.directory / "records", plan.made_by, columns)
     share = prompts[processes.rank :: processes.count]
-    waiting = sum(map(len, todo(store, share, plan.batch_size)))
+    waiting = len(todo(store, share))
     length = target.length
     first = {prompt.id for prompt in prompts[: plan.replays]}
     with tqdm(
@@ -162,8 +162,16 @@ def _generated(
     ) as bar:
 
         def decode(size: int) -> None:
-            batches = todo(store, share, size)
-            generate(pipeline, batches, plan.directory, store, plan.diagnostics, bar.update, first)
+            generate(
+                pipeline,
+                todo(store, share),
+                size,
+                plan.directory,
+                store,
+                plan.diagnostics,
+                bar.update,
+                first,
+            )
 
         if plan.shrinks:
             _with_smaller_batches(decode, min(plan.batch_size, max(1, len(share))))

@@ -194,7 +194,7 @@ class Toy:
         """There is no text encoder."""
         return nullcontext()
 
-    def begin(self, prompts: list[str]) -> None:
+    def begin(self, prompts: list[str], rows: Tensor | None = None) -> None:
         """Every prompt has the same law."""
 
     def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ import torch
 from scipy.stats import chi2, poisson
 from torch import Tensor
 
+from tempera.decoding.compiled import kept
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Rule, Scores, Verdict
 from tempera.decoding.loop import Output, decode
@@ -97,9 +98,9 @@ class TableTarget:
         """There is no text encoder."""
         return nullcontext()
 
-    def begin(self, prompts: list[str], nodes: int) -> None:
+    def begin(self, prompts: list[str], nodes: int, rows: Tensor | None = None) -> None:
         """Every row starts at the empty prefix, whatever its prompt."""
-        self._roots = torch.zeros(len(prompts), dtype=torch.int64)
+        self._roots = kept(self._roots, torch.zeros(len(prompts), dtype=torch.int64), rows)
 
     def score(self, draft: Draft, longest: int) -> Scores:
         """Look the root and every node up; the hidden states are empty, [B, 1 + N, 0]."""
@@ -142,9 +143,11 @@ class TableDraft(DraftModel):
         self.table = target.sampling.drafting.distribution(logits)[0]
         self._roots = torch.zeros(0, dtype=torch.int64)
 
-    def begin(self, prompts: list[str], nodes: int, images: Images) -> None:
+    def begin(
+        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+    ) -> None:
         """Every row starts at the empty prefix."""
-        self._roots = torch.zeros(len(prompts), dtype=torch.int64)
+        self._roots = kept(self._roots, torch.zeros(len(prompts), dtype=torch.int64), rows)
 
     def roots(self, images: Images) -> tuple[Tensor, Tensor]:
         """Q after the root, [B, V], and the prefixes up to it, [B, 1]."""

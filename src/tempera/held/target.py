@@ -66,7 +66,7 @@ class HeldTarget(TransformerTarget):
         return now | self._usual()
 
     @override
-    def begin(self, prompts: list[str], nodes: int) -> None:
+    def begin(self, prompts: list[str], nodes: int, rows: Tensor | None = None) -> None:
         """See `TransformerTarget.begin`.
 
         Raises:
@@ -80,7 +80,7 @@ class HeldTarget(TransformerTarget):
                     f"the model's {name} was {seen} when it was accelerated, and is {now[name]}: "
                     "call tempera.accelerate again."
                 )
-        super().begin(prompts, nodes)
+        super().begin(prompts, nodes, rows)
 
     @contextmanager
     def reading(self, condition: Tensor) -> Iterator[None]:

@@ -81,6 +81,7 @@ class KVCache:
         self.padding: Tensor | None = None
         self.rows = self.capacity = self.kv_length = self.room = 0
         self.write_index = torch.zeros(0, dtype=torch.int64, device=device)
+        self._some: Tensor | None = None  # the rows of the pass, if not all
 
     def begin(self, rows: int, capacity: int) -> None:
         """Start a batch without entries. The buffers are kept if they have as many rows and room
@@ -109,16 +110,18 @@ class KVCache:
         per_key = sum(entries.nbytes for entries in self.entries) // self.capacity
         return per_key * (self.capacity if keys is None else keys)
 
-    def place(self, slots: Tensor, kv_length: int) -> None:
+    def place(self, slots: Tensor, kv_length: int, rows: Tensor | None = None) -> None:
         """Set where the next pass writes and what it loads.
 
         Args:
             slots: slot of each new token, int64 [R, Q], below the capacity.
             kv_length: K; the pass loads slots 0 … K − 1. A Python integer, so nothing is read from
                 the device.
+            rows: which rows the pass has, int64 [R']; by default all, R.
         """
-        self.write_index = self._index(slots)
+        self.write_index = self._index(slots, rows)
         self.kv_length = kv_length
+        self._some = rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -126,14 +129,17 @@ class KVCache:
         """Write one layer's new keys and values, [R, heads, Q, D], into the slots set by `place`.
 
         Returns:
-            views of the layer's first K keys and values, [R, heads, K, D] each.
+            the layer's first K keys and values, [R, heads, K, D] each.
         """
         entries = self.entries[layer_idx]
         new = torch.cat([key_states, value_states])
         if self.head_dim > new.shape[-1]:
             new = torch.nn.functional.pad(new, (0, self.head_dim - new.shape[-1]))
         entries.index_copy_(0, self.write_index, new.flatten(0, 2))
-        keys, values = entries.view(self._shape).narrow(3, 0, self.kv_length).unbind()
+        loaded = entries.view(self._shape).narrow(3, 0, self.kv_length)
+        if self._some is not None:
+            loaded = loaded.index_select(1, self._some)
+        keys, values = loaded.unbind()
         return keys, values
 
     def compact(self, source: Tensor, target: Tensor) -> None:
@@ -144,9 +150,10 @@ class KVCache:
         for entries in self.entries:
             entries.index_copy_(0, target, entries.index_select(0, source))
 
-    def _index(self, slots: Tensor) -> Tensor:
+    def _index(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """Where a layer's entries of slots [R, J] lie."""
-        return (slots.unsqueeze(1) + self._starts).flatten()
+        starts = self._starts if rows is None else self._starts[:, rows]
+        return (slots.unsqueeze(1) + starts).flatten()
 
 
 class Layout:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import kept
+from tempera.decoding.interfaces import NeedsNewBatch
 from tempera.decoding.trees import Block
 from tempera.errors import TemperaError
 from tempera.targets.cache import KVCache, Layout, head_size
@@ -16,7 +17,7 @@ from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.masks import causal_mask
 from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import pack
-from tempera.targets.prompt_state import PromptState
+from tempera.targets.prompt_state import Prefix, PromptState
 
 ROOM = 64
 """Least number of drafted tokens that the cache of a compiled session has room for. Plain decoding
@@ -27,8 +28,8 @@ LAYOUTS = 64
 
 
 class Session:
-    """A network with its cache. `begin` starts a batch. Then `run` runs the network on each row's
-    root and a draft tree below it, or on other tokens behind it.
+    """A network with its cache. `begin` starts a batch, or rows of it. Then `run` runs the network
+    on each row's root and a draft tree below it, or on other tokens behind it.
 
     Args:
         network: the transformer.
@@ -36,10 +37,11 @@ class Session:
             default see `granularity_on`.
 
     Attributes:
-        prompt: the batch's prompts and the position of each row; set by `begin`.
-        aux_layers: layers whose inputs follow every hidden state, see `capture_hidden_states`.
-        prefix_hidden: hidden states of all prefix tokens but the last, [R, T − 1, E]; set by
+        prompt: the position of each row; set by `begin`.
+        prefix: of the rows that began last; set by `begin`.
+        prefix_hidden: its hidden states but for those of the last token, [R', T − 1, E]; set by
             `begin`.
+        aux_layers: layers whose inputs follow every hidden state, see `capture_hidden_states`.
         cache: the KV cache.
         turns: the batch's `rotary.Rotary.table`, over all slots of its caches.
         packed: whether the weights of the decoder layers are packed.
@@ -47,6 +49,7 @@ class Session:
     """
 
     prompt: PromptState
+    prefix: Prefix
     prefix_hidden: Tensor
     turns: Tensor
 
@@ -62,6 +65,7 @@ class Session:
         self.packed = self.compiled = False
         self.aux_layers: tuple[int, ...] = ()
         self._lengths = self._root_slots = self._turns = torch.empty(0)
+        self._root = Block.in_a_row(torch.ones(1, 1, dtype=torch.bool, device=self.device))
         self.cache = self.new_cache(len(network.model.layers))
 
     def pack(self, least_rows: int) -> None:
@@ -103,48 +107,77 @@ class Session:
             layers, self._kv_heads, size, dtype=dtype, device=self.device, static=self.compiled
         )
 
-    def begin(self, prompt: PromptState, nodes: int) -> None:
-        """Start a batch: run all prefix tokens but the last.
+    def begin(
+        self, prefix: Prefix, copies: int, length: int, nodes: int, prompts: Tensor | None
+    ) -> None:
+        """Start a batch, or prompts of the running one: run all prefix tokens but the last.
 
         Args:
-            prompt: the batch.
+            prefix: of the rows that begin.
+            copies: rows per prompt.
+            length: tokens of an image.
             nodes: most drafted tokens of a round.
+            prompts: which of the batch begin, int64 [M]; None starts a new batch.
+
+        Raises:
+            NeedsNewBatch: the prefix is longer than the running batch's.
         """
-        self.prompt = prompt
-        self.turns = torch.empty(2, 0, self._head_dim)
-        prompt.lengths = self._lengths = kept(self._lengths, prompt.lengths)
-        prompt.root_slots = self._root_slots = kept(self._root_slots, prompt.root_slots)
-        self.begin_cache(self.cache, nodes, prompt.keep)
-        embeds = prompt.embeds[:, :-1]
+        if prompts is None:
+            rows, longest = prefix.keep.shape
+            prompt = PromptState(rows, longest, copies, length, self.device)
+            prompt.lengths = self._lengths = kept(self._lengths, prompt.lengths)
+            prompt.root_slots = self._root_slots = kept(self._root_slots, prompt.root_slots)
+            self.prompt = prompt
+            self.turns = torch.empty(2, 0, self._head_dim)
+        else:
+            if prefix.keep.shape[1] > self.prompt.prefix:
+                raise NeedsNewBatch
+            self.prompt.restart(prompts)
+            began = self.prompt.rows_of(prompts)
+            prefix = Prefix(prefix.embeds, prefix.keep, began).padded(self.prompt.prefix)
+        self.prefix = prefix
+        self.begin_cache(self.cache, nodes, prefix.keep)
+        embeds = prefix.embeds[:, :-1]
         if not embeds.shape[1]:
             self.prefix_hidden = embeds.repeat(1, 1, 1 + len(self.aux_layers))
             return
-        placed = self.place_prefix(embeds.shape[1], self.cache, prompt.keep)
+        placed = self.place_prefix(embeds.shape[1], self.cache, prefix.keep)
         self.prefix_hidden = self._run(embeds, *placed)
 
     def begin_cache(self, cache: KVCache, nodes: int, keep: Tensor) -> None:
-        """Start the batch in a cache, with room for a whole image and `nodes` drafted tokens beyond
-        it. Later tokens attend to the prefix tokens in `keep`, bool [R, T].
+        """Start the rows of `prefix` in a cache, with room for a whole image and `nodes` drafted
+        tokens beyond it. Later tokens attend to the prefix tokens in `keep`, bool [R', T].
         """
-        cache.begin(self.prompt.rows, self.capacity(nodes))
-        cache.room = 2 + nodes  # the root, all nodes, and the token after them
-        if self.compiled or not bool(keep.all()):  # one graph for batches with and without
-            padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
-            buffer = torch.empty(0) if cache.padding is None else cache.padding
-            cache.padding = kept(buffer, padding)
-        else:
-            cache.padding = None
+        if self.prefix.rows is None:
+            cache.begin(self.prompt.rows, self.capacity(nodes))
+            cache.room = 2 + nodes  # the root, all nodes, and the token after them
+        self._begin_padding(cache, keep)
         if cache.capacity > self.turns.shape[1]:
             rotary = self.network.model.rotary
             table = rotary.table(cache.capacity, self.prompt.prefix, self.device)
             self.turns = self._turns = kept(self._turns, table)
 
+    def _begin_padding(self, cache: KVCache, keep: Tensor) -> None:
+        """Hide the prefix tokens that are not in `keep`, bool [R', T], from later tokens."""
+        needed = self.compiled or not bool(keep.all())  # one graph for batches with and without
+        rows = self.prefix.rows
+        if rows is None and not needed:
+            cache.padding = None
+        elif needed or cache.padding is not None:
+            buffer = torch.empty(0) if cache.padding is None else cache.padding
+            if rows is not None and cache.padding is None:
+                none = keep.new_ones(self.prompt.rows, 1)
+                buffer = self.prompt.padding(none, cache.capacity, cache.dtype)
+            padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
+            cache.padding = kept(buffer, padding, rows)
+
     def place_prefix(self, count: int, cache: KVCache, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """Place the first `count` tokens in a cache; returns their mask [R, 1, count, count], which
-        hides prefix tokens that are not in `keep`, and their rotation [2, 1, count, D].
+        """Place the first `count` tokens of the rows that begin in a cache; returns their mask
+        [R', 1, count, count], which hides prefix tokens that are not in `keep`, and their rotation
+        [2, 1, count, D].
         """
-        positions = torch.arange(count, device=self.device).expand(self.prompt.rows, -1)
-        cache.place(positions, count)
+        positions = torch.arange(count, device=self.device).expand(len(keep), -1)
+        cache.place(positions, count, self.prefix.rows)
         rotation = self.turns[:, None, :count].to(cache.dtype)
         return causal_mask(keep[:, :count], count, cache.dtype), rotation
 
@@ -162,7 +195,11 @@ class Session:
         return cache.layouts[block]
 
     def place(
-        self, layout: Layout, start: Tensor | None = None, cache: KVCache | None = None
+        self,
+        layout: Layout,
+        start: Tensor | None = None,
+        cache: KVCache | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Place the tokens of a round's pass in a cache.
 
@@ -170,6 +207,7 @@ class Session:
             layout: their layout.
             start: slot of each row that it begins at, int64 [R]; by default the root's.
             cache: by default the session's.
+            rows: which rows the pass has, int64 [R']; by default all, R.
 
         Returns:
             their additive mask [R, 1, M, keys], and their rotation (see `rotary.rotate`), [2, R, M,
@@ -177,12 +215,13 @@ class Session:
         """
         prompt = self.prompt
         cache = self.cache if cache is None else cache
-        start = prompt.root_slots if start is None else start
+        start = self.roots(rows) if start is None else start
         kv_length = self.kv_length(cache)
-        cache.place(start[:, None] + layout.offsets, kv_length)
+        cache.place(start[:, None] + layout.offsets, kv_length, rows)
         mask = layout.mask(start, kv_length)
         if cache.padding is not None:
-            mask += cache.padding[..., :kv_length]
+            padding = cache.padding[..., :kv_length]
+            mask += padding if rows is None else padding[rows]
         ahead = prompt.by_row(layout.ahead) if layout.ahead.dim() == 2 else layout.ahead
         return mask, self.turns[:, start[:, None] + ahead].to(cache.dtype)
 
@@ -196,6 +235,16 @@ class Session:
             hidden states [R, M, E].
         """
         return self._run(embeds, *self.place(layout, start))
+
+    def roots(self, rows: Tensor | None = None) -> Tensor:
+        """Slots of the roots of some rows, by default all, int64 [R]."""
+        slots = self.prompt.root_slots
+        return slots if rows is None else slots[rows]
+
+    def run_root(self) -> Tensor:
+        """Run the last prefix tokens of the rows that began last: hidden states [R', 1, E]."""
+        placed = self.place(self.layout_of(self._root), rows=self.prefix.rows)
+        return self._run(self.prefix.embeds[:, -1:], *placed)
 
     def compact(self, path: Tensor) -> None:
         """Move the cache entries of an accepted path right behind each row's root.

@@ -1,11 +1,12 @@
 """The prompts of a batch: the network's condition, and the position that each image has reached.
 
 Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T condition tokens, H
-hidden size.
+hidden size; R' rows that begin.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,17 +44,39 @@ class PromptConditioner:
             self._encoded = None
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """The condition tokens of rows that begin.
+
+    Attributes:
+        embeds: their embeddings, [R', T, H].
+        keep: False on padding, bool [R', T].
+        rows: which rows of the batch they are, int64 [R']; None: all.
+    """
+
+    embeds: Tensor
+    keep: Tensor
+    rows: Tensor | None = None
+
+    def padded(self, length: int) -> "Prefix":
+        """The same with padding on the left, up to `length` tokens."""
+        more = length - self.keep.shape[1]
+        embeds = torch.nn.functional.pad(self.embeds, (0, 0, more, 0))
+        return Prefix(embeds, torch.nn.functional.pad(self.keep, (more, 0)), self.rows)
+
+
 class PromptState:
-    """The prefix of every row and the number of tokens it has emitted.
+    """The position of every row.
 
     The last prefix token is the *root* of the first round; later roots are the last emitted tokens.
     A token's slot in the cache is its position: T − 1 + the number of image tokens up to it.
 
     Args:
-        embeds: embeddings of the prefix, [R, T, H].
-        keep: False on padding, bool [R, T].
+        rows: R.
+        prefix: T, of all rows.
         copies: rows per prompt, 1 or 2.
         length: tokens of an image.
+        device: of the numbers.
 
     Attributes:
         lengths: image tokens that each row has emitted, int64 [B].
@@ -61,17 +84,25 @@ class PromptState:
         longest: upper bound of `lengths`, on the host.
     """
 
-    def __init__(self, embeds: Tensor, keep: Tensor, copies: int, length: int) -> None:
-        self.embeds = embeds
-        self.keep = keep
+    def __init__(
+        self, rows: int, prefix: int, copies: int, length: int, device: torch.device
+    ) -> None:
+        self.rows = rows
+        self.prefix = prefix
         self.copies = copies
         self.length = length
-        self.rows, self.prefix = keep.shape
-        self.lengths = torch.zeros(self.rows // copies, dtype=torch.int64, device=keep.device)
-        self.root_slots = torch.full(
-            (self.rows,), self.prefix - 1, dtype=torch.int64, device=keep.device
-        )
+        self.lengths = torch.zeros(rows // copies, dtype=torch.int64, device=device)
+        self.root_slots = torch.full((rows,), prefix - 1, dtype=torch.int64, device=device)
         self.longest = 0
+
+    def rows_of(self, prompts: Tensor) -> Tensor:
+        """The rows of prompts of the batch, int64 [M] -> [copies·M]."""
+        return torch.cat([prompts + copy * len(self.lengths) for copy in range(self.copies)])
+
+    def restart(self, prompts: Tensor) -> None:
+        """Put prompts of the batch, int64 [M], back to their first root."""
+        self.lengths[prompts] = 0
+        self.root_slots[self.rows_of(prompts)] = self.prefix - 1
 
     def advance(self, emitted: Tensor, longest: int) -> None:
         """Advance each row by `emitted` tokens, int64 [B], to at most `longest`."""
@@ -105,9 +136,9 @@ class PromptState:
         return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
     def padding(self, keep: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask [R, 1, 1, S] that hides prefix tokens where `keep`, bool [R, T], is False,
-        with S = `capacity` slots.
+        """Additive mask [R', 1, 1, S] that hides prefix tokens where `keep`, bool [R', T], is
+        False, with S = `capacity` slots.
         """
-        padding = torch.zeros(self.rows, capacity, dtype=dtype, device=keep.device)
+        padding = torch.zeros(len(keep), capacity, dtype=dtype, device=keep.device)
         padding[:, : self.prefix].masked_fill_(~keep, torch.finfo(dtype).min)
         return padding[:, None, None]

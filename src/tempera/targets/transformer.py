@@ -22,7 +22,7 @@ from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.forward import Session
 from tempera.targets.network import TargetNetwork
-from tempera.targets.prompt_state import Conditioner, PromptConditioner, PromptState
+from tempera.targets.prompt_state import Conditioner, Prefix, PromptConditioner
 from tempera.targets.token_head import TokenHead
 
 
@@ -121,15 +121,14 @@ class TransformerTarget:
         """See `interfaces.ImageModel.encoded`."""
         return self.conditioner.encoded(prompts)
 
-    def begin(self, prompts: list[str], nodes: int) -> None:
+    def begin(self, prompts: list[str], nodes: int, rows: Tensor | None = None) -> None:
         """Run the prefix except its last token, which is the first root. See
         `interfaces.Target.begin`.
 
         Raises:
-            TemperaError: there are no prompts, or a prompt is padded on the right.
+            TemperaError: a prompt is padded on the right.
+            NeedsNewBatch: a prompt is longer than those that the running batch began with.
         """
-        if not prompts:
-            raise TemperaError("there are no prompts to generate: give at least one.")
         condition, keep = (part.to(self.device) for part in self.conditioner(prompts))
         if not bool(keep[:, -1].all()):
             raise TemperaError(
@@ -139,10 +138,9 @@ class TransformerTarget:
         copies = self.sampling.rows
         drop = torch.arange(copies * len(prompts), device=self.device) >= len(prompts)
         condition = condition.repeat(copies, *[1] * (condition.dim() - 1))
-        prefix = self.network.embed_prefix(condition, keep.repeat(copies, 1), drop)
-        prompt = PromptState(*prefix, copies, self.length)
-        self.session.begin(prompt, nodes)
-        self._root = kept(self._root, prompt.embeds[:, -1:])
+        prefix = Prefix(*self.network.embed_prefix(condition, keep.repeat(copies, 1), drop))
+        self.session.begin(prefix, copies, self.length, nodes, rows)
+        self._root = kept(self._root, prefix.embeds[:, -1:], self.session.prefix.rows)
 
     def score(self, draft: Draft, longest: int) -> Scores:
         """Score the root and all nodes in one forward pass: p float32 [B, 1 + N, V], hidden states
