@@ -93,7 +93,7 @@ def test_a_sentence_tells_what_to_do(line: str, run: Run, tmp_path: Path) -> Non
     (tmp_path / "shadow" / "rule" / "exact.yaml").touch()
     status, _, err = run(line)
     assert status == 1
-    told = [line for line in err.splitlines() if not line.startswith("hf download ")]
+    told = [line for line in err.splitlines() if not line.startswith("  hf download ")]
     assert err.startswith("error: ") and len(told) == 1, err
     assert SENTENCES[line] in err, err
 
