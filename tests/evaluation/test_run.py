@@ -149,7 +149,7 @@ def test_results_do_not_depend_on_batches_or_order_and_a_run_can_grow(tmp_path: 
     nine = results(tmp_path / "c")
     tiny_evaluate(tmp_path / "c", prompts=prompts)
     a, b, c = (results(tmp_path / name) for name in "abc")
-    assert [row["batch"] for row in c["rows"]] == [*[8] * 8, 1, *[7] * 7, *[4] * 4]
+    assert [row["batch"] for row in c["rows"]] == [8] * 20
     for row in [*a["rows"], *b["rows"], *c["rows"]]:
         row.pop("batch")
     assert a == b

