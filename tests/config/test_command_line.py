@@ -81,7 +81,6 @@ SENTENCES = {
     "eval/run.py -m rule=[exact,relaxed] method=eagle": "-m rule=A,B for a run of each",
     "eval/run.py model=[shapes]": "give model=CHOICE",
     "eval/run.py weights=random tracking=none": "model=shapes comes with its weights",
-    "eval/run.py model=lumina method=coolsd tracking=none": "train_draft/main.py model=lumina",
 }
 """Command lines, and what their sentence says."""
 
@@ -93,9 +92,15 @@ def test_a_sentence_tells_what_to_do(line: str, run: Run, tmp_path: Path) -> Non
     (tmp_path / "shadow" / "rule" / "exact.yaml").touch()
     status, _, err = run(line)
     assert status == 1
-    told = [line for line in err.splitlines() if not line.startswith("  hf download ")]
-    assert err.startswith("error: ") and len(told) == 1, err
+    assert err.startswith("error: ") and err.count("\n") == 1, err
     assert SENTENCES[line] in err, err
+
+
+def test_a_draft_that_is_not_there_is_told_beside_the_files_to_fetch(run: Run) -> None:
+    status, _, err = run("eval/run.py model=lumina method=coolsd tracking=none")
+    first, *commands = err.splitlines()
+    assert status == 1 and "train_draft/main.py model=lumina" in first
+    assert len(commands) == 3 and all(line.startswith("  hf download ") for line in commands)
 
 
 def test_a_refused_run_leaves_no_directory(run: Run) -> None:

@@ -256,6 +256,39 @@ def test_every_rule_generates_whole_images_that_do_not_depend_on_the_batch(
         assert trace.tau.max() > 0
 
 
+@pytest.mark.parametrize("prefill", [0.0, 0.15])
+@pytest.mark.parametrize("rule", [CSpD(), PathCoupling(), CSpDReferenceCode, None], ids=str)
+def test_rows_take_other_prompts(rule: Rule | None, prefill: float) -> None:
+    made, ids = target(), [str(number) for number in range(7)]
+    method = Parallel(3) if rule is None else speculative(made, rule, 3, prefill)
+
+    def images(rows: int | None) -> Output:
+        labels = [str(int(name) % 5) for name in ids]
+        return method.decode(made, RandomStreams(0, ids), labels, rows=rows)
+
+    found, expected = images(2), images(None)
+    torch.testing.assert_close(found.tokens, expected.tokens, atol=1e-4, rtol=1e-3)
+    for name, values in expected.trace.tensors().items():
+        assert found.trace.tensors()[name].equal(values), name
+
+
+def test_a_batch_with_a_class_that_is_not_there_leaves_nothing_behind() -> None:
+    """A draft that is the target, so that rows finish together and start in whole batches."""
+    made = target()
+    method = Speculative(draft(made, network()), CSpD(), 3, 0.15)
+
+    def images(third: str, found: list[torch.Tensor]) -> list[torch.Tensor]:
+        streams, labels = RandomStreams(0, list("abcd")), ["0", "1", third, "3"]
+        for _, output in method.finished(made, streams, labels, rows=2):
+            found += list(output.tokens)
+        return found
+
+    expected, found = images("2", []), list[torch.Tensor]()
+    with pytest.raises(TemperaError, match="99"):
+        images("99", found)
+    torch.testing.assert_close(found, [*expected[:2], expected[3]], atol=1e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("bound", [4, 100])
 def test_a_redrawn_path_is_the_first_accepted_of_the_trials_in_order(bound: int) -> None:
     """However many run at once. An easy draft, of which a rejection needs many paths."""

@@ -1,5 +1,7 @@
 """Rows whose image is complete take the next prompt."""
 
+from itertools import count
+
 import pytest
 import torch
 from near_codes import near
@@ -17,6 +19,7 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
+from tempera.evaluation import pipeline as pipelines
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.rules.neighbourhood import Lantern
 from tempera.rules.standard import Exact
@@ -93,6 +96,23 @@ class Choosy(TableTarget):
         super().begin(prompts, nodes, rows)
 
 
+class Full(TableTarget):
+    """Refuses batches of more than three after the first."""
+
+    begun = 0
+
+    def begin(self, prompts, nodes, rows=None):
+        self.begun += 1
+        if self.begun > 1 and len(prompts) > 3:
+            raise TemperaError("no batch of four")
+        super().begin(prompts, nodes, rows)
+
+
+def test_what_refuses_no_prompt_alone_is_told_at_once():
+    with pytest.raises(TemperaError, match="no batch of four"):
+        decode(Full(4, 7), NoDraft(), Exact(), RandomStreams(0, NAMES), NAMES, rows=4)
+
+
 @pytest.mark.parametrize("plain", [True, False], ids=["all at once", "one by one"])
 def test_a_prompt_that_is_refused_is_told_when_the_others_are_complete(plain):
     target = Choosy(4, 7)
@@ -141,10 +161,15 @@ def test_diagnostics_follow_an_image_to_its_row():
         torch.testing.assert_close(found[name], values, equal_nan=True, msg=name)
 
 
-def test_the_seconds_of_images_add_up_to_those_of_all_rounds():
+def test_the_seconds_of_images_add_up_to_those_of_all_rounds(monkeypatch):
+    """On a clock that a round puts on by a second, as does what lies between two images."""
+    ticks = count()
+    monkeypatch.setattr(pipelines.time, "perf_counter", lambda: float(next(ticks)))
     pipeline = tiny_pipeline()
     prompts = [Prompt(name, name) for name in NAMES]
-    groups = list(pipeline.decoded(prompts, 3))
+    done = []
+    groups = list(pipeline.decoded(prompts, 3, watch=[done.append]))
+    assert sum(sum(group.seconds) for group in groups) == pytest.approx(len(done))
     assert sorted(place for group in groups for place in group.places) == list(range(12))
     assert all(second > 0 for group in groups for second in group.seconds)
     assert {group.batch for group in groups} == {3}

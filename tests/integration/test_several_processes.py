@@ -169,7 +169,14 @@ def test_two_nodes_evaluate_as_one_process(
     (two,) = (tmp_path / "two/outputs/eval").iterdir()
     (one,) = (tmp_path / "one/outputs/eval").iterdir()
     assert results(two) == results(one) and len(results(one)) == 7
-    assert 2 <= len(list((two / "records").glob("*.parquet"))) <= 7  # of both processes
+    parts = [
+        pq.read_table(part, columns=["id"])["id"].to_pylist()
+        for part in (two / "records").glob("*.parquet")
+    ]
+    names = sorted(results(one))
+    assert sorted(name for part in parts for name in part) == names  # each once
+    shares = [{names.index(name) % 2 for name in part} for part in parts]
+    assert all(len(share) == 1 for share in shares) and set.union(*shares) == {0, 1}
     assert all(fetched(hub).count(name) == 1 for name in fetched(hub))
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tempera.decoding.compiled import graph_of
 from tempera.targets import packed_linear
 from tempera.targets.packed_linear import PackedLinear, packs
 
@@ -33,6 +34,20 @@ def test_products_are_those_of_a_linear_layer(plain_rows, pack, bias, dtype, mon
         close = {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0}
         torch.testing.assert_close(layer(x), expected, **close)
         torch.testing.assert_close(layer(x.unsqueeze(0))[0], expected, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_compiled_rounds_multiply_packed_weights(dtype, monkeypatch):
+    """Which product runs is timed, so that this was seen on some machines only."""
+    monkeypatch.setattr(packed_linear, "SMALL", 1)
+    monkeypatch.setattr(packed_linear, "faster_plain_rows", lambda *_: 0)
+    weight, b, x = case(dtype, True, 3)
+    if not packs(weight):
+        pytest.skip("oneDNN does not multiply this type here")
+    layer = PackedLinear(weight, b, least_rows=1)
+    assert layer.plain is None
+    assert graph_of(layer.forward)(x).equal(layer(x))
 
 
 @pytest.mark.parametrize(("small", "plain_rows"), [(1, 0), (1, 1), (2**18, 0)])

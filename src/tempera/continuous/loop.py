@@ -210,6 +210,7 @@ class Sequences(Rows):
 
     order: Tensor
     noise: Noise
+    started: list[tuple[Tensor, Tensor]]
 
     def __init__(
         self,
@@ -226,12 +227,12 @@ class Sequences(Rows):
         self.depth = depth
         self.prefill = prefill
         self.who = who
-        self.started: list[tuple[Tensor, Tensor]] = []
 
     @override
     def new_images(self, rows: int) -> Images:
         target = self.models[0]
         device = self.streams.device
+        self.started = []  # of a batch that failed
         self.noise = Noise(self.streams, rows)
         self.order = torch.zeros(rows, target.length, dtype=torch.int64, device=device)
         return Images(rows, target.length, self.depth, device, target.channels)

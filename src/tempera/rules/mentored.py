@@ -55,6 +55,9 @@ class Mentored(Median):
 
     @override
     def solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """c and the highest price λ at which median(c·p, q, c·exp(λ)·p) is within the budget of p,
+        [..., V] each -> [..., 1] each; by `STEPS` halvings of [0, `HIGHEST`].
+        """
         price = torch.zeros_like(p[..., :1])
         if self.budget == 0:
             return torch.ones_like(price), price

@@ -180,8 +180,28 @@ def _packed(weight: Tensor) -> Tensor:
 
 
 def _multiply_packed(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.compiler.is_compiling():
+        out: Tensor = _compiled_product(x, packed, bias)
+        return out
+    return _product(x, packed, bias)
+
+
+def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return out
+
+
+@torch.library.custom_op("tempera::packed_product", mutates_args=())
+def _compiled_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """The same product. TorchInductor takes its own operator for weights that are constants of a
+    graph alone, and ours are inputs.
+    """
+    return _product(x, packed, bias)
+
+
+@_compiled_product.register_fake
+def _like_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], packed.shape[0])
 
 
 def pack(module: nn.Module, least_rows: int) -> None:
