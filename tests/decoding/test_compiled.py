@@ -37,7 +37,6 @@ from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import room, time_rounds
 from tempera.evaluation.launches import launches
 from tempera.evaluation.pipeline import Method
-from tempera.rules import mentored
 from tempera.rules.cactus import Cactus
 from tempera.rules.entropy import EntropyAware
 from tempera.rules.fly import FLy
@@ -464,8 +463,7 @@ def test_what_a_graph_may_not_do_fails(part, fault, replays):
 
 @pytest.mark.parametrize("name", RULES)
 @torch.no_grad()
-def test_every_rule_is_one_graph(name, monkeypatch):
-    monkeypatch.setattr(mentored, "STEPS", 2)  # all 14 are one graph too, of a thousand operations
+def test_every_rule_is_one_graph(name):
     tree, rule = RULES[name]
     generator = torch.Generator().manual_seed(0)
     p = torch.randn(2, 1 + tree.nodes, 11, generator=generator).softmax(-1)

@@ -32,19 +32,18 @@ HIGHEST = 20.0
 
 
 class Median(TokenRule):
-    """f = min(1, ω·p/q) with residual Norm[c·p - q]+, where ω = c·exp(price) and c makes the
-    emitted distribution, median(c·p, q, ω·p), sum to 1. No rule that keeps as many drafts has less
-    KL at a position.
+    """f = min(1, ω·p/q) with residual Norm[c·p - q]+, where the emitted distribution, median(c·p,
+    q, ω·p), sums to 1. No rule that keeps as many drafts has less KL at a position.
     """
 
     @abstractmethod
     def solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-        """c and the price at these distributions, [..., 1] each."""
+        """c and ω at these distributions, [..., V] each -> [..., 1] each."""
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, ω·p/q) everywhere."""
-        c, price = self.solve(p, q, depth)
-        return ratio(c * price.exp() * p, q)
+        _, omega = self.solve(p, q, depth)
+        return ratio(omega * p, q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[c·p - q]+."""
@@ -97,7 +96,8 @@ class Priced(Median):
     @override
     def solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         price = by_depth(self.prices, depth).unsqueeze(-1).to(p.dtype)
-        return scale(p, q, price), price
+        c = scale(p, q, price)
+        return c, c * price.exp()
 
 
 def scale(p: Tensor, q: Tensor, price: Tensor) -> Tensor:
