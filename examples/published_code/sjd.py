@@ -1,21 +1,18 @@
-"""SJD++'s token reuse as published, beside the exact one in `tempera.drafters.jacobi.Reuse`."""
+"""SJD++'s token reuse as published, beside the exact one in `tempera.drafters.jacobi.reused`."""
 
-from torch import Tensor
-from typing_extensions import override
+from dataclasses import replace
+from functools import partial
 
 from tempera.decoding.interfaces import ImageTarget, drafts
-from tempera.drafters.jacobi import Guesses, Jacobi, Reuse
+from tempera.drafters.jacobi import Guesses, Jacobi, Stale, reuse_above, reused
 from tempera.drafters.jacobi_window import Initialisation, Window
 
 
-class PublishedReuse(Reuse):
+def published(stale: Stale, threshold: float) -> Guesses:
     """Guesses that are kept for their value are labelled q, although they are no draws from it: the
     law is not the target's (docs/jacobi.md).
     """
-
-    @override
-    def label(self, q: Tensor, last: Guesses, places: Tensor) -> Tensor:
-        return q
+    return Guesses(reused(stale, threshold).tokens, stale.q)
 
 
 @drafts(lambda window, **_: window)
@@ -31,4 +28,5 @@ def sjd(
     Raises:
         TemperaError: the window does not fit into the image.
     """
-    return Jacobi(target, Window(window), PublishedReuse(reuse), initialisation)
+    redraft = replace(reuse_above(reuse), draw=partial(published, threshold=reuse))
+    return Jacobi(target, Window(window), redraft, initialisation)

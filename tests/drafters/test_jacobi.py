@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import slow_but
 from host_reads import HostReads
-from published_code.sjd import PublishedReuse
+from published_code.sjd import published
 from random_drafts import Spy
 from table_models import check_rows
 from tiny_networks import PROMPTS, tiny_target
@@ -21,11 +21,12 @@ from tempera.decoding.probabilities import Sampling, at, normalise, one_hot, sam
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.drafters.jacobi import (
-    AdaptiveContinuation,
     Guesses,
-    Reuse,
-    SharedNoise,
+    Stale,
+    by_shared_noise,
+    continued,
     jacobi,
+    reused,
     scd,
     sjd,
     sjd_pac,
@@ -152,7 +153,7 @@ def test_a_guess_is_continued_and_replaced_by_draws_of_their_own():
     q, old = torch.rand(2, 50, 4, 6, generator=generator).softmax(-1)
     guesses = Guesses(torch.randint(6, (50, 4), generator=generator), old)
     places, draws = torch.arange(4).expand(50, -1), torch.rand(50, 8, generator=generator)
-    found = AdaptiveContinuation().tokens(q, guesses, places, places, draws)
+    found = continued(Stale(q, guesses, places, places, draws, draws[:, :0])).tokens
     kept = draws[:, :4] < at(q, guesses.tokens) / at(old, guesses.tokens)
     others = sample(normalise((q - old).clamp(min=0), otherwise=q), draws[:, 4:])
     assert found.equal(torch.where(kept, guesses.tokens, others)) and not kept.all()
@@ -167,12 +168,13 @@ def test_a_reused_guess_follows_its_label():
     last = Guesses(sample(old, torch.rand(rows, 2)), old)
     places = torch.tensor([[1, 2]]).expand(rows, 2)  # the second position is new
     for threshold, law in ((0.5, 0.95), (0.0, 0.5), (2.0, 0.9)):
-        reuse = Reuse(threshold)
-        tokens = reuse.tokens(q, last, places, places, torch.rand(rows, 2))
-        label = reuse.label(q, last, places)[0, :, 0].tolist()
+        uniforms = torch.rand(rows, 2)
+        stale = Stale(q, last, places, places, uniforms, uniforms[:, :0])
+        guesses = reused(stale, threshold)
+        label = guesses.q[0, :, 0].tolist()
         assert label == pytest.approx([law, 0.9])
-        assert tokens.eq(0).double().mean(0).tolist() == pytest.approx(label, abs=0.01)
-    assert PublishedReuse(0.5).label(q, last, places).equal(q)
+        assert guesses.tokens.eq(0).double().mean(0).tolist() == pytest.approx(label, abs=0.01)
+    assert published(stale, 0.5).q.equal(q)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +190,11 @@ def test_scd_draws_no_token_without_mass(seed, position):
 
 
 def test_a_shared_noise_takes_the_token_that_has_the_mass():
-    noise = SharedNoise()
-    noise.begin(torch.tensor([[0.0, 0.0, 12345 * 2.0**-24]], dtype=torch.float64), None)
+    noise = torch.tensor([[0.0, 0.0, 12345 * 2.0**-24]], dtype=torch.float64)
     positions = torch.tensor([[1217]])
     q = one_hot(torch.full_like(positions, 13590), 16384)
-    assert noise.tokens(q, None, positions, positions, torch.empty(1, 0)).item() == 13590
+    stale = Stale(q, None, positions, positions, noise[:, :0], noise)
+    assert by_shared_noise(stale).tokens.item() == 13590
 
 
 def test_an_infinite_threshold_is_sjd():

@@ -26,7 +26,8 @@ from tempera.decoding.probabilities import (
 )
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import verify
-from tempera.drafters.jacobi import AdaptiveContinuation, Guesses, sjd_pac
+from tempera.drafters import jacobi
+from tempera.drafters.jacobi import Guesses, Stale, sjd_pac
 from tempera.exactness.tables import compare
 from tempera.rules.standard import Exact
 
@@ -277,7 +278,8 @@ def test_our_candidates_and_our_continuation_have_the_law_of_their_label() -> No
     guesses = Guesses(sample(rows_of(old), draws[:, 0])[:, None], rows_of(old)[:, None])
     places = torch.zeros(ROWS, 1, dtype=torch.int64)
     label = rows_of(p)[:, None]
-    first = AdaptiveContinuation().tokens(label, guesses, places, places, draws[:, 1:3])
+    stale = Stale(label, guesses, places, places, draws[:, 1:3], draws[:, :0])
+    first = jacobi.continued(stale).tokens
     assert agrees(first[:, 0], p)
     rest = normalise(label * (1 - one_hot(first, 3)), otherwise=label)
     second, of_second = sample_without_replacement(rest, draws[:, None, 3:4])

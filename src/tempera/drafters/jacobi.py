@@ -6,15 +6,15 @@ at every position of the window, given the guesses before it; these *stale* dist
 the next window's guesses are drawn from. The methods differ in how they draw guesses anew, the
 *redraft*, and in their acceptance rule:
 
-    method   redraft                                                       rule
-    jacobi   `FixedDraw`: one fixed uniform draw per position              `rules.standard.Match`
-    sjd      `Redraw`: independent draws                                   exact
-    sjd reuse=τ  `Reuse`: keep guesses that did not become improbable      exact
-    scd      `SharedNoise`: argmax(log p + g), one Gumbel g per position   exact
-    sjd_pac  `AdaptiveContinuation`: keep or resample, by the exact rule   exact, on a tree
+    method       redraft                                                       rule
+    jacobi       `by_fixed_draws`: one fixed uniform draw per position         `Match`
+    sjd          `redraw`: independent draws                                   exact
+    sjd reuse=τ  `reused`: keep guesses that did not become improbable         exact
+    scd          `by_shared_noise`: argmax(log p + g), one Gumbel g a position exact
+    sjd_pac      `continued`: keep or resample, by the exact rule              exact, on a tree
 
-`Match` accepts a token if the target draws the same one with the same random draw. The tree of
-sjd_pac is `jacobi_window.Window`.
+`rules.standard.Match` accepts a token if the target draws the same one with the same random draw.
+The tree of sjd_pac is `jacobi_window.Window`.
 
 **One window**, of S = 4 guesses, in an image of which 10 tokens are emitted:
 
@@ -37,9 +37,10 @@ may stop beside the spine; then `Window.reading[stop]` says after which node p i
 place, and `Window.columns` which candidate (guess) of a place each node is.
 
 Each of them works with any rule that tests token by token: SJD with `Match` is what SJD's public
-code calls Jacobi decoding, and `FixedDraw` with the exact rule is speculative coupled decoding with
-another coupling. `rules.standard.BlockVerification` works with `Redraw` only: in it later guesses
-influence the acceptance of earlier ones, which violates (1) below if guesses survive a round.
+code calls Jacobi decoding, and `by_fixed_draws` with the exact rule is speculative coupled decoding
+with another coupling. `rules.standard.BlockVerification` works with `redraw` only: in it later
+guesses influence the acceptance of earlier ones, which violates (1) below if guesses survive a
+round.
 
 **Why all of them are exact.** Let F_k be the history of the positions before k over all iterations
 so far: their guesses, draws and tests. (1) Whether position k is decided in a round, and the
@@ -50,14 +51,14 @@ depend only on the positions before k. (2) Given F_k, the guess of position k is
 the correct q, and the emitted token is distributed as p_k given F_k, whatever was rejected before.
 Condition (2) is the crucial one. It holds by induction over iterations, since the guess is drawn
 
-- by `Redraw`: from q_k with an independent draw;
-- by `FixedDraw` and `SharedNoise`: as a function of q_k and of a noise of position k that no test
-  has used. The noise may serve many redrafts, but the first test of position k decides the
+- by `redraw`: from q_k with an independent draw;
+- by `by_fixed_draws` and `by_shared_noise`: as a function of q_k and of a noise of position k that
+  no test has used. The noise may serve many redrafts, but the first test of position k decides the
   position, and its noise is not used again;
-- by `AdaptiveContinuation`: from the last guess x ~ q'_k, which is kept with probability
+- by `continued`: from the last guess x ~ q'_k, which is kept with probability
   min(1, q_k/q'_k) and otherwise resampled from Norm[q_k - q'_k]+. This is again a draw from q_k (a
   maximal coupling of the two), because q_k is a function of F_k and does not depend on x;
-- by `Reuse`: by keeping x or drawing from q_k. This is a draw from neither; its law given F_k is
+- by `reused`: by keeping x or drawing from q_k. This is a draw from neither; its law given F_k is
   q̃_k, a function of q_k, q'_k and τ, and the label;
 - for positions that enter the window: as described in `jacobi_window.WindowInit`. A repeated token
   is not random given F_k, so its q is one-hot.
@@ -69,8 +70,9 @@ speculative coupled decoding (arXiv 2510.24211) describe exact methods. The publ
 two is not exact: docs/jacobi.md says in what.
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -104,108 +106,59 @@ class Guesses:
     q: Tensor
 
 
-class Redraft(ABC):
-    """How guesses are drawn from the stale distributions.
+@dataclass(frozen=True)
+class Stale:
+    """What guesses are redrawn from.
 
     Attributes:
-        fresh: whether all guesses are drawn anew in every round; see `interfaces.Draft`.
-        continues: whether it looks at the last window's guesses.
-        state: what it remembers of a batch, if anything; any shape.
+        q: the stale distribution of every position of the window, float32 [B, S, V].
+        last: the last window, if the redraft `continues`.
+        places: index of each position in the last window, int64 [B, S]; S or more if it was not in
+            it.
+        positions: index in the image, int64 [B, S]; past its end in the last rounds.
+        uniforms: this round's uniform draws, [B, `Redraft.draws`·S].
+        noise: those of the image as a whole, float64 [B, `Redraft.noise`].
     """
 
-    fresh: bool = False
-    continues: bool = False
-    state: Tensor | None = None
+    q: Tensor
+    last: Guesses
+    places: Tensor
+    positions: Tensor
+    uniforms: Tensor
+    noise: Tensor
 
-    @abstractmethod
-    def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """Number of uniform draws for an image as a whole, and for each of its rounds.
-
-        Args:
-            window: S.
-            length: tokens of an image.
+    @property
+    def before(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Which positions have a guess, bool [B, S], that guess, and its q; anything where there is
+        none.
         """
-
-    def begin(self, uniforms: Tensor, rows: Tensor | None) -> None:  # noqa: B027
-        """Start images with the uniform draws for each as a whole, [M, ...]; for `rows` see
-        `interfaces.Drafter.begin`.
-        """
-
-    @abstractmethod
-    def tokens(
-        self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
-    ) -> Tensor:
-        """Draw a window.
-
-        Args:
-            q: the distribution of every position, float32 [B, S, V].
-            last: the last window, if it `continues`.
-            places: index of each position in the last window, int64 [B, S]; S or more if it was not
-                in it.
-            positions: index in the image, int64 [B, S]; past its end in the last rounds.
-            uniforms: this round's uniform draws.
-
-        Returns:
-            tokens int64 [B, S], drawn from q.
-        """
-
-    def label(self, q: Tensor, last: Guesses, places: Tensor) -> Tensor:
-        """The distribution that `tokens` has drawn from, float32 [B, S, V], if that is not q. For
-        the arguments see `tokens`.
-        """
-        return q
-
-    def draws(self, positions: Tensor) -> Tensor | None:
-        """Fixed uniform draws of positions int64 [B, M], for `Match`: [B, M], or None if the method
-        has no fixed draws.
-        """
-        return None
+        length = self.q.shape[1]
+        source = self.places.clamp(max=length - 1)
+        token = self.last.tokens.gather(1, source)
+        return self.places < length, token, take(self.last.q, source)
 
 
-class Redraw(Redraft):
+def redraw(stale: Stale) -> Guesses:
     """Draw every guess independently (SJD, Eq. 3)."""
-
-    fresh = True
-
-    def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """One per position."""
-        return 0, window
-
-    def tokens(
-        self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
-    ) -> Tensor:
-        """Inverse CDF. See `Redraft.tokens`."""
-        return sample(q, uniforms)
+    return Guesses(sample(stale.q, stale.uniforms), stale.q)
 
 
-class AdaptiveContinuation(Redraft):
-    """Keep or resample each guess by the exact rule against the stale distributions (SJD-PAC).
+def continued(stale: Stale) -> Guesses:
+    """Keep or resample each guess by the exact rule against the stale distributions (SJD-PAC's
+    adaptive continuation): keep x with probability min(1, q/q'), else draw from Norm[q - q']+.
 
     This is the maximal coupling of arXiv 2510.24211: of all couplings of the last and the next
     distribution, the one under which guesses change least often.
     """
-
-    continues = True
-
-    def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """Two per position: one for the test, one to resample."""
-        return 0, 2 * window
-
-    def tokens(
-        self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
-    ) -> Tensor:
-        """Keep x with probability min(1, q/q'), else draw from Norm[q - q']+."""
-        keep, draw = uniforms.chunk(2, 1)
-        held = places < q.shape[1]
-        source = places.clamp(max=q.shape[1] - 1)
-        old = take(last.q, source)
-        token = last.tokens.gather(1, source)
-        stays = held & (keep < ratio(at(q, token), at(old, token)))
-        probs = torch.where(held.unsqueeze(-1), excess(q, old), q)
-        return torch.where(stays, token, sample(probs, draw))
+    q = stale.q
+    keep, draw = stale.uniforms.chunk(2, 1)
+    held, token, old = stale.before
+    stays = held & (keep < ratio(at(q, token), at(old, token)))
+    probs = torch.where(held.unsqueeze(-1), excess(q, old), q)
+    return Guesses(torch.where(stays, token, sample(probs, draw)), q)
 
 
-class Reuse(Redraft):
+def reused(stale: Stale, threshold: float) -> Guesses:
     """Keep the guesses whose probability did not fall much, q(x) > τ·q'(x), and draw the others
     from q (the token reuse of SJD++, arXiv 2512.07503).
 
@@ -216,108 +169,90 @@ class Reuse(Redraft):
 
     where q' is the label so far. With q̃ as its label the guess is tested exactly; with q, as
     published, it is not (`examples/published_code/sjd.py`).
-
-    Args:
-        threshold: τ, 0 or more; infinity is `Redraw`.
     """
-
-    continues = True
-
-    def __init__(self, threshold: float) -> None:
-        if not threshold >= 0:
-            raise TemperaError(
-                f"reuse={threshold} is no ratio of probabilities; give 0 (keep every possible "
-                "guess) or more",
-                option="reuse",
-            )
-        self.threshold = threshold
-
-    def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """One per position."""
-        return 0, window
-
-    def tokens(
-        self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
-    ) -> Tensor:
-        """Keep x if q(x) > τ·q'(x), else draw from q."""
-        token = last.tokens.gather(1, places.clamp(max=q.shape[1] - 1))
-        stays = at(self._held(q, last, places)[1], token)
-        return torch.where(stays, token, sample(q, uniforms))
-
-    def label(self, q: Tensor, last: Guesses, places: Tensor) -> Tensor:
-        """q̃."""
-        old, keeps = self._held(q, last, places)
-        still = old.masked_fill(~keeps, 0.0)
-        return still + (1 - still.sum(-1, keepdim=True)).clamp(min=0) * q
-
-    def _held(self, q: Tensor, last: Guesses, places: Tensor) -> tuple[Tensor, Tensor]:
-        """q', and which guesses would be kept, bool: [B, S, V] each."""
-        old = take(last.q, places.clamp(max=q.shape[1] - 1))
-        return old, (q > self.threshold * old) & (places < q.shape[1]).unsqueeze(-1)
+    q = stale.q
+    held, token, old = stale.before
+    keeps = (q > threshold * old) & held.unsqueeze(-1)
+    still = old.masked_fill(~keeps, 0.0)
+    label = still + (1 - still.sum(-1, keepdim=True)).clamp(min=0) * q
+    return Guesses(torch.where(at(keeps, token), token, sample(q, stale.uniforms)), label)
 
 
-class FixedDraw(Redraft):
+def by_fixed_draws(stale: Stale) -> Guesses:
     """The inverse CDF at each position's fixed uniform draw (Jacobi decoding).
 
     The draws are the first of the prompt's random stream, one per position, as in plain
     autoregression. With the rule `Match` the image is therefore that of `method=ar` with the same
     seed (up to rounding), at any temperature.
     """
-
-    state: Tensor = torch.empty(0)  # the draws, [B, T]
-
-    def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """All at the beginning."""
-        return length, 0
-
-    def begin(self, uniforms: Tensor, rows: Tensor | None) -> None:
-        """Remember the draws, [M, T]."""
-        self.state = kept(self.state, uniforms, rows)
-
-    def tokens(
-        self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
-    ) -> Tensor:
-        """Inverse CDF. See `Redraft.tokens`."""
-        return sample(q, self.draws(positions))
-
-    def draws(self, positions: Tensor) -> Tensor:
-        """The fixed draws of positions int64 [B, M], as [B, M]; past the end of the image, the draw
-        of the last token.
-        """
-        return self.state.gather(1, positions.clamp(max=self.state.shape[1] - 1))
+    return Guesses(sample(stale.q, fixed_draws(stale.noise, stale.positions)), stale.q)
 
 
-class SharedNoise(Redraft):
+def fixed_draws(noise: Tensor, positions: Tensor) -> Tensor:
+    """The draws [B, T] of positions int64 [B, M], as [B, M]; past the end of the image, the draw of
+    the last token.
+    """
+    return noise.gather(1, positions.clamp(max=noise.shape[1] - 1))
+
+
+def by_shared_noise(stale: Stale) -> Guesses:
     """argmax(log q + g) with a Gumbel noise g [V] per position that all iterations share
     (speculative coupled decoding).
 
     Computed as argmax(q / E) with E = exp(-g) standard exponential. A row's noise is a hash of a
-    64-bit key from its random stream, the position and the token. It is recomputed in each round,
-    so nothing of size V is stored.
+    64-bit key (of the first 24 bits of three draws), the position and the token. It is recomputed
+    in each round, so nothing of size V is stored.
+    """
+    q = stale.q
+    first, second, third = (stale.noise * 2.0**24).long().unsqueeze(-1).split(1, 1)
+    key = (first << 40) + (second << 20) + third
+    vocabulary = torch.arange(q.shape[-1], device=q.device)
+    # even numbers alone, as docs/results/ were drawn
+    draws = hashed(key, 2 * (stale.positions.unsqueeze(-1) * q.shape[-1] + vocabulary))
+    # above 0 and finite, so that only a token that has mass can win
+    exponential = -torch.log1p(-draws.clamp(min=2.0**-54))
+    return Guesses((q / exponential).argmax(-1), q)
+
+
+@dataclass(frozen=True)
+class Redraft:
+    """How guesses are drawn from the stale distributions, and what that needs.
+
+    Attributes:
+        draw: the guesses of a window, and what they were drawn from.
+        draws: uniform draws of each position in a round.
+        noise: uniform draws of each image as a whole; None: one for each of its tokens, by which
+            `rules.standard.Match` tests.
+        fresh: whether all guesses are drawn anew in every round; see `interfaces.Draft`.
+        continues: whether it looks at the last window's guesses.
     """
 
-    state: Tensor = torch.empty(0)  # the keys, int64 [B, 1, 1]
+    draw: Callable[[Stale], Guesses]
+    draws: int = 0
+    noise: int | None = 0
+    fresh: bool = False
+    continues: bool = False
 
-    def uniforms(self, window: int, length: int) -> tuple[int, int]:
-        """Three at the beginning, for the key."""
-        return 3, 0
 
-    def begin(self, uniforms: Tensor, rows: Tensor | None) -> None:
-        """Compute each row's key from the first 24 bits of 3 draws, [M, 3]."""
-        bits = (uniforms * 2.0**24).long()
-        key = (bits << torch.tensor([40, 20, 0], device=bits.device)).sum(1)
-        self.state = kept(self.state, key.view(-1, 1, 1), rows)
+REDRAW = Redraft(redraw, draws=1, fresh=True)
+CONTINUE = Redraft(continued, draws=2, continues=True)
+FIXED_DRAWS = Redraft(by_fixed_draws, noise=None)
+SHARED_NOISE = Redraft(by_shared_noise, noise=3)
 
-    def tokens(
-        self, q: Tensor, last: Guesses, places: Tensor, positions: Tensor, uniforms: Tensor
-    ) -> Tensor:
-        """Gumbel-max. See `Redraft.tokens`."""
-        vocabulary = torch.arange(q.shape[-1], device=q.device)
-        # even numbers alone, as docs/results/ were drawn
-        draws = hashed(self.state, 2 * (positions.unsqueeze(-1) * q.shape[-1] + vocabulary))
-        # above 0 and finite, so that only a token that has mass can win
-        exponential = -torch.log1p(-draws.clamp(min=2.0**-54))
-        return (q / exponential).argmax(-1)
+
+def reuse_above(threshold: float) -> Redraft:
+    """`reused` with a threshold τ, 0 or more; infinity is `redraw`.
+
+    Raises:
+        TemperaError: the threshold is negative.
+    """
+    if not threshold >= 0:
+        raise TemperaError(
+            f"reuse={threshold} is no ratio of probabilities; give 0 (keep every possible guess) "
+            "or more",
+            option="reuse",
+        )
+    return Redraft(partial(reused, threshold=threshold), draws=1, continues=True)
 
 
 class Jacobi(Drafter):
@@ -329,7 +264,7 @@ class Jacobi(Drafter):
         redraft: how guesses are drawn.
         initialisation: how new positions of the window start; see `jacobi_window.WindowInit`.
         refinement: draw unaccepted guesses from the stale distributions; if false, they start anew
-            like new positions (for `Redraw`).
+            like new positions (for `redraw`).
 
     Raises:
         TemperaError: the window is longer than the image.
@@ -355,8 +290,9 @@ class Jacobi(Drafter):
         self.redraft = redraft
         self.init = WindowInit(initialisation, target.grid, window.length, refinement)
         self._further = window.levels * (window.branches - 1)
-        self.first_uniforms, draws = redraft.uniforms(window.length, target.length)
-        self.uniforms = self._further + draws
+        self.first_uniforms = target.length if redraft.noise is None else redraft.noise
+        self.uniforms = self._further + redraft.draws * window.length
+        self._noise = torch.empty(0)  # of each image, [B, self.first_uniforms]
         # of the last round: the spine's tokens and q; and the target's distributions of places
         # -lookback … S, and a uniform one, [B, lookback + S + 2, V]
         self._guesses = Guesses(torch.empty(0, dtype=torch.int64), torch.empty(0))
@@ -367,7 +303,7 @@ class Jacobi(Drafter):
         self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
     ) -> None:
         """Start images. All positions of their first windows are new."""
-        self.redraft.begin(uniforms, rows)
+        self._noise = kept(self._noise, uniforms, rows)
         self.window = self.window.to(images.device)
         length = self.window.length
         vocab_size = self.target.vocab_size
@@ -393,17 +329,18 @@ class Jacobi(Drafter):
         positions = base + places
         new, sources, found = self.init.neighbours(places, base)
         q = self._distributions(places, new, sources, found)
-        tokens = self.redraft.tokens(q, self._guesses, places, positions, draws)
-        q = self.redraft.label(q, self._guesses, places)
+        stale = Stale(q, self._guesses, places, positions, draws, self._noise)
+        guesses = self.redraft.draw(stale)
         if self.init.repeats:
-            image = images.tokens.scatter(1, positions, tokens)
+            image = images.tokens.scatter(1, positions, guesses.tokens)
             copies = image.gather(1, (base + sources).clamp(min=0))
-            tokens = torch.where(found, copies, tokens)
-            q = torch.where(found.unsqueeze(-1), one_hot(copies, q.shape[-1]), q)
+            tokens = torch.where(found, copies, guesses.tokens)
+            one = one_hot(copies, q.shape[-1])
+            guesses = Guesses(tokens, torch.where(found.unsqueeze(-1), one, guesses.q))
         if self.redraft.continues:
-            self._guesses.tokens.copy_(tokens)
-            self._guesses.q.copy_(q)
-        return self._draft(Guesses(tokens, q), further, positions[:, :1])
+            self._guesses.tokens.copy_(guesses.tokens)
+            self._guesses.q.copy_(guesses.q)
+        return self._draft(guesses, further, positions[:, :1])
 
     def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Store the target's distributions."""
@@ -445,13 +382,15 @@ class Jacobi(Drafter):
             first = tokens[:, : window.levels]
             probs = q[:, : window.levels]
             rest = normalise(probs.scatter(-1, first.unsqueeze(-1), 0.0), otherwise=probs)
-            draws = further.view(len(further), window.levels, -1)
-            others, their_q = sample_without_replacement(rest, draws)
+            ranked = further.view(len(further), window.levels, -1)
+            others, their_q = sample_without_replacement(rest, ranked)
             tokens = torch.cat([tokens, others.flatten(1)], 1)[:, window.columns]
             q = torch.cat([q, their_q.flatten(1, 2)], 1)[:, window.columns]
-        draws_of = self.redraft.draws(start + window.depths)
+        draws = None
+        if self.redraft.noise is None:
+            draws = fixed_draws(self._noise, start + window.depths)
         shared = window.levels > 1
-        return Draft(tokens, q, window.tree, draws_of, self.redraft.fresh, shared)
+        return Draft(tokens, q, window.tree, draws, self.redraft.fresh, shared)
 
 
 @drafts(lambda window, **_: window)
@@ -464,7 +403,7 @@ def jacobi(
     Raises:
         TemperaError: the window does not fit into the image.
     """
-    return Jacobi(target, Window(window), FixedDraw(), initialisation)
+    return Jacobi(target, Window(window), FIXED_DRAWS, initialisation)
 
 
 @drafts(lambda window, **_: window)
@@ -477,20 +416,20 @@ def sjd(
 ) -> Jacobi:
     """The drafter of speculative Jacobi decoding (Teng et al. 2024, arXiv 2410.01699). For
     `initialisation` see `jacobi_window.WindowInit`. Without `refinement` unaccepted guesses start
-    anew (Appendix H). `reuse` is the threshold of SJD++'s token reuse: see `Reuse`.
+    anew (Appendix H). `reuse` is the threshold of SJD++'s token reuse: see `reused`.
 
     Raises:
         TemperaError: the window does not fit into the image, or guesses cannot be reused.
     """
     if reuse is None:
-        return Jacobi(target, Window(window), Redraw(), initialisation, refinement)
+        return Jacobi(target, Window(window), REDRAW, initialisation, refinement)
     if not refinement:
         raise TemperaError(
             f"reuse={reuse} keeps guesses, but refinement=false starts all of them anew: leave one "
             "of the two out",
             option="reuse",
         )
-    return Jacobi(target, Window(window), Reuse(reuse), initialisation)
+    return Jacobi(target, Window(window), reuse_above(reuse), initialisation)
 
 
 @drafts(lambda window, **_: window)
@@ -506,7 +445,7 @@ def scd(
     Raises:
         TemperaError: the window does not fit into the image.
     """
-    redraft = SharedNoise() if coupling == "gumbel" else AdaptiveContinuation()
+    redraft = SHARED_NOISE if coupling == "gumbel" else CONTINUE
     return Jacobi(target, Window(window), redraft, initialisation)
 
 
@@ -537,7 +476,7 @@ def sjd_pac(
     `jacobi_window.Window`. After a walk that left the first path, the stale
     distributions are read along the walk's path, and below its end along the first path.
 
-    *Adaptive continuation*: see `AdaptiveContinuation`. With both parts, the first candidate of a
+    *Adaptive continuation*: see `continued`. With both parts, the first candidate of a
     level is the continued guess, drawn from the stale distribution too. The others are drawn
     without it, so that together they are drawn without replacement.
 
@@ -548,5 +487,5 @@ def sjd_pac(
         TemperaError: the tree does not fit into the window, or the window not into the image.
     """
     nodes = Window(window, branches, levels, shape) if proactive else Window(window)
-    redraft = AdaptiveContinuation() if continuation else Redraw()
+    redraft = CONTINUE if continuation else REDRAW
     return Jacobi(target, nodes, redraft, initialisation)

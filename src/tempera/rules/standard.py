@@ -120,7 +120,7 @@ class Match(Rule):
     """Accept the tokens that the target draws: it draws one token after every node, and a child is
     accepted if it is that token.
 
-    With the fixed draws of `drafters.jacobi.FixedDraw` this is Jacobi decoding (Song et al. 2021);
+    With the draws of `drafters.jacobi.by_fixed_draws` this is Jacobi decoding (Song et al. 2021);
     with new draws in each round it is the naive verification of SpecInfer (Miao et al. 2023), which
     SJD's public code also calls Jacobi decoding. Exact for every draft: every emitted token is a
     draw from the target.
