@@ -23,6 +23,7 @@ from tempera.decoding import loop
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
+from tempera.evaluation import latency
 from tempera.evaluation.pipeline import Pipeline
 from tempera.metrics.evaluators import Networks
 from tempera.reporting import run_report
@@ -63,11 +64,25 @@ def test_of_several_processes_the_main_one_tells_what_a_run_takes(
     assert capsys.readouterr().out == ""
 
 
-def test_one_prompt_is_timed_on_demand(tmp_path: Path) -> None:
-    timed = ["method=eagle", *tiny_options(tmp_path), "prompt=a red ring", "depth=2"]
+def test_one_prompt_is_timed_on_demand_after_a_first_line_of_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    measure = latency.measure
+
+    def spy(*arguments: Any) -> Any:
+        told.append(capsys.readouterr().out.splitlines()[-1])
+        return measure(*arguments)
+
+    monkeypatch.setattr(latency, "measure", spy)
+    tiny = tiny_options(tmp_path)
+    timed = ["method=ar", *(one for one in tiny if "drafter" not in one), "prompt=a red ring"]
     quick = [option for option in timed if option != "speed.prompts=1"]
     assert "speedup" in evaluate.main(composed("eval", timed, tmp_path / "timed"))
+    images = tmp_path / "timed" / "images"
+    assert told == [f"1 image, 1.00 tokens per round, in {images}; next their time and quality"]
     assert "speedup" not in evaluate.main(composed("eval", quick, tmp_path / "quick"))
+    assert len(told) == 1 and "next their time" not in capsys.readouterr().out
 
 
 def test_a_relaxation_stricter_than_exact_decoding_is_told(

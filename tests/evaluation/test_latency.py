@@ -1,3 +1,4 @@
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,21 @@ from tiny_evaluation import tiny_pipeline
 from tiny_networks import captions, tiny_target
 
 from tempera.data.prompts import Prompt
+from tempera.decoding import compiled
+from tempera.decoding.interfaces import Round
+from tempera.evaluation import latency
 from tempera.evaluation.latency import (
     PLAIN,
+    WARM,
     batch_speedups,
     breakdown,
+    efficiency,
     measure,
     speed,
     whole_batches,
 )
-from tempera.evaluation.pipeline import Pipeline
+from tempera.evaluation.pipeline import Method, Pipeline
+from tempera.exactness.tables import TableTarget
 from tempera.metrics.bootstrap import Interval
 from tempera.runtime.row_store import Store
 from tempera.shapes.scenes import world_prompts
@@ -25,34 +32,99 @@ from tempera.shapes.scenes import world_prompts
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """(method, prompt id) of every decode, in order."""
+    """(method, prompt id) of every decode, in order; those that warm up are `warm ar` and `warm
+    method`.
+    """
     seen: list[tuple[str, str]] = []
-    real = Pipeline.tokens
+    tokens = Pipeline.tokens
+    rounds = Method.rounds
 
     def spy(self: Pipeline, prompts: Any, method: Any = None, **options: Any) -> Any:
         kind = "ar" if (method or self.method).is_plain else "method"
         kind = "clocked" if "run" in options else kind
         seen.append((kind, prompts[0].id))
-        return real(self, prompts, method, **options)
+        return tokens(self, prompts, method, **options)
+
+    def warm(self: Method, target: Any, streams: Any, prompts: Any) -> Iterator[Round]:
+        kind = "warm ar" if self.is_plain else "warm method"
+        for round in rounds(self, target, streams, prompts):
+            seen.append((kind, prompts[0]))
+            yield round
 
     monkeypatch.setattr(Pipeline, "tokens", spy)
+    monkeypatch.setattr(Method, "rounds", warm)
     return seen
 
 
-def test_plain_and_method_in_turn_with_alternating_order_after_warm_up(
+def test_plain_and_method_in_turn_with_alternating_order_after_rounds_that_warm_up(
     tmp_path: Path, calls: list[tuple[str, str]]
 ) -> None:
     prompts = world_prompts(3)
     one, two, three = (prompt.id for prompt in prompts)
     rows = measure(tiny_pipeline(), prompts, Store(tmp_path, "run"))
-    assert calls[:2] == [("ar", one), ("method", one)]  # warm-up
-    assert calls[2:5] == [("ar", one), ("method", one), ("clocked", one)]
-    assert calls[5:8] == [("method", two), ("ar", two), ("clocked", two)]
-    assert calls[8:] == [("ar", three), ("method", three)]  # the parts are those of two prompts
+    text = prompts[0].text
+    warm = [("warm ar", text)] * WARM
+    assert calls[:WARM] == warm and {*calls[WARM:-7]} == {("warm method", text)}
+    assert len(calls) <= 2 * WARM + 7  # a method may complete its image sooner
+    assert calls[-7:-4] == [("ar", one), ("method", one), ("clocked", one)]
+    assert calls[-4:-2] == [("method", two), ("ar", two)]  # the parts are those of one prompt
+    assert calls[-2:] == [("ar", three), ("method", three)]
     assert [row["id"] for row in rows] == [one, two, three]
     calls.clear()
     assert measure(tiny_pipeline(), prompts, Store(tmp_path, "run")) == rows
     assert calls == []
+
+
+def test_compiled_rounds_are_warmed_up_by_a_whole_image(
+    tmp_path: Path, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TableTarget, "compiled", True)
+    monkeypatch.setattr(compiled, "_compile", lambda part: part)
+    (prompt,) = prompts = world_prompts(1)
+    measure(tiny_pipeline(), prompts, Store(tmp_path, "run"))
+    kinds = [kind for kind, name in calls if name == prompt.id]
+    assert kinds == ["ar", "method", "ar", "method", "clocked"]
+
+
+def seconds_of(monkeypatch: pytest.MonkeyPatch, pairs: Sequence[tuple[float, float]]) -> None:
+    """Let decodes of the prompts in turn take these seconds by AR, and by the method a round."""
+    clock = iter(pairs)
+
+    def fake(pipeline: Pipeline, group: list[Prompt], kinds: Sequence[Any]) -> dict[str, Any]:
+        ar, round = next(clock)
+        rounds = 3.0
+        others = {"rounds": rounds, "text_encoder": 0.0, "image_decoder": 0.0}
+        return {"id": group[0].id, "ar": ar, "method": rounds * round, **others}
+
+    monkeypatch.setattr(latency, "_time_one", fake)
+
+
+STEADY = [(6.0, 2.0), (6.0, 2.1), (6.0, 1.9), (6.0, 2.0), (6.0, 2.0), (6.0, 2.0), (6.0, 2.0)]
+UNSURE = [(6.0, 1.0), (6.0, 2.0), (6.0, 3.0), (6.0, 2.0), (6.0, 1.5), (6.0, 2.0), (6.0, 2.0)]
+SLOW = [(ar, 10 * round) for ar, round in STEADY]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "width", "count"),
+    [
+        (STEADY, 0.2, 5),
+        (SLOW, 0.2, 5),  # not by the value
+        (STEADY, 1e9, 5),  # never fewer
+        (STEADY, 0.01, 7),
+        (STEADY, None, 7),
+        (UNSURE, 0.2, 7),
+    ],
+)
+def test_timing_stops_when_a_rounds_cost_is_known_well_enough(
+    pairs: Any, width: float | None, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds_of(monkeypatch, pairs)
+    prompts = world_prompts(len(pairs))
+    store = Store(tmp_path, "run")
+    rows = measure(tiny_pipeline(), prompts, store, width)
+    assert len(rows) == len(store.rows()) == count
+    assert efficiency(rows, 6).n == count
+    assert measure(tiny_pipeline(), prompts, store, width) == rows  # nothing is timed again
 
 
 def test_methods_of_a_sweep_share_the_timings_of_plain_autoregression(
@@ -61,14 +133,21 @@ def test_methods_of_a_sweep_share_the_timings_of_plain_autoregression(
     prompts = world_prompts(3)
     one, two, three = (prompt.id for prompt in prompts)
     plain = Store(tmp_path / "plain", "model", PLAIN)
+
+    def ran() -> list[tuple[str, str]]:
+        made = [call for call in calls if "warm" not in call[0]]
+        calls.clear()
+        return made
+
     first = measure(tiny_pipeline(), prompts[:2], Store(tmp_path / "a", "a"), plain=plain)
-    assert calls[:4] == [("ar", one), ("ar", one), ("ar", two), ("method", one)]  # warm-ups too
-    assert calls[4:] == [("method", one), ("clocked", one), ("method", two), ("clocked", two)]
-    calls.clear()
+    assert ran() == [
+        ("ar", one), ("method", one), ("clocked", one), ("method", two), ("ar", two)
+    ]  # fmt: skip
     second = measure(tiny_pipeline(), prompts, Store(tmp_path / "b", "b"), plain=plain)
-    assert [call for call in calls if call[0] == "ar"] == [("ar", three), ("ar", three)]
+    assert ran() == [
+        ("method", one), ("clocked", one), ("method", two), ("ar", three), ("method", three)
+    ]  # fmt: skip
     assert [row["ar"] for row in second[:2]] == [row["ar"] for row in first]
-    calls.clear()
     last = measure(tiny_pipeline(plain=True), prompts, Store(tmp_path / "ar", "ar"), plain=plain)
     assert [row["ar"] for row in last] == [row["method"] for row in last]
     other = [Prompt(prompt.id, "another text") for prompt in prompts]
@@ -85,8 +164,9 @@ def test_a_larger_batch_is_timed_as_a_whole_and_shared_out(
         prompt.text for prompt in [*world_prompts(3)] * 2
     ]
     assert len({prompt.id for prompt in prompts}) == 8  # other ids, so that no image comes twice
-    rows = measure(tiny_pipeline(), prompts, Store(tmp_path, "run"), 0, batch_size=4)
+    rows = measure(tiny_pipeline(), prompts, Store(tmp_path, "run"), batch_size=4)
     first, second = prompts[0].id, prompts[4].id
+    calls = [call for call in calls if "warm" not in call[0]]
     assert calls == [("ar", first), ("method", first), ("method", second), ("ar", second)]
     assert [row["id"] for row in rows] == [first, second]
     assert whole_batches(world_prompts(3), 0, 8) == []
@@ -112,15 +192,16 @@ def test_the_text_encoder_is_left_out_and_runs_once(tmp_path: Path) -> None:
     assert texts == [["ring"], ["ring"]]
 
 
-def test_speed_is_a_median_of_paired_ratios() -> None:
+def test_speed_is_the_median_of_paired_rounds_times_the_length_accepted_in_all_images() -> None:
     parts = {"part_draft": 0.2, "part_target": 0.6, "part_verify": 0.1, "part_commit": 0.1}
     pairs = [(8.0, 4.0), (12.0, 2.0), (3.0, 3.0)]
     others = {"text_encoder": 0.5, "image_decoder": 0.25, "rounds": 100, "clocked": 100, **parts}
     rows = [{"ar": ar, "method": method, **others} for ar, method in pairs]
-    result = speed(rows, length=400)
-    # the median of 2, 6, 1; not their mean, nor the ratio of medians
-    assert result["speedup"] == Interval(2, 1, 6, 3)
-    assert result["efficiency"].value == 0.5 and result["latency_ar"].value == 8
+    result = speed(rows, 400, Interval(3.0, 3.0, 3.0, 64))
+    # the median of 2, 6 and 1, by 4 tokens a round; not their mean, nor the ratio of medians
+    assert result["efficiency"] == Interval(0.5, 0.25, 1.5, 3)
+    assert [*result["speedup"].as_dict().values()] == pytest.approx([1.5, 0.75, 4.5, 3])
+    assert result["latency_ar"].value == 8
     assert np.isnan(breakdown(rows)["test_ms"])
     rows[1] |= {"part_test": 0.05}
     parts_of = ("part_", "clocked")

@@ -45,3 +45,16 @@ def test_an_interval_holds_its_estimate_by_construction() -> None:
     assert np.isnan([nothing.low, nothing.high]).all()
     tenths = bootstrap.mean(np.full(7, 0.1))
     assert tenths.low <= tenths.value <= tenths.high
+
+
+def test_a_product_has_the_interval_of_independent_factors() -> None:
+    noise = np.random.default_rng(0).normal(0, [[0.1], [0.2]], (2, 100_000))
+    first = bootstrap.percentile(1.0, np.exp(noise[0]), 5)
+    second = bootstrap.percentile(1.0, np.exp(noise[1]), 64)
+    both = bootstrap.product(first, second)
+    found = bootstrap.percentile(1.0, np.exp(noise.sum(0)), 5)
+    assert [*both.as_dict().values()] == pytest.approx([*found.as_dict().values()], rel=0.05)
+    sure = bootstrap.product(first, bootstrap.Interval(2.0, 2.0, 2.0, 64))
+    expected = [2 * first.value, 2 * first.low, 2 * first.high, 5]
+    assert [*sure.as_dict().values()] == pytest.approx(expected)
+    assert np.isnan(bootstrap.product(first, bootstrap.NONE).low)

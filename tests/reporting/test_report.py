@@ -300,6 +300,7 @@ def test_the_console_begins_with_gain_and_cost_and_tells_of_other_work(
 ) -> None:
     metrics = {"accepted_length": 3.7, "efficiency": 1 / 2.9, "speedup": 1.1, "target_passes": 90.0}
     run = finished("eagle", metrics={key: {"value": one} for key, one in metrics.items()})
+    run.metrics["efficiency"] |= {"low": 1 / 3, "high": 1 / 2.75, "n": 5}
     run.length = 144
     assert headline(run) == [
         "3.70 tokens per round: 39 rounds an image instead of 144.",
@@ -313,6 +314,7 @@ def test_the_console_begins_with_gain_and_cost_and_tells_of_other_work(
         print_run(run)
         out = capsys.readouterr().out
         assert told in out and ("Other processes were running" in out) == (load > 2)
+        assert "Timed: 5 images; a round takes 2.75 to 3.00 AR rounds (95% interval)." in out
     draft = {"accepted_length": {"value": 1.0}, "target_passes": {"value": 0.0}}
     (line,) = headline(finished("draft", metrics=draft))
     assert line == "The draft's own images, without the target."

@@ -92,7 +92,7 @@ def tiny_evaluate(
     identity = {"method": "coolsd", "delta": 1.5, **settings}
     name = run_name(str(identity["method"]), {}, identity["delta"])  # type: ignore[arg-type]
     pipeline = pipeline or tiny_pipeline()
-    protocol = SpeedProtocol(timed, warmup=3, batches=[batch] if batch else [])
+    protocol = SpeedProtocol(timed, width=None, batches=[batch] if batch else [])
     about = {"overrides": [], "changes": {}, **facts(name, pipeline, protocol)}
     plan = RunPlan(directory, identity, batch_size, True, 24)
     claim(directory, identity, about)
@@ -152,7 +152,6 @@ def tiny_options(directory: Path) -> list[str]:
         "limit=6",
         "batch_size=4",
         "speed.prompts=1",
-        "speed.warmup=0",
         "metrics=none",
         "tracking=none",
     ]

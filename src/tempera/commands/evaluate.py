@@ -41,6 +41,7 @@ from tempera.runtime.distributed import Processes
 from tempera.runtime.files import fingerprint
 from tempera.runtime.pretrained import recording_taken
 from tempera.runtime.processor import tell_slow_bfloat16
+from tempera.runtime.row_store import Row
 from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker, in_background
 from tempera.targets.conditioners import ClassLabels
@@ -308,9 +309,24 @@ def _name(plan: RunPlan, options: Options, notes: Mapping[str, Any]) -> str:
     )
 
 
+def _first_line(records: Sequence[Row], run: Evaluation) -> str:
+    """What is known before the timing."""
+    count = len(records)
+    tokens = count * run.pipeline.target.length / sum(record["rounds"] for record in records)
+    images = f"{count} image{'s' if count > 1 else ''}"
+    place = run.plan.directory / "images"
+    return f"{images}, {tokens:.2f} tokens per round, in {place}; next their time and quality"
+
+
 def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool | None) -> dict[str, float]:
     """Decode, measure, write, and then show; return the metrics."""
-    result = evaluate(run, before_timing=partial(wait, [tracker]))
+
+    def before_timing(records: Sequence[Row]) -> None:
+        if verbose is not None and run.protocol.prompts:
+            print(_first_line(records, run))
+        wait([tracker])
+
+    result = evaluate(run, before_timing)
     if result is None:
         return {}
     from tempera.reporting import run_report  # matplotlib takes a second to import

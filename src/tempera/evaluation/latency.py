@@ -2,9 +2,14 @@
 for plain autoregression and the method in turn, or for plain autoregression once in a sweep. Larger
 batches can be timed in the same way.
 
-The text encoder and the image decoder are excluded and reported separately. The speed-up is the
-median of the paired ratios. Separate decodes, of the first prompts, measure the parts of a round,
-because their clock synchronises the device around each part.
+Images differ in their tokens per round, which all images of a run tell, timed or not. What only a
+clock tells is the efficiency: the time of AR's round ÷ that of the method's, which varies little
+between images. It is the median of the timed pairs, whose number depends on the width of its
+interval, never on its value. The speed-up is the efficiency × the accepted length of all images.
+
+The text encoder and the image decoder are excluded and reported separately. A separate decode, of
+the first prompt, measures the parts of a round, because its clock synchronises the device around
+each part.
 """
 
 import math
@@ -13,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -44,11 +50,18 @@ COLUMNS = {
 """Columns of a timing, besides the parts of a round."""
 PLAIN = {"ar": Numbers(positive=True)}
 """Columns of a timing of plain autoregression alone."""
-AtLeast0 = Annotated[int, Field(ge=0)]
 MOST = 10**6
 """Prompts that can be timed."""
-CLOCKED = 2
+LEAST = 5
+"""Batches that are timed before the width of the interval counts. The interval of a median of five
+is about their range, which holds the median with probability 1 − 2·2⁻⁵ = 0.94.
+"""
+CLOCKED = 1
 """Prompts whose parts of a round are measured. Their shares vary little between prompts."""
+WARM = 3
+"""Rounds that run before the first timing of each kind, unless they are compiled: a device's
+libraries choose their kernels and take their memory when these are first called.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,9 @@ class SpeedProtocol:
     """How speed is measured.
 
     Args:
-        prompts: number of timed prompts, the first ones of the run; 0 skips timing.
-        warmup: number of untimed images of each kind before the first timed one, per process; of
-            larger batches only one.
+        prompts: most timed prompts, the first ones of the run; 0 skips timing.
+        width: stop after `LEAST` prompts or more as soon as the 95% interval of the efficiency is
+            at most this share of its value wide. None times all.
         batches: larger batch sizes to time as well, that metrics have; each with the same number of
             prompts, rounded up to whole batches.
         paired: time plain autoregression in turn with each method; False: the jobs of a sweep time
@@ -66,7 +79,7 @@ class SpeedProtocol:
     """
 
     prompts: Annotated[int, Field(ge=0, le=MOST)]
-    warmup: AtLeast0
+    width: Annotated[float, Field(gt=0)] | None
     batches: list[Literal[8, 32, 128, 256]]
     paired: bool | None = None
 
@@ -75,66 +88,83 @@ def measure(
     pipeline: Pipeline,
     prompts: Sequence[Prompt],
     store: Store,
-    warmup: int = 1,
+    width: float | None = None,
     progress: Callable[[Prompt], object] = lambda prompt: None,
     batch_size: int = 1,
     plain: Store | None = None,
 ) -> list[Row]:
-    """Time each batch of prompts that has no timing in the store yet.
+    """Time batches of prompts that have no timing in the store yet, until what is timed suffices.
 
     Args:
+        width: see `SpeedProtocol`.
         plain: timings of plain autoregression (`PLAIN`) that several methods share: what lacks
-            there is timed and added, and not timed in turn with the method.
+            there is timed in turn with the method and added.
 
     Returns:
-        One row per batch, in the prompts' order, under the id of its first prompt: seconds of `ar`
-        and `method` (equal for plain autoregression, which is timed once), of `text_encoder` and
-        `image_decoder`; `rounds` (mean over images); and for the first `CLOCKED` prompts at batch
-        size 1, `clocked` (rounds of a decode with a clock) and `part_<name>` (seconds that each
-        part of the method took in them). `load` is how many processes ran, our own among them.
+        One row per timed batch, in the prompts' order, under the id of its first prompt: seconds of
+        `ar` and `method` (equal for plain autoregression, which is timed once), of `text_encoder`
+        and `image_decoder`; `rounds` (mean over images); and for the first `CLOCKED` prompts at
+        batch size 1, `clocked` (rounds of a decode with a clock) and `part_<name>` (seconds that
+        each part of the method took in them). `load` is how many processes ran, our own among them.
     """
     groups = [
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
     ]
-    waiting = set(store.missing([group[0].id for group in groups]))
-    method = pipeline.method
-    kinds = [method] if method.is_plain else [method.plain, method]
-    if plain is not None and not method.is_plain and waiting:
-        _share_plain(pipeline, [group for group in groups if group[0].id in waiting], plain, warmup)
-        kinds = [method]
+    known = store.rows()
     shared = {} if plain is None else plain.rows()
-    if waiting:
-        for kind in warmup * kinds:
-            _decoder_seconds(pipeline, pipeline.tokens(groups[0], kind), groups[0])
+    warm = set[bool]()
+    timed: list[Row] = []
     for place, group in enumerate(groups):
-        if group[0].id in waiting:
-            turn = kinds if place % 2 == 0 else kinds[::-1]
-            row = _time_one(pipeline, group, turn)
-            if "ar" not in row:
-                row["ar"] = shared[_name_of(group)]["ar"]
-            elif plain is not None and _name_of(group) not in shared:
-                plain.add([{"id": _name_of(group), "ar": row["ar"]}])
+        row = known.get(group[0].id)
+        if row is None:
+            ar = shared.get(_name_of(group), {}).get("ar")
+            row = _timed(pipeline, group, ar, place, warm)
             if batch_size == 1 and place < CLOCKED:
                 row |= _parts(pipeline, group)
+            if plain is not None and ar is None:
+                plain.add([{"id": _name_of(group), "ar": row["ar"]}])
             store.add([row])
             progress(group[0])
-    rows = store.rows()
-    return [rows[group[0].id] for group in groups]
+        timed.append(row)
+        if width is not None and _suffices(efficiency(timed, pipeline.target.length), width):
+            break
+    return timed
 
 
-def _share_plain(
-    pipeline: Pipeline, groups: Sequence[list[Prompt]], plain: Store, warmup: int
-) -> None:
-    """Time plain autoregression of the batches that have no timing yet."""
-    missing = set(plain.missing(map(_name_of, groups)))
-    todo = [group for group in groups if _name_of(group) in missing]
-    kind = pipeline.method.plain
-    for group in todo[:1]:
-        for _ in range(warmup):
-            pipeline.tokens(group, kind)
-    for group in todo:
-        row = _time_one(pipeline, group, [kind])
-        plain.add([{"id": _name_of(group), "ar": row["ar"]}])
+def _suffices(interval: Interval, width: float) -> bool:
+    """Whether enough is timed, by the number of timings and the interval's width alone."""
+    return interval.n >= LEAST and interval.high - interval.low <= width * interval.value
+
+
+def _timed(
+    pipeline: Pipeline, group: list[Prompt], ar: float | None, place: int, warm: set[bool]
+) -> Row:
+    """Time a batch of the kinds that it lacks, which take turns in being the first.
+
+    Args:
+        ar: seconds of plain autoregression, if they are known.
+        place: of the batch.
+        warm: kinds that ran before, by whether they are plain; those that run now are added.
+    """
+    method = pipeline.method
+    kinds = [method] if method.is_plain or ar is not None else [method.plain, method]
+    for kind in kinds:
+        if kind.is_plain not in warm:
+            _warm_up(pipeline, group, kind)
+            warm.add(kind.is_plain)
+    row = _time_one(pipeline, group, kinds if place % 2 == 0 else kinds[::-1])
+    return row if "ar" in row else row | {"ar": ar}
+
+
+def _warm_up(pipeline: Pipeline, prompts: list[Prompt], kind: DecodingMethod) -> None:
+    """Run the first rounds untimed; where rounds are compiled, whole images."""
+    if pipeline.target.compiled:
+        pipeline.tokens(prompts, kind)
+        return
+    target: Any = pipeline.target
+    texts = [prompt.text for prompt in prompts]
+    for _ in islice(kind.rounds(target, pipeline.streams(prompts), texts), WARM):
+        pass
 
 
 def _name_of(group: Sequence[Prompt]) -> str:
@@ -218,18 +248,28 @@ class _TestClock:
         self.seconds += self.pipeline.now() - start
 
 
-def speed(rows: Sequence[Mapping[str, Any]], length: int) -> dict[str, Interval]:
-    """The metrics `latency_ar`, `latency`, `speedup` and `efficiency` (speed-up ÷ accepted length
-    of the timed images of `length` tokens): medians.
+def efficiency(rows: Sequence[Mapping[str, Any]], length: int) -> Interval:
+    """Speed-up ÷ accepted length of timed images of `length` tokens: the median of the pairs."""
+    speedups = _column(rows, "ar") / _column(rows, "method")
+    return bootstrap.median(speedups / (length / _column(rows, "rounds")))
+
+
+def speed(
+    rows: Sequence[Mapping[str, Any]], length: int, accepted_length: Interval
+) -> dict[str, Interval]:
+    """The metrics `latency_ar` and `latency`, medians; `efficiency`; and `speedup`.
+
+    Args:
+        rows: timings at batch 1.
+        length: tokens of an image.
+        accepted_length: of all images, timed or not.
     """
-    ar = _column(rows, "ar")
-    method = _column(rows, "method")
-    rounds = _column(rows, "rounds")
+    of_a_round = efficiency(rows, length)
     return {
-        "latency_ar": bootstrap.median(ar),
-        "latency": bootstrap.median(method),
-        "speedup": bootstrap.median(ar / method),
-        "efficiency": bootstrap.median(ar / method / (length / rounds)),
+        "latency_ar": bootstrap.median(_column(rows, "ar")),
+        "latency": bootstrap.median(_column(rows, "method")),
+        "speedup": bootstrap.product(of_a_round, accepted_length),
+        "efficiency": of_a_round,
     }
 
 

@@ -95,14 +95,15 @@ def facts(name: str, pipeline: Pipeline, protocol: SpeedProtocol) -> dict[str, A
 
 
 def evaluate(
-    run: Evaluation, before_timing: Callable[[], object] = lambda: None
+    run: Evaluation, before_timing: Callable[[Sequence[Row]], object] = lambda records: None
 ) -> dict[str, Any] | None:
     """Generate, time and score; write results.parquet, and metrics.json, which marks a run as
     finished.
 
     Args:
         run: what to do.
-        before_timing: called before the first timing; returns when nothing else uses the machine.
+        before_timing: called with the records of all images when these are written, before the
+            first timing; returns when nothing else uses the machine.
 
     Returns:
         The content of metrics.json; None in processes other than the main one.
@@ -121,7 +122,7 @@ def evaluate(
     if not run.processes.is_main:
         return None
     pictured = restore_pictures(pipeline, rows, plan.directory, plan.made_by)
-    before_timing()
+    before_timing(rows)
     _time(run)
     if pictured:
         own = Pictured(plan.directory, plan.made_by, prompts)
@@ -132,11 +133,9 @@ def evaluate(
 def _time(run: Evaluation) -> None:
     """Time what is to be timed."""
     protocol = run.protocol
-    _timed(run.plan, run.pipeline, run.prompts[: protocol.prompts], protocol.warmup)
-    once = min(protocol.warmup, 1)
+    _timed(run, run.prompts[: protocol.prompts])
     for size in protocol.batches:
-        batches = whole_batches(run.prompts, protocol.prompts, size)
-        _timed(run.plan, run.pipeline, batches, once, size)
+        _timed(run, whole_batches(run.prompts, protocol.prompts, size), size)
 
 
 def _generated(
@@ -197,13 +196,12 @@ def _with_smaller_batches(decode: Callable[[int], None], size: int) -> None:
     find_executable_batch_size(decode, size, smaller)()
 
 
-def _timed(
-    plan: RunPlan, pipeline: Pipeline, prompts: Sequence[Prompt], warmup: int, batch_size: int = 1
-) -> None:
+def _timed(run: Evaluation, prompts: Sequence[Prompt], batch_size: int = 1) -> None:
     """Time the prompts in batches; timings lie apart by machine and batch size."""
     if not prompts:
         return
-    machine = latency.machine(pipeline.device)
+    plan = run.plan
+    machine = latency.machine(run.pipeline.device)
     place = plan.directory / "timings" / latency.place_of(machine, batch_size)
     store = Store(place, plan.made_by, latency.COLUMNS)
     plain = None
@@ -211,7 +209,10 @@ def _timed(
         shared = plan.shared / latency.place_of(machine, batch_size)
         plain = Store(shared, plan.shared.name, latency.PLAIN)
     groups = prompts[::batch_size]
+    width = run.protocol.width
     with tqdm(
         desc="timing", total=len(store.missing([prompt.id for prompt in groups])), leave=False
     ) as bar:
-        latency.measure(pipeline, prompts, store, warmup, lambda _: bar.update(), batch_size, plain)
+        latency.measure(
+            run.pipeline, prompts, store, width, lambda _: bar.update(), batch_size, plain
+        )

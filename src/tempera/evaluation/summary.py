@@ -71,7 +71,7 @@ def _summary(own: Pictured) -> tuple[dict[str, Any], list[Row]]:
     scores = scored(directory, own.made_by, ids)
     metrics = acceptance(rows) if "tokens" in rows[0] else {}
     if timings.get(1):
-        metrics |= latency.speed(timings[1], run["length"])
+        metrics |= latency.speed(timings[1], run["length"], metrics["accepted_length"])
     metrics |= latency.batch_speedups({size: timings[size] for size in timings if size > 1})
     intervals = {name: interval.as_dict() for name, interval in metrics.items()} | scores.metrics
     result = {

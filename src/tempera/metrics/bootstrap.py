@@ -87,6 +87,21 @@ def median(values: Array, resamples: int = 1000) -> Interval:
     return percentile(float(np.median(values)), np.median(values[index], axis=1), n)
 
 
+def product(first: Interval, second: Interval) -> Interval:
+    """The product of two independent positive estimates, from as many units as the one with fewer.
+    The distances of its ends from the estimate are the roots of the sums of the factors' squared
+    ones, all on the scale of logarithms (MOVER; Zou and Donner 2008).
+    """
+    factors = np.array([[one.low, one.value, one.high] for one in (first, second)])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low, value, high = np.log(factors).T
+        below = np.sqrt(np.square(value - low).sum())
+        above = np.sqrt(np.square(high - value).sum())
+    middle = first.value * second.value
+    ends = float(middle * np.exp(-below)), float(middle * np.exp(above))
+    return Interval(middle, *ends, min(first.n, second.n))
+
+
 def percentile(value: float, replicates: Array, n: int) -> Interval:
     """The percentile interval: the middle 95% of the replicates."""
     low, high = np.quantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

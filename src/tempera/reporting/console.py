@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tempera.metrics import table
 from tempera.reporting.finished_run import Run, metrics_of
-from tempera.reporting.tables import Output, cell, known, show
+from tempera.reporting.tables import Cell, Output, cell, known, show
 
 ROWS = 10
 """Metrics that the console shows by default."""
@@ -89,6 +89,7 @@ def _notes(run: Run, verbose: bool) -> list[str]:
     if run.time:
         shares = [f"{part} {time['share']:.0%}" for part, time in run.time["parts"].items()]
         notes.append(f"Time of a round: {', '.join(shares)}.")
+        notes.append(_precision_of_timing(run.metrics["efficiency"]))
     if run.crowd:
         notes.append(
             f"Other processes were running ({run.crowd}), so the speed is probably too low."
@@ -96,3 +97,12 @@ def _notes(run: Run, verbose: bool) -> list[str]:
     if not verbose:
         notes.append("verbose=true prints all metrics.")
     return notes
+
+
+def _precision_of_timing(efficiency: Cell) -> str:
+    """On how many images the speed was timed, and how well it is known."""
+    low, high = 1 / efficiency["high"], 1 / efficiency["low"]
+    return (
+        f"Timed: {efficiency['n']} images; a round takes {low:.2f} to {high:.2f} AR rounds (95% "
+        "interval)."
+    )
