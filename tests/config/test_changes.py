@@ -1,12 +1,11 @@
-"""What runs change in their method's preset."""
+"""What runs are named by, and what they are identified by."""
 
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
-from tempera.config.changes import changes
-from tempera.config.compose import composed
+from tempera.config.compose import composed, given
+from tempera.config.parts import Parts
 
 
 @pytest.mark.parametrize(
@@ -24,9 +23,21 @@ from tempera.config.compose import composed
         ("method=gsd drafter=eagle +tree=chain", {"drafter": "eagle", "tree": "chain"}),
         ("method=coolsd drafter.path=mine", {"drafter.path": "mine"}),
         ("experiment=lantern_table4 method=ar replace=3", {"replace": 3}),
+        ("experiment=lantern_table4 method=ar", {"replace": 1}),
+        ("method=coolsd floor=1 temperature=0.5 verbose=true", {"temperature": 0.5, "floor": 1}),
+        ("method=coolsd expected_length=3 diagnostics=false metrics=none", {}),
     ],
 )
-def test_changes(options: str, found: dict[str, Any]) -> None:
+def test_a_run_is_named_by_what_was_given(options: str, found: dict[str, Any]) -> None:
     cfg = composed("eval", options.split())
-    choices: Any = OmegaConf.to_container(cfg.choices)
-    assert changes(cfg, choices) == found
+    assert Parts.of(cfg, elsewhere=True).changes(given(cfg)) == found
+
+
+def test_an_option_of_ones_own_is_identity_once_a_part_takes_it() -> None:
+    taken = composed("eval", ["method=coolsd", "+boost=0.5", "schedule.nu=${boost}"])
+    parts = Parts.of(taken)
+    assert parts.settings({})["boost"] == 0.5
+    assert parts.changes(given(taken)) == {"boost": 0.5, "schedule.nu": 0.5}
+    unread = composed("eval", ["method=coolsd", "+boost=0.5"])
+    parts = Parts.of(unread)
+    assert "boost" not in parts.settings({}) and not parts.changes(given(unread))

@@ -13,11 +13,13 @@ from typing import Any
 import cloudpickle
 import pytest
 from cases import slow_but
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 from paths import CONF, ROOT
 
-from tempera.config.changes import changes
 from tempera.config.cli import Job, goes_on
+from tempera.config.compose import given
+from tempera.config.parts import Parts
 from tempera.config.search import SHIPPED
 from tempera.errors import TemperaError
 
@@ -50,7 +52,8 @@ def write_own(directory: Path) -> None:
     files = {
         "method/mine": "# Accepts more, for $1 (Mine et al. 2026).\n# See below.\n"
         "defaults: [/drafter: eagle, /tree: chain, /rule: mine]\n",
-        "rule/mine": "boost: 1.0  # of mine\nrule: {_target_: tempera.rules.standard.Exact}\n",
+        "rule/mine": "boost: 1.0  # of mine\nrule: {_target_: tempera.rules.standard.Relaxed}\n"
+        "schedule: {_target_: tempera.rules.schedules.uniform, delta: '${boost}'}\n",
     }
     for name, text in files.items():
         file = directory / f"{name}.yaml"
@@ -140,7 +143,7 @@ def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -
 
 @pytest.mark.parametrize("flag", slow_but(["--config-path", "-cp"], "-cp"))
 def test_a_copy_of_conf_is_used_for_everything(flag: str, run: Run, tmp_path: Path) -> None:
-    """Its methods are known to sentences, help and names, and its defaults are not changes."""
+    """Its methods are known to sentences, help and names."""
     own = tmp_path / "own"
     shutil.copytree(CONF, own)
     write_own(own)
@@ -150,6 +153,32 @@ def test_a_copy_of_conf_is_used_for_everything(flag: str, run: Run, tmp_path: Pa
     assert status == 1 and "did you mean `boost`?" in err
     status, out, err = run(f"eval/run.py {flag} own method=coolsd --help")
     assert status == 0 and "\ndelta: 1.5\n" in out, err
+
+
+@pytest.mark.parametrize(
+    ("line", "usual"),
+    [
+        ("eval/run.py method=coolsd delta=3 schedule=linear", 2),
+        ("eval/run.py -m method=eagle,coolsd depth=3 hydra.sweep.dir=s", 2 + 2 * 2),
+    ],
+)
+def test_hydra_alone_composes(
+    line: str, usual: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run twice: for its mode and for itself; a sweep so too, and each job once more before the
+    first begins.
+    """
+    composed: list[list[str]] = []
+    load = ConfigLoaderImpl.load_configuration
+
+    def counted(self: Any, config_name: str, overrides: list[str], *rest: Any, **more: Any) -> Any:
+        composed.append(overrides)
+        return load(self, config_name, overrides, *rest, **more)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    status, _, err = run(f"{line} limit=1 speed.prompts=0 metrics=none tracking=none replays=0")
+    assert status == 0, err
+    assert len(composed) == usual
 
 
 def test_names_of_runs_see_directories_of_ones_own(
@@ -163,7 +192,7 @@ def test_names_of_runs_see_directories_of_ones_own(
     found: list[Any] = []
 
     def main(cfg: Any) -> None:
-        found.append(changes(cfg, dict(cfg.choices)))
+        found.append(Parts.of(cfg).changes(given(cfg)))
 
     monkeypatch.setattr("tempera.commands.evaluate.main", main)
     for line in ("method=coolsd", "method=mine boost=3", "method=mine rule=exact"):

@@ -10,7 +10,6 @@ from tempera.config.cli import literal
 from tempera.config.compose import composed
 from tempera.config.instantiate import from_options, instantiate, part
 from tempera.config.messages import sentence
-from tempera.config.options import METHOD, Role, names_with, role_of
 from tempera.config.parts import Parts
 from tempera.data.prepare import prepare
 from tempera.errors import TemperaError
@@ -94,20 +93,6 @@ def test_a_mistake_is_one_sentence_that_names_the_option(
     said = sentence(problem.value, config, arguments.split())
     assert said is not None and named in said, said
     assert "\n" not in said and "Traceback" not in said
-
-
-PARTS = ("drafter", "rule", "schedule", "tree")
-
-
-def test_options_have_the_roles_that_other_parts_rely_on() -> None:
-    assert {*names_with(Role.PAIRED)} == {
-        *("model", "guidance", "temperature", "top_k", "top_p", "min_p", "entropy_temperature"),
-        *("seed", "dtype"),
-    }
-    assert {*names_with(Role.UNTRACKED)} == {"tracking", "directory", "choices", "overrides"}
-    for name in ("boost", "delta", *PARTS):  # also of a user's own YAML
-        assert role_of(name) == METHOD
-    assert Role.OWN in role_of("depths", "tune") and Role.OWN not in role_of("drafter", "tune")
 
 
 @pytest.mark.parametrize(

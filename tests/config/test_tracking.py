@@ -39,7 +39,8 @@ def test_the_whole_resolved_configuration_is_recorded(
     Tracking.of(cfg, script, choices, typed).start(tmp_path, {"machine": "this one"})
     assert (taken["job_type"], taken["group"]) == (script, experiment or "shapes")
     chosen = ["model=shapes", *["experiment=study"] * bool(experiment)]
-    assert taken["tags"] == [*chosen, *(one for one in options if "method" not in one)]
+    others = [one for one in typed if one.partition("=")[0] not in choices]
+    assert taken["tags"] == [*chosen, *others]
     assert taken["name"] is None
     config = taken["config"]
     assert config["machine"] == "this one"

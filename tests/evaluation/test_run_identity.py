@@ -25,25 +25,20 @@ def recorded(
 ) -> dict[str, Any]:
     method = Method(drafter, Exact())
     pipeline = Pipeline(target, method, Blocks(lambda: None), 0, torch.device("cpu"))
-    choices = {"tree": "chain", "data": "coco"}
     verification = {"rule": {"_target_": "mine.Power", "alpha": 2}}
-    return run_identity(options or {}, choices, pipeline, verification, torch.float32)
+    return run_identity(options or {}, None, pipeline, verification, torch.float32)
 
 
 def test_options_weights_tree_and_rule_are_recorded(tmp_path):
     target = tiny_target()
     save_draft(tiny_eagle(target), tmp_path)
     drafter = build_eagle(str(tmp_path), target, Tree.chain(2))
-    part = {"_target_": "x", "path": "draft", "window": 4}
     drawn = {"seed": 0, "guidance": 2.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     drawn["entropy_temperature"] = [2.5, 3, 0.6]
-    options = {**drawn, "delta": 2, "drafter": part, "tree": {}}
+    options = {"tree": "chain", **drawn, "delta": 2, "drafter.window": 4}
     assert recorded(target, drafter, options) == {
         "method": "exact",
-        "tree": "chain",
-        **drawn,
-        "delta": 2,
-        "drafter.window": 4,
+        **options,
         "dtype": "float32",
         "compiled": None,
         "target": target.identity,

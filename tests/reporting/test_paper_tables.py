@@ -2,11 +2,12 @@
 figures beside ours.
 """
 
+import copy
 import itertools
 import runpy
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,9 @@ from paths import CONF, ROOT
 from report_runs import finished
 from tiny_evaluation import tiny_options
 
-from tempera.config import changes, parts
+from tempera.config import compose as composing
+from tempera.config import parts
 from tempera.config.compose import composed as composed_run
-from tempera.config.compose import with_options
 from tempera.config.instantiate import instantiate, part
 from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Target
@@ -65,16 +66,6 @@ def composed(*overrides: str, hydra: bool = False) -> DictConfig:
 def run_options(*job: str) -> DictConfig:
     """What a run of a job is composed of."""
     return composed_run("eval", job)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _each_is_composed_once() -> Iterator[None]:
-    """A composition takes a quarter of a second, and what runs are compared with is often the
-    same.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(changes, "composed", lambda _, options: run_options(*options))
-        yield
 
 
 def split(
@@ -127,7 +118,7 @@ def as_run(job: list[str]) -> Run:
         options.pop("method"),
         model=options.pop("model"),
         data=chosen["data"],
-        changes=changes.changes(cfg, chosen),
+        changes=Parts.of(cfg, elsewhere=True).changes(composing.given(cfg)),
         **options,
     )
 
@@ -283,7 +274,9 @@ def test_the_values_of_all_cases_fit_the_signatures() -> None:
             chosen = ((*kind, *mar), in_preset, (*in_preset, f"model={model}"))
             cfg = next(cfg for cfg in itertools.starmap(composed, chosen) if name in cfg)
             value = OmegaConf.create(f"value: {one}")["value"]
-            Parts.of(with_options(cfg, {name: value}))
+            changed = copy.deepcopy(cfg)
+            OmegaConf.update(changed, name, value)
+            Parts.of(changed)
     assert sum(map(len, given.values())) > 200
 
 

@@ -17,11 +17,9 @@ from pydantic import NonNegativeInt
 from tempera.commands import expected_length
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.commands.expected_length import Wanted
-from tempera.config.changes import changes
-from tempera.config.compose import option_name, with_options
+from tempera.config.compose import given, option_name
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
-from tempera.config.options import Role, identity_options, names_with
 from tempera.config.parts import Parts
 from tempera.config.scorers import build_scorers
 from tempera.config.tracking import Tracking, tracked
@@ -33,7 +31,7 @@ from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import Evaluation, RunPlan, evaluate, facts
 from tempera.evaluation.run_directory import claim, shared_directory
-from tempera.evaluation.run_identity import about, run_identity
+from tempera.evaluation.run_identity import DRAWS, about, run_identity
 from tempera.metrics.evaluators import Evaluator
 from tempera.reporting.run_names import run_name
 from tempera.rules.standard import Relaxed
@@ -116,14 +114,13 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
         notes = {} if wanted is None else wanted.found(parts, target, directory, processes)
         if notes:
             parts = parts.with_option(notes["option"], notes["value"])
-            cfg = with_options(cfg, {notes["option"]: notes["value"]})
             rule = parts.rule()
         pipeline = parts.pipeline(target, rule)
     notes = {expected_length.MATCHED: notes} if notes else {}
     notes |= _notes(cfg, options, parts, prompts, unread) | {"taken": taken}
     if processes.is_main and not quiet and (draft := notes["draft_from"]):
         print(f"draft: {draft['path']} ({draft['origin']})")
-    plan = _plan(cfg, options, parts, pipeline, directory)
+    plan = _plan(options, parts, pipeline, directory)
     if protocol.paired is False or (protocol.paired is None and _sweep() is not None):
         plan = replace(plan, shared=_shared(_sweep() or directory, plan.settings))
     notes |= facts(_name(plan, options, notes), pipeline, protocol)
@@ -177,7 +174,7 @@ def _shared(place: Path, settings: Mapping[str, Any]) -> Path:
     """Where the jobs of a sweep share what plain autoregression takes: runs whose images it decodes
     alike.
     """
-    names = (*names_with(Role.PAIRED), "target", "compiled")
+    names = (*DRAWS, "target", "compiled")
     return place / "plain_timings" / fingerprint({name: settings.get(name) for name in names})
 
 
@@ -272,21 +269,24 @@ def _notes(
         "paper": options.paper,
         "draft_from": parts.draft_from(),
         "data": source | described(prompts) | {"warnings": unread},
-        "changes": changes(cfg, options.choices),
+        "changes": parts.changes(given(cfg)),
     }
 
 
 def _plan(
-    cfg: DictConfig,
     options: Options,
     parts: Parts,
     pipeline: Pipeline,
     directory: Path,
 ) -> RunPlan:
     """Where the run is written, under which identity, and how its images are decoded."""
-    identity = run_identity(
-        identity_options(cfg), options.choices, pipeline, parts.verification, parts.place.dtype
+    settings = parts.settings(
+        options.choices,
+        expected_length=options.expected_length,
+        diagnostics=options.diagnostics,
     )
+    method = options.choices.get("method")
+    identity = run_identity(settings, method, pipeline, parts.verification, parts.place.dtype)
     is_on_gpu = parts.place.device.type == "cuda"
     return RunPlan(
         directory=directory,

@@ -14,7 +14,6 @@ from tempera.commands.costs import dry_training, read_with_files
 from tempera.config.compose import option_name, pasted, typed
 from tempera.config.instantiate import Part, from_options, instantiate, part
 from tempera.config.nodes import plain
-from tempera.config.options import Role, role_of
 from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.entries import Source
@@ -34,6 +33,12 @@ from tempera.training.dataset import CODES, Codes, ShardCodes
 from tempera.training.losses import Loss
 from tempera.training.recipe import Recipe
 from tempera.training.trainer import DRAFT, TrainingRun
+
+APART = (
+    *("device", "truncate", "dry_run", "push_to_hub", "tracking", "family", "path", "offset"),
+    *("outputs", "revision", "directory", "overrides"),
+)
+"""Options that may differ when a training is resumed."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +148,7 @@ def _publish(run: TrainingRun, repository: str | None) -> None:
 
 def _record(cfg: DictConfig, recipe: Recipe, codes: Codes, taken: Taken) -> dict[str, Any]:
     """What must be the same when the training is resumed, beside the recipe."""
-    recorded = [
-        str(key)
-        for key in cfg
-        if Role.IDENTITY in role_of(str(key), "train_draft") and key not in asdict(recipe)
-    ]
+    recorded = [str(key) for key in cfg if key not in {*APART, *asdict(recipe)}]
     record = plain(OmegaConf.masked_copy(cfg, recorded))
     if taken:
         record["taken"] = taken

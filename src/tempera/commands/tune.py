@@ -13,7 +13,6 @@ from tempera.commands import evaluate
 from tempera.commands.costs import CAPTION, dry_decoding
 from tempera.config.compose import composed, option_name, written
 from tempera.config.instantiate import from_options, instantiate
-from tempera.config.options import Role, role_of
 from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.prompts import Prompt, check_prompts
@@ -58,6 +57,11 @@ DYNAMIC = {"eagle": ("eagle2",)}
 """By draft, the methods that draft other trees with it."""
 TRIED = "tried"
 """What is said of a draft that is not left out."""
+OWN = (
+    *("budget", "batch_size", "limit", "offset", "repeats", "runs", "depths", "trees", "prices"),
+    *("deltas", "images", "timed", "directory", "overrides"),
+)
+"""Options of this script, which the evaluations that it starts do not get."""
 SHOWN = {"speed-up": ".2f", "predicted": ".2f", "off": "+.0%", "length": ".2f", "KL": ".3f"}
 """Columns of the printed table, with the formats of their values."""
 
@@ -175,11 +179,6 @@ def name_of(setting: Setting) -> str:
     return " ".join(options_of(setting))
 
 
-def _is_own(name: str) -> bool:
-    """Whether an option is of this script, and not of the evaluations that it starts."""
-    return Role.OWN in role_of(name, "tune")
-
-
 class _Settings:
     """The settings to predict.
 
@@ -198,7 +197,7 @@ class _Settings:
     def __init__(self, cfg: DictConfig, lossless: bool) -> None:
         self.cfg = cfg
         self.lossless = lossless
-        self.shared = [option for option in cfg.overrides if not _is_own(option_name(option))]
+        self.shared = [option for option in cfg.overrides if option_name(option) not in OWN]
         self.drafts = list(DRAFTS)
         self.tried: dict[str, str] = {}
         self.refused: list[TemperaError] = []

@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from tempera.config.compose import check_added, check_choices, pasted, quoted
 from tempera.config.messages import causes, sentence, text_of
@@ -73,7 +73,7 @@ def run(config_name: str, main: Callable[[DictConfig], object]) -> None:
         directories.use()
         arguments = _read(sys.argv[1:], directories.main)
         check_choices(config_name, arguments)
-        sys.argv[1:] = for_each_choice(config_name, arguments)
+        sys.argv[1:] = for_each_choice(arguments)
         if not started_as_main():
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
@@ -246,30 +246,22 @@ def _is_readable(argument: str) -> bool:
     return True
 
 
-def for_each_choice(config_name: str, arguments: Sequence[str]) -> list[str]:
-    """The command line of a sweep; of several choices in a group, such as methods, `gamma=2`
-    becomes a sweep of one value, if the usual choice lacks it. Hydra applies other options before
-    it chooses, and the first choice may not have them. What is Hydra's own belongs to the sweep.
+def for_each_choice(arguments: Sequence[str]) -> list[str]:
+    """The command line of a sweep; of several choices in a group, such as methods, an option that
+    choices add, such as `gamma=2`, becomes a sweep of one value. Hydra applies other options before
+    it chooses, and the first choice may not have them.
     """
+    directories = DIRECTORIES.get()
     swept = {found[1] for one in arguments if (found := re.match(SEVERAL, one))}
-    if swept.isdisjoint(DIRECTORIES.get().groups()):
+    if swept.isdisjoint(directories.groups()):
         return list(arguments)
-    usual = DIRECTORIES.get().load(config_name, [])
     changed = []
     for argument in arguments:
         name, _, value = argument.partition("=")
         is_single = re.fullmatch(r"[A-Za-z_][\w.]*=[^,()]*", argument)
-        is_new = not (name.startswith("hydra.") or name in usual.hydra.runtime.choices)
-        is_of_choice = is_single and is_new and not _has(usual, name)
+        is_of_choice = is_single and name not in directories.groups() and directories.adds(name)
         changed.append(f"{name}=choice({value})" if is_of_choice else argument)
     return changed
-
-
-def _has(cfg: DictConfig, name: str) -> bool:
-    """Whether a configuration has an option; its value may be one that only a run resolves."""
-    place, _, key = name.rpartition(".")
-    node = OmegaConf.select(cfg, place) if place else cfg
-    return OmegaConf.is_dict(node) and key in set(node)
 
 
 def _how_to_resume(config_name: str) -> str:

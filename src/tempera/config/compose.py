@@ -1,9 +1,8 @@
 """Composes configurations in Python from options, with the command line's checks and messages."""
 
-import copy
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -85,18 +84,26 @@ def check_added(config_name: str, arguments: Sequence[str]) -> None:
             )
 
 
-def with_options(cfg: DictConfig, values: Mapping[str, Any]) -> DictConfig:
-    """A copy of a configuration with other values of some options."""
-    other = copy.deepcopy(cfg)
-    for name, value in values.items():
-        OmegaConf.update(other, name, value)
-    return other
-
-
 def typed(cfg: DictConfig) -> list[str]:
     """The options of the command line; none where a configuration was composed without one."""
     given = OmegaConf.select(cfg, "overrides", throw_on_resolution_failure=False)
     return list(given or ())
+
+
+def given(cfg: DictConfig) -> dict[str, Any]:
+    """What the command line and its experiment set: the choices by group, and the values by option,
+    in the configuration's order.
+    """
+    choices = cfg.choices
+    names = {option_name(argument) for argument in typed(cfg)}
+    if choices.get("experiment"):
+        names |= DIRECTORIES.get().sets(f"experiment/{choices.experiment}")
+    found: dict[str, Any] = {}
+    for top in map(str, cfg):
+        for name in sorted(name for name in names if name.partition(".")[0] == top):
+            value = choices.get(name) or OmegaConf.select(cfg, name)
+            found[name] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return found
 
 
 def option_name(argument: str) -> str:

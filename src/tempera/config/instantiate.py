@@ -56,6 +56,16 @@ class Part(Generic[T]):
         options = {name: _identified(value) for name, value in self.options.items()}
         return {"_target_": _name_of(self.call), **options}
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """Its values by what the user calls them, such as `delta` or `drafter.dtype`, those of its
+        parts included.
+        """
+        found: dict[str, Any] = {}
+        for key, value in self.options.items():
+            found |= value.named if isinstance(value, Part) else {option_of(self.node, key): value}
+        return found
+
     def takes(self, name: str) -> bool:
         """Whether it has an argument of this name that no option sets."""
         return name in inspect.signature(self.call).parameters and name not in self.options

@@ -2,7 +2,7 @@
 options once, where a command begins; nothing is read until a part is asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import PositiveInt
 from torch import nn
 
-from tempera.config.instantiate import Part, fitting, from_options, part, product
+from tempera.config.instantiate import Part, fitting, from_options, options_of, part, product
 from tempera.continuous.rules import DensityRule
 from tempera.decoding.compiled import why_not
 from tempera.decoding.interfaces import Drafter, ImageTarget, Rule
@@ -55,6 +55,14 @@ METHODS_FOR = {
     "discrete": "method=ar, eagle or coolsd",
     "continuous": "method=ar, cspd or cspd_exact",
 }
+GROUPS = ("drafter", "tree", "rule", "schedule", "neighbours")
+"""Nodes of a method whose values name a run too, as `drafter.path=DIR` does."""
+BUILDS = ("dtype", "weights", "compile")
+"""Options of the target's networks that name a run."""
+ONE: TypeAlias = str | int | float | None
+"""One value of an option."""
+PLACES = ("path", "directory")
+"""Arguments that the identities of weights stand for."""
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
 
 
@@ -87,12 +95,12 @@ class Parts:
         model: the model's name.
         tokens: the kind of its tokens.
         place: of its networks.
-        sampling: `tempera.decoding.probabilities.Sampling`, or what `model.sampling` names.
         batch_size: prompts decoded together.
         shrinks: decode fewer together where memory runs out: `batch_size=auto`.
         compiled: whether rounds are compiled; `auto`: on a GPU.
         truncate: whether texts that are too long are cut; None if the script has no such option.
         floor: what every depth of the schedule is raised to.
+        sampling_part: makes `sampling`.
         target_part, network_part, text_encoder_part, tokenizer_part: make the model.
         captions_part: checks prompts before weights are read.
         grid_part: describes the model's grid, where its configuration does.
@@ -104,12 +112,12 @@ class Parts:
     model: str
     tokens: Tokens
     place: Place
-    sampling: Any
     batch_size: int
     shrinks: bool
     compiled: bool | Literal["auto"]
     truncate: bool | None
     floor: float | None
+    sampling_part: Part[Any]
     target_part: Part[AnyTarget]
     network_part: Part[nn.Module]
     text_encoder_part: Part[nn.Module]
@@ -154,7 +162,6 @@ class Parts:
             model=model.name,
             tokens=kind,
             place=from_options(cfg, Place.named, **({"dry_run": True} if elsewhere else {})),
-            sampling=from_options(cfg, sampling),
             batch_size=int(cfg.family.batch_size if batch_size == "auto" else batch_size),
             shrinks=batch_size == "auto",
             compiled=fitting(compiled, bool | Literal["auto"], "compile"),
@@ -164,6 +171,7 @@ class Parts:
             schedule_part=_part(cfg, "schedule"),
             neighbours_part=_part(cfg, "neighbours"),
             tree_part=_part(cfg, "tree"),
+            sampling_part=options_of(cfg, sampling),
             target_part=part(model.target),
             network_part=part(model.network),
             text_encoder_part=part(model.text_encoder),
@@ -194,6 +202,61 @@ class Parts:
             if isinstance(one, Part)
         }
         return replace(self, **changed)
+
+    @property
+    def sampling(self) -> Any:
+        """`tempera.decoding.probabilities.Sampling`, or what `model.sampling` names."""
+        return self.sampling_part.make()
+
+    @property
+    def method_parts(self) -> dict[str, Part[Any]]:
+        """The parts of the method that there are, by the node that describes them."""
+        parts: dict[str, Part[Any] | None] = {
+            "decoding": self.decoding_part,
+            "drafter": self.drafter_part,
+            "tree": self.tree_part,
+            "rule": self.rule_part,
+            "schedule": self.schedule_part,
+            "neighbours": self.neighbours_part,
+        }
+        return {name: one for name, one in parts.items() if one is not None}
+
+    def settings(self, choices: Mapping[str, str | None], **others: Any) -> dict[str, Any]:
+        """What decoding depends on beside the networks: the choice in the group of each part, and
+        every value that a part takes, by the user's name for it and, within the method's parts, by
+        `part.argument`. An option of one's own is among them once a part takes it.
+
+        Args:
+            choices: Hydra's choice in each group.
+            others: options of the command that results depend on too.
+        """
+        parts = self.method_parts
+        chosen = {name: choices[name] for name in ("model", *parts) if choices.get(name)}
+        shared = (self.sampling_part, self.target_part, self.grid_part, self.pipeline_part)
+        options = others if self.floor is None else {"floor": self.floor, **others}
+        for one in filter(None, (*shared, *parts.values())):
+            options |= {
+                name: value for name, value in one.named.items() if _is_setting(name, value)
+            }
+        inside = {
+            f"{name}.{key}": value
+            for name, one in parts.items()
+            for key, value in one.options.items()
+            if key not in (*options, *PLACES) and isinstance(value, ONE)
+        }
+        return {**chosen, **options, **inside}
+
+    def changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What runs are named by: the choices and options that were given and that say how images
+        are decoded, the choices first.
+
+        Args:
+            given: choices and values, by what the user calls them.
+        """
+        groups = [name for name in self.method_parts if name in given]
+        options = {*self.settings({}), *GROUPS, *BUILDS} - {"seed"}
+        others = [name for name in given if name.partition(".")[0] in options]
+        return {name: given[name] for name in [*groups, *others]}
 
     @property
     def is_discrete(self) -> bool:
@@ -534,6 +597,13 @@ def _place(drafter: Part[Any]) -> str | None:
             return place
     inside = [value for value in drafter.options.values() if isinstance(value, Part)]
     return next(filter(None, map(_place, inside)), None)
+
+
+def _is_setting(name: str, value: object) -> bool:
+    """Whether a value is one or a list, of an option at the top that names no file."""
+    ones = value if isinstance(value, list | tuple) else [value]
+    is_place = isinstance(value, str) and "/" in value
+    return "." not in name and not is_place and all(isinstance(one, ONE) for one in ones)
 
 
 def _part(node: DictConfig, name: str) -> Part[Any] | None:

@@ -3,7 +3,7 @@
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.default_element import ConfigDefault, GroupDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
@@ -88,24 +89,65 @@ class Directories:
             config_name, overrides, run_mode=RunMode.RUN, from_shell=False
         )
 
+    def sets(self, config: str) -> set[str]:
+        """The groups and options that a configuration such as experiment/debug sets, and those in
+        its own defaults list.
+        """
+        found = self.loader().repository.load_config(config)
+        if found is None:
+            return set()
+        names = set(_leaves(plain(found.config)))
+        for default in found.defaults_list or ():
+            if isinstance(default, GroupDefault):
+                names.add(str(default.group).lstrip("/"))
+            elif isinstance(default, ConfigDefault) and default.path != "_self_":
+                inside = f"{config.rpartition('/')[0]}/{default.path}"
+                names |= self.sets(inside if default.path[0] != "/" else default.path[1:])
+        return names
+
     def groups(self) -> set[str]:
         """The names of all groups."""
         return {place.parent.name for place in self._choices()}
 
     def owners(self, option: str) -> list[str]:
         """The choices, such as `rule=relaxed`, that add an option."""
-        found = []
-        for file in self._choices():
-            text = file.read_text(encoding="utf-8")
-            package = "" if "# @package _global_" in text else f"{file.parent.name}."
-            name = re.escape(option.removeprefix(package))
-            if option.startswith(package) and re.search(f"(?m)^{name}:", text):
-                found.append(f"{file.parent.name}={file.stem}")
-        return [choice for choice in found if not choice.startswith("experiment=")]
+        return [
+            f"{file.parent.name}={file.stem}"
+            for file in self._choices()
+            if file.parent.name != "experiment" and _adds(file, file.parent.name, option)
+        ]
+
+    def adds(self, option: str) -> bool:
+        """Whether a choice of model, method or data adds an option, or a file that one is based on
+        does.
+        """
+        for place in (self.main, *self.further):
+            for file in place.glob("*/**/*.yaml"):
+                group = file.relative_to(place).parts[0]
+                if group not in ("experiment", "paths", "local") and _adds(file, group, option):
+                    return True
+        return False
 
     def _choices(self) -> list[Path]:
         places = (self.main, *self.further)
         return sorted(file for place in places for file in place.glob("*/*.yaml"))
+
+
+def _adds(file: Path, group: str, option: str) -> bool:
+    """Whether a file of a group sets an option."""
+    text = file.read_text(encoding="utf-8")
+    package = "" if "# @package _global_" in text else f"{group}."
+    name = re.escape(option.removeprefix(package))
+    return option.startswith(package) and bool(re.search(f"(?m)^{name}:", text))
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The paths of values in nested nodes, such as `speed.prompts`."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 SHIPPED = Directories(conf_directory())

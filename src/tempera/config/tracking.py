@@ -11,11 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from tempera.config.compose import option_name
 from tempera.config.instantiate import Part, part
-from tempera.config.options import Role, role_of
 from tempera.runtime.tracking import Tracker
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+UNTRACKED = ("tracking", "directory", "choices", "overrides")
+"""Options that no tracker records."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class Tracking:
         job_type: `eval`, `train_draft` and so on.
         config: the whole resolved configuration.
         group: the experiment, or else the model.
-        tags: the choices in Hydra's groups, the other options on the command line that results
-            depend on, and the directory of a sweep.
+        tags: the choices in Hydra's groups, the other options on the command line, and the
+            directory of a sweep.
         name: what tells a job of a sweep from the others: its own options; None outside of sweeps.
     """
 
@@ -63,10 +66,7 @@ class Tracking:
         tags = [
             f"{name}={choice}" for name, choice in choices.items() if "/" not in name and choice
         ]
-        for override in overrides:
-            option = option_name(override)
-            if option not in choices and Role.IDENTITY in role_of(option, job_type):
-                tags.append(override.lstrip("+"))
+        tags += [one.lstrip("+") for one in overrides if option_name(one) not in choices]
         name = None
         if hydra and hydra.mode == RunMode.MULTIRUN:
             tags.append(f"sweep={Path(hydra.sweep.dir).name}")
@@ -118,7 +118,7 @@ def tracked(cfg: DictConfig) -> dict[str, Any]:
     """The options that a tracker records, in plain Python, with interpolations resolved."""
     options: dict[str, Any] = {}
     for name in map(str, cfg):
-        if Role.UNTRACKED not in role_of(name) and not OmegaConf.is_missing(cfg, name):
+        if name not in UNTRACKED and not OmegaConf.is_missing(cfg, name):
             value = cfg[name]
             is_node = OmegaConf.is_config(value)
             options[name] = OmegaConf.to_container(value, resolve=True) if is_node else value

@@ -9,14 +9,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tempera.config.options import Role, names_with
 from tempera.errors import TemperaError
+from tempera.evaluation.run_identity import DRAWS
 from tempera.metrics import table
 from tempera.metrics.comparisons import difference
 from tempera.reporting.finished_run import Run, Values, labels, with_schedule
-
-CONTEXT = tuple(names_with(Role.PAIRED))
-"""Settings that runs must share to be compared prompt by prompt."""
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> None:
@@ -120,7 +117,7 @@ def _names(run: Run, label: str, runs: Sequence[Run]) -> list[str]:
 
 def _other_settings(run: Run, other: Run) -> list[str]:
     """The settings that keep two runs from using the same draws."""
-    return [name for name in CONTEXT if run.settings.get(name) != other.settings.get(name)]
+    return [name for name in DRAWS if run.settings.get(name) != other.settings.get(name)]
 
 
 def _reason(run: Run, chosen: Sequence[Run], candidates: Sequence[Run]) -> str:

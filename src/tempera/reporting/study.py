@@ -12,9 +12,9 @@ from functools import reduce
 import numpy as np
 import pandas as pd
 
+from tempera.evaluation.run_identity import DRAWS
 from tempera.metrics.comparisons import Weighted, compare_all, rank_correlation
 from tempera.metrics.table import Metric, find, report_order
-from tempera.reporting.baseline import CONTEXT
 from tempera.reporting.finished_run import Run, metrics_of
 from tempera.reporting.tables import Cell, Section, table
 
@@ -46,7 +46,7 @@ def tables(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
 def _differing_settings(groups: Sequence[Sequence[Run]]) -> list[str]:
     """The settings beside the seed in which the groups differ, which their titles then tell."""
     differing = []
-    for name in CONTEXT:
+    for name in DRAWS:
         values = {str(arms[0].settings.get(name)) for arms in groups}
         if len(values) > 1 and name != "seed":
             differing.append(name)
@@ -87,7 +87,7 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
     by_context: dict[tuple[str, ...], dict[str, list[Run]]] = {}
     for run in runs:
         if run.matched or run.plain or run.method == EXACT:
-            context = tuple(str(run.settings.get(name)) for name in CONTEXT if name != "seed")
+            context = tuple(str(run.settings.get(name)) for name in DRAWS if name != "seed")
             by_name = by_context.setdefault(context, {})
             by_name.setdefault(run.name, []).append(run)
     return [_arms(list(by_name.values())) for by_name in by_context.values()]
