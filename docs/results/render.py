@@ -130,6 +130,7 @@ class Interval(NamedTuple):
         return format(self.value, spec) if any(self[:3]) else "0"
 
 
+UNKNOWN = Interval(float("inf"), float("inf"), float("inf"))
 NONE = Interval(0.0, 0.0, 0.0)
 """A bound of exact methods, and the speed, for sorting, of a run that was not timed."""
 
@@ -147,8 +148,9 @@ def numbers(results: Results) -> Rows:
         values: dict[str, Any] = {key: Interval.of(stored) for key, stored in measured.items()}
         length = values["accepted_length"]
         values["saved"] = 1 - 1 / length.value
-        if "kl_per_token" in values:
-            values["exact"] = "yes" if values["kl_per_token"].value < 1e-6 else "no"
+        if "tv" in values or "kl_per_token" in values:  # discrete tokens; a rule may have no bound
+            bound = values.get("kl_per_token", UNKNOWN).value
+            values["exact"] = "yes" if bound < 1e-6 else "no"
             if values["exact"] == "yes":  # sums of rounding errors
                 values |= {"tv_bound": NONE, "kl_per_token": NONE}
         if broken := values.get("broken"):

@@ -95,6 +95,15 @@ def test_a_speed_up_is_length_over_cost() -> None:
     assert found.cheap[0] == 3 / 1.2 and found.exact == "yes"
 
 
+def test_a_row_without_bounds_is_none_of_the_exact_ones() -> None:
+    rows = render.numbers(RESULTS)
+    assert rows["fly"].exact == "no" and not hasattr(rows["fly"], "kl_per_token")
+    shares = [row.broken.value for name, row in rows.items()
+              if name != "lantern" and getattr(row, "exact", "") == "no"]  # fmt: skip
+    assert rows["fly"].broken.value in shares
+    assert render.broken(rows)["relaxed"] == sum(shares) / len(shares)
+
+
 def test_finished_runs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows by their command lines, with differences from plain autoregression and where they come
     from; a session's costs; and the study's tables as a report writes them.
