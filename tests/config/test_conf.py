@@ -95,7 +95,7 @@ def test_every_choice_composes_and_fits_its_target(group: str, choice: str) -> N
     if (group, choice) in PLUGINS:
         pytest.importorskip(PLUGINS[group, choice])
     under = [f"method={UNDER[group]}"] if config in ("eval", "generate") and group in UNDER else []
-    if config == "score":
+    if config in ("score", "export"):
         under = ["runs=run"]
     cfg = resolves(*under, f"{group}={choice}", config=config)
     for name, node in cfg.items():

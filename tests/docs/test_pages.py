@@ -24,6 +24,7 @@ SCRIPTS = {
     "eval/run.py": "eval",
     "eval/bench.py": "bench",
     "eval/score.py": "score",
+    "eval/export.py": "export",
     "eval/report.py": "report",
     "eval/gpu_check.py": "gpu_check",
     "eval/tune.py": "tune",

@@ -20,6 +20,7 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
         *QUIET,
     ],
     "eval/score.py": [],
+    "eval/export.py": [],
     "eval/report.py": [],
     "eval/bench.py": ["repeats=1", "batch_sizes=[1]", "tracking=none", *QUIET],
     "eval/gpu_check.py": ["models=[lumina]", "of_layouts=[ar]", *QUIET],

@@ -12,13 +12,12 @@ from pydantic import PositiveInt
 from tempera.config.instantiate import from_options
 from tempera.config.scorers import build_scorers
 from tempera.config.tracking import Tracking
-from tempera.data.gallery import gallery
 from tempera.errors import TemperaError
-from tempera.evaluation.import_pictures import import_pictures
+from tempera.evaluation.import_pictures import Folders, runs_at
 from tempera.evaluation.score import Pictured, score
 from tempera.evaluation.summary import pictured, summarise
 from tempera.metrics.evaluators import Evaluator, NoEvaluator
-from tempera.runtime.files import directories_with, read_json
+from tempera.runtime.files import read_json
 from tempera.runtime.processor import parse_device
 
 
@@ -79,24 +78,16 @@ def _directories(options: Options, scorers: list[Evaluator]) -> Iterator[Path]:
     pictures, unless a scorer is not for these.
     """
     places = [options.runs] if isinstance(options.runs, str) else options.runs
+    folders = Folders(
+        options.outputs, options.captions, options.grid, options.drawn_by, options.output
+    )
     for place in map(Path, places):
-        if not place.is_dir():
-            raise TemperaError(
-                f"{place} is not a directory: give a run, or a folder of pictures.", option="runs"
-            )
-        own = [place] if (place / "run.json").is_file() else []
-        runs = own or directories_with(place, "run.json")
-        if runs:
+        if runs := runs_at(place):
             yield from runs
             continue
         for scorer in scorers:
             scorer.check(options.drawn_by or "")
-        name = place.resolve().name
-        directory = Path(options.output or Path(options.outputs, "scored", name))
-        captions = None if options.captions is None else Path(options.captions)
-        shown = gallery(place, captions, options.grid)
-        import_pictures(place, shown, directory, options.drawn_by)
-        yield directory
+        yield folders.run_of(place)
 
 
 def _check(place: Path, own: Pictured, scorers: list[Evaluator]) -> None:

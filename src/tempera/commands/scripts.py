@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CHECKED = {
     "eval": "evaluate",
     "score": "score",
+    "export": "export",
     "train_draft": "train",
     "prepare": "prepare",
     "bench": "bench",
@@ -38,6 +39,11 @@ def evaluate(cfg: "DictConfig | None" = None) -> object:
 def score(cfg: "DictConfig | None" = None) -> object:
     """`tempera-score`: score pictures without the model that drew them."""
     return _script("score", "score", cfg)
+
+
+def export(cfg: "DictConfig | None" = None) -> object:
+    """`tempera-export`: lay pictures out as a benchmark's scorer expects them."""
+    return _script("export", "export", cfg)
 
 
 def report(cfg: "DictConfig | None" = None) -> object:

@@ -307,14 +307,14 @@ def hpsv2_prompts(
             )
     prompts = []
     for style in styles:
-        file = Path(path, f"{style}.json") if path else HPSV2.file(f"benchmark/{style}.json")
-        for number, text in enumerate(_texts(file)):
+        for number, text in enumerate(hpsv2_texts(path, style)):
             prompts.append(Prompt(f"{style}-{number:05d}", text))
     return chosen(prompts, limit, offset, path or HPSV2.id)
 
 
-def _texts(file: Path) -> list[str]:
-    """The prompts of a JSON list."""
+def hpsv2_texts(path: str | None, style: str) -> list[str]:
+    """The prompts of one of HPSv2's styles, in order."""
+    file = Path(path, f"{style}.json") if path else HPSV2.file(f"benchmark/{style}.json")
     try:
         texts = json.loads(read_text(file))
     except ValueError:

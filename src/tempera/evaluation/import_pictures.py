@@ -3,21 +3,67 @@ runs are.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import PositiveInt
 from tqdm import tqdm
 
-from tempera.data.gallery import Shown
+from tempera.data.gallery import Shown, gallery
 from tempera.data.prompts import described
 from tempera.errors import TemperaError
 from tempera.evaluation.run_directory import claim, made_by, write_prompts
-from tempera.runtime.files import sha256_file
+from tempera.runtime.files import directories_with, sha256_file
 from tempera.runtime.image_files import is_whole, picture_path, write_picture
 from tempera.runtime.row_store import Row, Store
 
 COLUMNS = {"text": None, "file": None, "sha256": None}
 BATCH = 64
 """Pictures that are recorded together."""
+
+
+@dataclass(frozen=True)
+class Folders:
+    """How folders of pictures become runs: options of that name in conf/score.yaml.
+
+    Attributes:
+        outputs: the runs are `outputs`/scored/<name of the folder>.
+        captions: where the captions are, if not among the pictures.
+        grid: pictures in each row and column of a file.
+        drawn_by: the model that drew them, if that is known.
+        output: the run directory, instead.
+    """
+
+    outputs: str
+    captions: str | None
+    grid: PositiveInt
+    drawn_by: str | None
+    output: str | None = None
+
+    def run_of(self, folder: Path) -> Path:
+        """The run directory that is made of a folder of pictures.
+
+        Raises:
+            TemperaError: see `gallery` and `import_pictures`.
+        """
+        directory = Path(self.output or Path(self.outputs, "scored", folder.resolve().name))
+        captions = None if self.captions is None else Path(self.captions)
+        shown = gallery(folder, captions, self.grid)
+        import_pictures(folder, shown, directory, self.drawn_by)
+        return directory
+
+
+def runs_at(place: Path) -> list[Path]:
+    """The run directories at or below a place; none for a folder of pictures.
+
+    Raises:
+        TemperaError: it is no directory.
+    """
+    if not place.is_dir():
+        raise TemperaError(
+            f"{place} is not a directory: give a run, or a folder of pictures.", option="runs"
+        )
+    return [place] if (place / "run.json").is_file() else directories_with(place, "run.json")
 
 
 def import_pictures(

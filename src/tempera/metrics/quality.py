@@ -155,7 +155,11 @@ def quality(
                 )
     for metric in {metric.key: metric for metric in (*table.METRICS, *own)}.values():
         values = frame.reindex(columns=list(metric.columns)).to_numpy(np.float64)
-        interval = bootstrap.ratio(np.nansum(values, 1), (~np.isnan(values)).sum(1), resamples)
+        weights = (~np.isnan(values)).sum(1).astype(np.float64)
+        sums = np.nansum(values, 1)
+        if metric.weight in frame:
+            sums, weights = (one * frame[metric.weight].to_numpy() for one in (sums, weights))
+        interval = bootstrap.ratio(sums, weights, resamples)
         if interval.n:
             metrics[metric.key] = interval
     return metrics

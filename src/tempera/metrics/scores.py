@@ -1,4 +1,6 @@
-"""Scores that another program computed from a run's images (`scores=FILE.csv`)."""
+"""Scores that another program computed from a run's images (`scores=FILE`): our CSV file, or what
+the scorer of a benchmark writes.
+"""
 
 import io
 import re
@@ -14,14 +16,13 @@ from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.metrics import table
 from tempera.metrics.evaluators import Evaluator, Networks
+from tempera.metrics.scorer_files import READERS, Given, Scores
 from tempera.metrics.table import Metric, entry
 from tempera.runtime.files import fingerprint, reason, regular_file
 
 COLUMNS = ["id", "name", "value"]
 RESAMPLES = 1000
 """Bootstrap resamples for each interval."""
-Scores = dict[str, dict[str, float]]
-"""Values by prompt id, by name of the score; NaN where a score does not apply to a prompt."""
 
 
 def read_scores(path: str, ids: Sequence[str]) -> Scores:
@@ -61,15 +62,16 @@ def read_scores(path: str, ids: Sequence[str]) -> Scores:
 
 
 class GivenScores(Evaluator):
-    """`scores=FILE.csv`: each prompt's numbers that another program computed.
+    """`scores=FILE`: each picture's numbers that another program computed.
 
     Args:
-        path: the file; see `read_scores`.
+        path: a file `id,name,value`, see `read_scores`, or a scorer's, by its ending: see
+            `tempera.metrics.scorer_files`.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._scores: Scores = {}
+        self._given = Given({}, [])
 
     @property
     @override
@@ -79,22 +81,28 @@ class GivenScores(Evaluator):
     @property
     @override
     def metrics(self) -> Sequence[Metric]:
-        return list(map(entry, self._scores))
+        return self._given.metrics
 
     @override
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Read the file; see `read_scores`."""
-        self._scores = read_scores(self.path, [prompt.id for prompt in prompts])
+        """Read the file."""
+        file = Path(self.path).expanduser()
+        if read := READERS.get(file.suffix.lower()):
+            self._given = read(file, prompts)
+        else:
+            values = read_scores(self.path, [prompt.id for prompt in prompts])
+            self._given = Given(values, list(map(entry, values)))
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
         def score(pictures: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
             columns = {}
-            for name, values in self._scores.items():
-                columns[name] = torch.tensor([values[prompt.id] for prompt in prompts])
+            for name, values in self._given.values.items():
+                own = [values[prompt.id] for prompt in prompts]
+                columns[name] = torch.tensor(own, dtype=torch.float64)
             return columns
 
-        identity = f"given-{fingerprint(self._scores)}"
+        identity = f"given-{fingerprint(self._given.values)}"
         yield Networks(scores=[score], distances={}, identity=identity, sees=False)
 
 
@@ -108,6 +116,8 @@ def taken() -> set[str]:
 
 def _wrong(path: str, problem: str) -> TemperaError:
     return TemperaError(
-        f"{path} {problem}: give a CSV file id,name,value with a row for every prompt and score.",
+        f"{path} {problem}: give a CSV file id,name,value with a row for every prompt and score, "
+        "or what a benchmark's scorer writes (.jsonl of GenEval, .json of GenEval 2, .txt of "
+        "DPG-Bench).",
         option="scores",
     )

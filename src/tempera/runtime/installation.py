@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 SCRIPTS = {
     "eval": "eval/run.py",
     "score": "eval/score.py",
+    "export": "eval/export.py",
     "report": "eval/report.py",
     "bench": "eval/bench.py",
     "gpu-check": "eval/gpu_check.py",

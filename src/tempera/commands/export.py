@@ -1,0 +1,83 @@
+"""`tempera-export`: lay the pictures of runs out as the scorer of a benchmark expects them."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from omegaconf import DictConfig
+
+from tempera.config.instantiate import from_options, instantiate
+from tempera.data.layouts import Layout
+from tempera.errors import TemperaError
+from tempera.evaluation.import_pictures import Folders, runs_at
+from tempera.evaluation.score import Pictured
+from tempera.evaluation.summary import pictured
+from tempera.runtime.files import writable_directory
+
+
+@dataclass(frozen=True)
+class Options:
+    """What this command reads itself; conf/export.yaml says what each is."""
+
+    runs: str | list[str]
+    output: str
+    outputs: str
+    captions: str | None
+    grid: int
+
+
+def main(cfg: DictConfig) -> list[Path]:
+    """Lay each run out, tell what scores it, and return the folders."""
+    options, layout = read_options(cfg)
+    directories = list(_directories(options))
+    places = [Path(options.output, directory.resolve().name) for directory in directories]
+    for place in places:
+        if place.exists() or places.count(place) > 1:
+            raise TemperaError(
+                f"{place} is there already, or would be twice: delete it, or give another "
+                "directory with output=DIR.",
+                option="output",
+            )
+    for directory, place in zip(directories, places, strict=True):
+        own = pictured(directory)
+        own.check()
+        _lay_out(own, layout, place)
+        print(f"{len(own.prompts)} pictures of {directory} are in {place}")
+        if commands := layout.commands(own.prompts, own.picture, place.resolve()):
+            print("to score them, in the scorer's own environment:")
+            print(*(f"  {line}" for line in commands), sep="\n")
+    return places
+
+
+def read_options(cfg: DictConfig) -> tuple[Options, Layout]:
+    """What this command reads itself.
+
+    Raises:
+        TemperaError: an option is missing or not possible.
+    """
+    if "runs" not in cfg:
+        raise TemperaError("give runs=DIR: a run, or a folder of pictures", option="runs")
+    if cfg.get("layout") is None:
+        raise TemperaError("give layout=: dpg, folder, geneval, geneval2 or hpsv2", option="layout")
+    layout: Layout = instantiate(cfg.layout)
+    return from_options(cfg, Options), layout
+
+
+def _directories(options: Options) -> Iterator[Path]:
+    """The run directories, also those that are made of folders of pictures."""
+    places = [options.runs] if isinstance(options.runs, str) else options.runs
+    folders = Folders(options.outputs, options.captions, options.grid, None)
+    for place in map(Path, places):
+        yield from runs_at(place) or [folders.run_of(place)]
+
+
+def _lay_out(own: Pictured, layout: Layout, place: Path) -> None:
+    """Write a run's pictures: all of them, or nothing."""
+    parent = writable_directory(place.parent)
+    with TemporaryDirectory(dir=parent, prefix=f".{place.name}-") as temporary:
+        made = Path(temporary, place.name)
+        made.mkdir()
+        layout.write(own.prompts, own.picture, made)
+        shutil.move(made, place)
