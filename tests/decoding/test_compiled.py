@@ -190,16 +190,17 @@ def backend(monkeypatch):
         torch._dynamo.reset()
         made, inner = CompileCounterWithBackend(name), torch.compile
 
-        def counted(function, *, mode, fullgraph, dynamic):
-            assert (mode, fullgraph, dynamic) == ("reduce-overhead", True, False)
-            return inner(function, backend=made, fullgraph=True, dynamic=False)
+        def counted(function, *, options, fullgraph, dynamic):
+            assert options["triton.cudagraphs"] and fullgraph and not dynamic
+            filtered = {"guard_filter_fn": options["guard_filter_fn"]}
+            return inner(function, backend=made, fullgraph=True, dynamic=False, options=filtered)
 
         monkeypatch.setattr(torch, "compile", counted)
-        compiled._compile.cache_clear()
+        compiled.forget()
         return made
 
     yield use
-    compiled._compile.cache_clear()
+    compiled.forget()
 
 
 MANY = "vocabulary of 16384"
@@ -522,6 +523,116 @@ def test_traced_and_functionalised_rounds_write_into_the_cache_in_place(backend)
     assert sum(map(bool, writes)) >= 1
 
 
+class Adapted(torch.nn.Module):
+    """A linear layer and a trained difference of it, as LoRA has them."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.weight = layer.weight  # whoever takes the one module for the other finds it
+        self.bias = layer.bias
+        self.scale = 1.0
+
+    def forward(self, x):
+        return self.layer(x) + self.scale * x.sum(-1, keepdim=True)
+
+
+def _adapt(layer):
+    layer.mlp.gate_up = Adapted(layer.mlp.gate_up)
+
+
+def _rescale(layer):
+    layer.mlp.gate_up.scale = -3.0
+
+
+def _hook(layer):
+    layer.mlp.register_forward_hook(lambda module, inputs, out: 3 * out)
+
+
+@pytest.mark.parametrize("method", ["ar", pytest.param("independent", marks=pytest.mark.slow)])
+def test_what_changes_on_a_compiled_model_works(method, backend):
+    """Its graphs do not look at its modules in every round; they are looked at before."""
+    counter = backend("eager")
+    target = captioned()
+    drafter = METHODS[method](target)
+    network = target.network if method == "ar" else drafter.model.draft.network
+    (layer, *_) = network.model.layers
+    rule = Exact()
+
+    def images(compiled):
+        target.session.compiled = compiled
+        return decode(target, drafter, rule, RandomStreams(0, ["a"]), ["a"])
+
+    target.compile()
+    images(True)
+    for change in (_adapt, _rescale, _hook):
+        before = counter.frame_count
+        change(layer)
+        found, expected = images(True), images(False)
+        assert torch.equal(found.tokens, expected.tokens), change
+        assert torch.equal(found.trace.rounds, expected.trace.rounds), change
+        assert counter.frame_count > before, change
+    layer.mlp._forward_hooks.clear()
+    before = counter.frame_count
+    assert torch.equal(images(True).tokens, images(False).tokens)
+    assert counter.frame_count == before  # the graphs from before the hook
+
+
+def test_a_model_in_another_dtype_is_refused(backend):
+    backend("eager")
+    target = captioned()
+    target.compile()
+    drafter = NoDraft()
+    decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"])
+    target.network.model.layers[0].mlp.double()
+    with pytest.raises((TemperaError, RuntimeError), match="dtype"):
+        decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"])
+
+
+def test_two_models_with_layers_alike_share_graphs_and_others_do_not(backend):
+    counter = backend("eager")
+    found = []
+    for biased in (False, False, True):
+        network = llamagen(num_hidden_layers=1)
+        if biased:
+            down = network.model.layers[0].mlp.down_proj
+            down.bias = torch.nn.Parameter(torch.linspace(-3, 3, len(down.weight)))
+        target = TransformerTarget(network, captions, SAMPLING, granularity=4)
+        target.session.compiled = True
+        images = [
+            decode(target, NoDraft(), Exact(), RandomStreams(0, ["a"]), ["a"], run=run).tokens
+            for run in (None, compiled.plain)
+        ]
+        assert torch.equal(*images)
+        found.append(counter.frame_count)
+    assert found[0] == found[1] < found[2]
+
+
+def test_guards_do_not_grow_with_layers(backend, monkeypatch):
+    counts = []
+    backend("eager")
+    wanted = compiled._Graphs._wanted
+    for layers in (1, 3):
+        compiled.forget()
+        kept = []
+
+        def count(graphs, guards, kept=kept):
+            flags = wanted(graphs, guards)
+            kept.append(sum(flags))
+            return flags
+
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled._Graphs, "_wanted", count)
+            network = llamagen(num_hidden_layers=layers)
+            target = TransformerTarget(network, captions, SAMPLING, granularity=4)
+            target.compile()
+            decode(target, NoDraft(), Exact(), RandomStreams(0, ["a"]), ["a"])
+        counts.append(max(kept))
+    few, many = counts
+    assert many - few <= 2 * 6, counts  # of the buffer of a layer's cache; 190 with its modules
+    assert many < 400
+
+
 @pytest.mark.slow
 def test_generated_code_decodes_like_eager_rounds(monkeypatch, tmp_path):
     """With the code that is generated for a CPU."""
@@ -533,8 +644,7 @@ def test_generated_code_decodes_like_eager_rounds(monkeypatch, tmp_path):
     except InvalidCxxCompiler:
         pytest.skip("torch.compile needs a C++ compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    compiled._compile.cache_clear()
+    compiled.forget()
     found, expected = decoded("eagle2", True), decoded("eagle2", False)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
@@ -566,11 +676,11 @@ def test_out_of_memory_in_compilation_is_raised_unchanged(monkeypatch):
             "inductor", torch.OutOfMemoryError("of 80 GiB"), None
         )
 
-    compiled._compile.cache_clear()
+    compiled.forget()
     monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
     with pytest.raises(torch.OutOfMemoryError):
         compiled.graph_of(_wave)(torch.ones(1))
-    compiled._compile.cache_clear()
+    compiled.forget()
 
 
 def test_a_buffer_keeps_its_address_while_shape_and_dtype_stay():

@@ -281,7 +281,7 @@ COMPILED = ("ar", "eagle", "parallel", "dflash")
 def test_of_two_targets_and_drafts_only_the_last_one_is_alive(name, ways, monkeypatch):
     """A sweep builds one after another; none waits for the garbage collector."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    compiled._compile.cache_clear()
+    compiled.forget()
     gc.collect()
     gc.disable()
     try:
@@ -292,7 +292,7 @@ def test_of_two_targets_and_drafts_only_the_last_one_is_alive(name, ways, monkey
         alive = [[part() is not None for part in parts] for parts in made]
     finally:
         gc.enable()
-        compiled._compile.cache_clear()
+        compiled.forget()
     assert pair and alive == [[index == 1] * len(parts) for index in range(2)]
 
 

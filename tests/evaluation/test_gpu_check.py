@@ -32,10 +32,10 @@ def options(directory: Path, *more: str) -> Any:
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    compiled._compile.cache_clear()
+    compiled.forget()
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     yield
-    compiled._compile.cache_clear()
+    compiled.forget()
 
 
 def test_the_check_on_a_cpu(tmp_path: Path, uncompiled: None, capsys: Any) -> None:

@@ -60,7 +60,7 @@ def graphs_of(method: str, many: bool) -> Graphs:
     found: Graphs = {}
     made: dict[Any, Callable[..., Any]] = {}
 
-    def run(part: Callable[..., Any]) -> Callable[..., Any]:
+    def run(part: Callable[..., Any], _: object) -> Callable[..., Any]:
         def keep(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             like = [_on_gpu(x) if isinstance(x, Tensor) else x for x in inputs]
             found.setdefault(part.__name__, (graph, like))

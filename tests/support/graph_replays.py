@@ -51,7 +51,7 @@ class GraphReplays:
         self._marked = False
         self._part = ""
 
-    def __call__(self, part: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, part: Callable[..., Any], _: object = None) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             if not self._marked:
                 self._overwrite()

@@ -9,12 +9,15 @@ themselves, so that a run which compiles nothing does not import it.
 """
 
 import functools
-from collections.abc import Callable
+import types
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tempera.decoding.structure import Structure
 from tempera.errors import TemperaError
 
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -62,7 +65,8 @@ def compiled(part: Part, kind: str) -> Part:
 def graph_of(part: Part) -> Part:
     """A part that is one graph from the first call on; see `compiled`."""
     owner = getattr(part, "__self__", None)
-    function = _compile(getattr(part, "__func__", part))  # one for all objects of a class
+    # one for all objects of a class whose networks are alike
+    function = _compile(getattr(part, "__func__", part), Structure(owner))
 
     def call(*arguments: Any) -> Any:
         try:
@@ -97,6 +101,7 @@ def _refusal(part: Callable[..., Any], problem: Exception) -> Exception:
 def forget() -> None:
     """Free the graphs of compiled rounds and their memory; the next rounds are compiled anew."""
     torch._dynamo.reset()
+    _graphs.cache_clear()
 
 
 def why_not(device: torch.device) -> str | None:
@@ -121,14 +126,64 @@ def begin_step() -> None:
     torch.compiler.cudagraph_mark_step_begin()
 
 
+def _compile(part: Callable[..., Any], structure: Structure) -> Callable[..., Any]:
+    made = _graphs(part, structure)
+    made.modules.update(structure.modules)
+    return made.function
+
+
 @functools.lru_cache
-def _compile(part: Callable[..., Any]) -> Callable[..., Any]:
-    settings = torch._dynamo.config
-    settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
-    made: Callable[..., Any] = torch.compile(
-        part, fullgraph=True, dynamic=False, mode="reduce-overhead"
+def _graphs(part: Callable[..., Any], structure: Structure) -> "_Graphs":
+    return _Graphs(part)
+
+
+class _Graphs:
+    """The graphs of a part for one structure of its owner's networks. They do not look at these
+    networks any more, see `Structure`.
+
+    Args:
+        part: a function.
+
+    Attributes:
+        function: the part compiled.
+        modules: of the networks of all owners.
+    """
+
+    def __init__(self, part: Callable[..., Any]) -> None:
+        settings = torch._dynamo.config
+        settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
+        self.modules = weakref.WeakSet[nn.Module]()
+        # "triton.cudagraphs" alone is what mode="reduce-overhead" stands for
+        options: dict[str, Any] = {"triton.cudagraphs": True, "guard_filter_fn": self._wanted}
+        self.function: Callable[..., Any] = torch.compile(
+            _copied(part), fullgraph=True, dynamic=False, options=options
+        )
+
+    def _wanted(self, guards: Sequence[Any]) -> list[bool]:
+        """Which of the guards of a graph are checked at each call: all but those on modules, or all
+        if it looks at a module whose structure nobody knows.
+        """
+        on_modules = [guard.orig_guard.source.is_unspecialized_nn_module() for guard in guards]
+        read = [guard.value for guard in guards if isinstance(guard.value, nn.Module)]
+        if not all(module in self.modules for module in read):
+            return [True] * len(guards)
+        return [not on_module for on_module in on_modules]
+
+
+def _copied(part: Callable[..., Any]) -> Callable[..., Any]:
+    """A function like this one, for which PyTorch keeps other graphs."""
+    function = cast(types.FunctionType, part)
+    copy = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
-    return made
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__ = function.__qualname__
+    vars(copy).update(vars(function))
+    return copy
 
 
 def kept(buffer: Tensor, value: Tensor, rows: Tensor | None = None) -> Tensor:
