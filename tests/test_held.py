@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 import torch
 from cases import slow_but
-from held_models import FAMILIES, IDS, MASK, Held, chameleon, emu3, glm_image, janus, words
+from held_models import (
+    FAMILIES,
+    IDS,
+    MASK,
+    Held,
+    chameleon,
+    emu3,
+    glm_edits,
+    glm_image,
+    janus,
+    noise,
+    words,
+)
 from markdown_pages import blocks
 from omegaconf import OmegaConf
 from paths import CONF, ROOT
@@ -822,7 +834,7 @@ def test_texts_get_the_format_of_the_processor(family: str) -> None:
     result = fast.generate(prompts, images=False)
     assert result.tokens.shape == (2, held.layout.length) and not result.images
     if family != "chameleon":
-        inputs = {**held.inputs, **theirs}
+        inputs = {**held.inputs, **{name: theirs[name] for name in ("input_ids", "attention_mask")}}
         if family == "emu3":
             inputs |= {"negative_prompt_ids": negative["input_ids"]}
             inputs |= {"negative_prompt_attention_mask": negative["attention_mask"]}
@@ -997,7 +1009,7 @@ def test_generate_is_replaced_inside_the_block_alone() -> None:
         ({"image_grid_thw": torch.ones(3, 3)}, "image_grid_thw"),
     ):
         asked = {**held.inputs, "suppress_tokens": None, **change}
-        with installed(fast, model), pytest.raises(TemperaError, match=f"asks for {sentence}"):
+        with installed(fast, model), pytest.raises(TemperaError, match=f"asks? for {sentence}"):
             model.generate(**asked)
 
 
@@ -1069,7 +1081,7 @@ def test_the_code_of_the_pages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """With tiny models in place of the published ones and of a pipeline."""
     monkeypatch.chdir(tmp_path)
     accelerate = tempera.accelerate
-    first, second = blocks(ROOT / "docs" / "accelerate.md", "python")
+    first, second, third = blocks(ROOT / "docs" / "accelerate.md", "python")
 
     def run(code: str, held: Held, **names: Any) -> dict[str, Any]:
         def tiny(model: Any, processor: Any, **options: Any) -> Any:
@@ -1103,6 +1115,10 @@ def test_the_code_of_the_pages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pipe = Pipe(vision_language_encoder=held.model, processor=None)
     found = run(second, held, tempera=tempera, pipe=pipe)
     assert torch.equal(found["images"][:, 5:], held.greedy())
+
+    names = {"tempera": tempera, "picture": noise(64, 96), "model": glm_edits().model}
+    found = run(third, glm_edits(), **names, processor=None)
+    assert found["tokens"].shape == (1, 24)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tempera.config.compose import composed, in_one_sentence, written
 from tempera.config.instantiate import fitting
 from tempera.config.parts import Parts
 from tempera.continuous.loop import ContinuousRound
-from tempera.data.prompts import Prompt, one_prompt, warnings_of
+from tempera.data.prompts import Prompt, one_prompt, pictured, warnings_of
 from tempera.decoding.interfaces import (
     Drafter,
     ImageTarget,
@@ -152,6 +152,7 @@ class LoadedModel:
         seed: int | Sequence[int] | torch.Generator = 0,
         *,
         num_images: int = 1,
+        image: Any = None,
         guidance: float | None = None,
         images: bool = True,
         progress: Callable[[int], object] | None = None,
@@ -162,6 +163,9 @@ class LoadedModel:
 
         Args:
             prompts: a text or several.
+            image: a picture for all prompts, or a list: of the pictures of the only prompt, or of a
+                picture or a list of them for each prompt. For models whose prompts have pictures
+                (docs/accelerate.md).
             seed: of the random draws; or a seed for each image, which is then the image of its
                 prompt and its seed alone; or a generator that one seed is drawn from.
             num_images: images of every prompt, which follow each other.
@@ -181,6 +185,7 @@ class LoadedModel:
                 option=name,
             )
         named, seeds = seeded_prompts(prompts, seed, num_images)
+        named = self._pictured(named, image, num_images)
         check_callable(progress=progress, callback=callback)
         with self.turns.taken(), self._guided(guidance):
             return self._generate(named, seeds, progress, callback, images)
@@ -232,6 +237,22 @@ class LoadedModel:
         `prompts` are their texts, for an image decoder that reads them.
         """
         return pil_images(torch.from_numpy(self.pipeline.pictures(tokens, prompts)))
+
+    def _pictured(self, prompts: list[Prompt], image: Any, copies: int) -> list[Prompt]:
+        """Prompts, `copies` of each in a row, with their pictures; see `prompts.pictured`.
+
+        Raises:
+            TemperaError: this model's prompts have none.
+        """
+        if image is None:
+            return prompts
+        if not getattr(self.pipeline.target, "reads_pictures", False):
+            raise TemperaError(
+                "prompts of this model have no pictures: leave image= out, or have a GLM-Image "
+                "read them, by tempera.accelerate with image_prompts=True",
+                option="image",
+            )
+        return pictured(prompts, image, copies)
 
     @contextmanager
     def _guided(self, guidance: Any) -> Iterator[None]:
@@ -288,7 +309,7 @@ class LoadedModel:
         else:
             pixels = np.zeros((0, 3, 0, 0), np.uint8)
         return Result(
-            prompts=texts,
+            prompts=tuple(map(str, texts)),  # without their pictures
             tokens=output.tokens,
             trace=output.trace,
             seconds=seconds,

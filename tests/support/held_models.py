@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from tiny_targets import tiny_glm
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -225,6 +227,61 @@ def glm_image() -> Held:
     return Held(model, layout, inputs, greedy, glm_processor, ids)
 
 
+def glm_edits() -> Held:
+    """A GLM-Image whose prompts have a picture each, of two sizes."""
+    model = tiny_glm()
+    with torch.no_grad():
+        for weight in model.model.language_model.layers.parameters():
+            weight.mul_(3.0 if weight.dim() > 1 else 1)
+    processor = glm_processor()
+    texts = [glm_turn(processor, text) for text in ("a red cat", "a")]
+    asked = processor(
+        text=texts,
+        images=[[noise(64, 96)], [noise(128, 64)]],
+        target_h=128,
+        target_w=192,
+        return_tensors="pt",
+        padding=True,
+    )
+    layout = replace(published_glm.held_layout(128, 192, image_prompts=True), codes=24)
+    layout = replace(layout, prompt=(layout.prompt[0], 24))
+    inputs = {**asked, "max_new_tokens": 24, "suppress_tokens": list(range(24, 32))}
+
+    def greedy() -> Tensor:
+        images: Tensor = model.generate(**inputs, min_new_tokens=24)[:, asked.input_ids.shape[1] :]
+        return images
+
+    return Held(model, layout, inputs, greedy, glm_processor, dict(asked))
+
+
+def glm_turn(processor: Any, text: str, pictures: int = 1) -> str:
+    """A prompt with pictures in the chat template."""
+    parts = [{"type": "image"}] * pictures + [{"type": "text", "text": text}]
+    turn: str = processor.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+    return turn
+
+
+def noise(height: int, width: int) -> Image.Image:
+    """A picture."""
+    numbers = np.random.default_rng(height * width)
+    return Image.fromarray(numbers.integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def emu3_edits() -> Held:
+    """An Emu3 whose prompts have a picture each."""
+    held = emu3()
+    head = torch.tensor([[1, 1, 5], [5, 7, 8]])
+    ids = torch.cat([head, torch.full((2, 20), 19), torch.tensor([[6, 9]] * 2)], 1)
+    mask = torch.cat([MASK[:, :3], torch.ones(2, 22, dtype=torch.int64)], 1)
+    pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    asked = {"pixel_values": pixels, "image_sizes": torch.tensor([[8, 8]] * 2)}
+    held.inputs |= {"input_ids": ids, "attention_mask": mask, **asked}
+    ids_of = {**held.ids, "input_ids": ids, "attention_mask": mask, **asked}
+    model, inputs = held.model, held.inputs
+    greedy = lambda: model.generate(**inputs, max_new_tokens=18)[:, 25:-3]  # noqa: E731
+    return replace(held, ids=ids_of, greedy=greedy)
+
+
 FAMILIES = {"emu3": emu3, "janus": janus, "chameleon": chameleon, "glm_image": glm_image}
 
 
@@ -267,8 +324,17 @@ def chameleon_processor() -> Any:
 
 def glm_processor() -> Any:
     numbers = {"<pad>": 190, "a": 40, "cat": 41, "red": 42, "<boi>": 24, "<image>": 195}
-    numbers |= {"<sop>": 50, "<eop>": 51, "1": 52, "16": 53, "<user>": 54}
+    numbers |= {"<sop>": 50, "<eop>": 51, "1": 52, "16": 53, "<user>": 54, "<eoi>": 25, "4": 55}
+    numbers |= {"6": 56}
     special = {"bos_token": "<boi>", "image_token": "<image>", "grid_bos_token": "<sop>"}
-    template = "{% for turn in messages %}<user> {{ turn.content[0].text }}{% endfor %}"
-    tokenizer = words(numbers, grid_eos_token="<eop>", **special)
-    return hf.GlmImageProcessor(hf.GlmImageImageProcessor(), tokenizer, chat_template=template)
+    special |= {"grid_eos_token": "<eop>", "eoi_token": "<eoi>"}
+    template = (
+        "{% for turn in messages %}<user> {% for part in turn.content %}"
+        "{% if part.type == 'image' %}<boi><image><eoi>{% else %}{{ part.text }}{% endif %}"
+        "{% endfor %}{% endfor %}"
+    )
+    size = {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}
+    images = hf.GlmImageImageProcessor(
+        patch_size=16, merge_size=1, temporal_patch_size=1, size=size
+    )
+    return hf.GlmImageProcessor(images, words(numbers, **special), chat_template=template)

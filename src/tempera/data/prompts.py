@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import read_text
 from tempera.runtime.row_store import read_table
+from tempera.targets.prompt_state import PicturedText
 
 TEXT_NAMES = ("prompt", "prompts", "caption", "top_caption", "text")
 """Names of columns and fields that hold the text, in any case; the first that exists is read."""
@@ -58,6 +59,32 @@ class Prompt:
             fault = f"it has more than {LONGEST_ID} bytes"
         if fault:
             raise TemperaError(f"a prompt's id, '{shortened(self.id)}', is not possible: {fault}.")
+
+
+def pictured(prompts: Sequence[Prompt], image: Any, copies: int) -> list[Prompt]:
+    """Prompts with pictures.
+
+    Args:
+        prompts: `copies` of each in a row.
+        image: a picture for all; or a list, of the pictures of the only prompt, or of a picture or
+            a list of pictures for each.
+
+    Raises:
+        TemperaError: they are not as many, or a prompt has none.
+    """
+    count = len(prompts) // copies
+    rows = list(image) if isinstance(image, list | tuple) else [image] * count
+    if count == 1 and not any(isinstance(row, list | tuple) for row in rows):
+        rows = [rows]
+    found = [list(row) if isinstance(row, list | tuple) else [row] for row in rows]
+    if len(found) != count or not all(found):
+        raise TemperaError(
+            f"image= has {len(found)} entries for {count} prompts: give one picture for all, or a "
+            "list with a picture, or a list of pictures, for each.",
+            option="image",
+        )
+    texts = [PicturedText(prompt.text, found[i // copies]) for i, prompt in enumerate(prompts)]
+    return [replace(prompt, text=text) for prompt, text in zip(prompts, texts, strict=True)]
 
 
 def text_of(value: Any) -> str | None:

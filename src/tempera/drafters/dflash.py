@@ -71,7 +71,7 @@ class DFlashDraft(SlotDraft):
         cache = self.run.cache
         slots = start[:, None] + torch.arange(hidden.shape[1], device=start.device)
         cache.place(slots, self.run.session.kv_length(cache), rows)
-        rotation = self.run.session.turns[:, slots].to(cache.dtype)
+        rotation = self.run.session.turns_at(slots, rows).to(cache.dtype)
         cast(DFlashModel, self.run.network).inject(hidden.to(cache.dtype), rotation, cache)
 
     def _block(self, root: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -54,6 +54,7 @@ def accelerate(
     layout: str | ModelSpec | None = None,
     height: int | None = None,
     width: int | None = None,
+    image_prompts: bool | None = None,
     truncate: bool = False,
     **options: Any,
 ) -> LoadedModel:
@@ -74,6 +75,8 @@ def accelerate(
         layout: the format of the images, by default the published one: a `ModelSpec`, or for a
             Chameleon `anole`, `lumina` or `lumina2`, since its weights do not tell.
         height, width: of the images in pixels, for Emu3, GLM-Image and Lumina-mGPT.
+        image_prompts: whether prompts of a GLM-Image have pictures, as `image=` of `generate`.
+            Their images have no preview, so the model reads these or texts alone.
         truncate: truncate prompts that are too long for the model, instead of stopping.
         options: as of `tempera.load`; those of the sampling are by default what the model's
             `generate` reads in its generation_config.
@@ -85,7 +88,7 @@ def accelerate(
         _check_has_draft(method, options.get("drafter"))
         options["drafter.path"] = str(draft)
     family = family_of(model)
-    sizes = {"height": height, "width": width}
+    sizes = {"height": height, "width": width, "image_prompts": image_prompts}
     spec = layout_of(model, family, layout, {k: v for k, v in sizes.items() if v is not None})
     held: Any = model
     prompts = HeldPrompts(held, processor, spec, family, truncate=truncate)
@@ -148,7 +151,7 @@ def family_of(model: nn.Module) -> HeldFamily:
 
 
 def layout_of(
-    model: Any, family: HeldFamily, layout: str | ModelSpec | None, sizes: dict[str, int]
+    model: Any, family: HeldFamily, layout: str | ModelSpec | None, sizes: dict[str, Any]
 ) -> ModelSpec:
     """The format of a model's images.
 
@@ -156,7 +159,7 @@ def layout_of(
         model: the model.
         family: its family.
         layout: see `accelerate`.
-        sizes: height and width, where they are given.
+        sizes: height, width and image_prompts, where they are given.
 
     Raises:
         TemperaError: there is no such layout or size, or the model's configuration states another

@@ -15,6 +15,7 @@ from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.held.target import HeldTarget
 from tempera.runtime.torch_modes import usual_modes
+from tempera.targets.glm_image import GLM_IMAGE
 from tempera.targets.shared_vocabulary import PADDING
 
 
@@ -27,6 +28,7 @@ def generate_ids(
     negative_ids: Tensor | None = None,
     negative_mask: Tensor | None = None,
     seed: int | None = None,
+    **pictures: Tensor | None,
 ) -> Tensor:
     """Images of prompts that are ids already, `fast.batch_size` of them together.
 
@@ -36,6 +38,9 @@ def generate_ids(
         attention_mask: 0 where a prompt is padded, which is on the left, [B, T].
         negative_ids, negative_mask: the same of the unconditional rows; needed with guidance.
         seed: of the random draws; by default drawn from PyTorch's generator.
+        pictures: what the model's processor makes of pictures in the prompts beside the ids, which
+            have a placeholder for every code of a picture: pixel_values and image_sizes of Emu3;
+            pixel_values, image_grid_thw and images_per_sample of GLM-Image.
 
     Returns:
         ids of the images, int64 [B, V].
@@ -47,7 +52,9 @@ def generate_ids(
     if not isinstance(target, HeldTarget):
         raise TemperaError("ids are for what tempera.accelerate returns: give that.")
     seed = int(torch.randint(2**62, ())) if seed is None else whole_seed(seed)
-    rows = _padded(input_ids, attention_mask, "input_ids")
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    read = target.read(input_ids, mask, pictures)
+    rows = _padded(read.ids.to(input_ids.device), attention_mask, "input_ids")
     if negative_ids is None and target.sampling.guided:
         raise TemperaError(
             "guidance needs negative_ids, those of the unconditional rows: give them, or load the "
@@ -60,6 +67,8 @@ def generate_ids(
     if len(null) != len(rows):
         raise TemperaError(f"there are {len(null)} negative_ids for {len(rows)} prompts.")
     condition = _together(rows, null)
+    if read.places is not None:  # of a model without unconditional rows
+        condition = torch.cat([condition, read.places.to(condition)], 1)
     if condition.shape[-1] > target.spec.room:
         raise TemperaError(
             f"a prompt of {condition.shape[-1]} tokens and an image of {target.length} do not fit "
@@ -120,17 +129,12 @@ def installed(fast: LoadedModel, model: Any, seed: int | None = None) -> Iterato
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        image_grid_thw: Tensor,
         do_sample: bool = False,
         max_new_tokens: int | None = None,
-        images_per_sample: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        spec = target.spec
-        grids = [[1, spec.lines, spec.columns], [1, *spec.preview]] * len(input_ids)
+        pictures = {name: others.pop(name, None) for name in GLM_IMAGE.given}
         unlike = [name for name, value in others.items() if value is not None]
-        if image_grid_thw.tolist() != grids:
-            unlike.append(f"image_grid_thw={image_grid_thw.tolist()}")
         if do_sample == target.sampling.greedy:
             unlike.append(f"do_sample={do_sample}")
         if unlike:
@@ -138,7 +142,7 @@ def installed(fast: LoadedModel, model: Any, seed: int | None = None) -> Iterato
                 f"generate asks for {unlike[0]}, which is not what the model was accelerated for: "
                 "give tempera.accelerate the height, the width and the sampling."
             )
-        image = generate_ids(fast, input_ids, attention_mask, seed=seed)
+        image = generate_ids(fast, input_ids, attention_mask, seed=seed, **pictures)
         end = image.new_full((len(image), 1), model.config.image_end_token_id)
         return torch.cat([input_ids, torch.cat([image, end], 1)[:, :max_new_tokens]], 1)
 

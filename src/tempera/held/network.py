@@ -40,14 +40,24 @@ class HeldRotary(Rotary):
         places = torch.arange(count, device=device)[None]
         rotary = self.decoder.rotary_emb
         if getattr(rotary, "mrope_section", None) is not None:  # its configuration may not tell
-            places = multimodal_positions(count, prefix, self.spec.grids, device)[:, None]
-        like = torch.empty(0, device=device)
-        cos, sin = rotary(like, position_ids=places)
-        return torch.stack([self._whole(cos[0], 1.0), self._whole(_signs(sin[0]), 0.0)])
+            return self.tables(count, places[:, :prefix].expand(1, 3, -1))[0]
+        return self._turns(places)[0]
+
+    def tables(self, count: int, places: Tensor) -> Tensor:
+        """The tables of rows whose condition tokens have these three positions, int64 [R, 3, T] ->
+        [R, 2, count, D].
+        """
+        return self._turns(multimodal_positions(count, places, self.spec.grids).transpose(0, 1))
+
+    def _turns(self, places: Tensor) -> Tensor:
+        """What the model's rotary embedding gives, as tables: [R, 2, S, D]."""
+        like = torch.empty(0, device=places.device)
+        cos, sin = self.decoder.rotary_emb(like, position_ids=places)
+        return torch.stack([self._whole(cos, 1.0), self._whole(_signs(sin), 0.0)], 1)
 
     def _whole(self, turned: Tensor, rest: float) -> Tensor:
         """The numbers of a head of which some turn, which are those at the start of each half:
-        [S, numbers that turn] -> [S, numbers of a head].
+        [R, S, numbers that turn] -> [R, S, numbers of a head].
         """
         pad = (self.head_dim - turned.shape[-1]) // 2
         halves = [nn.functional.pad(half, (0, pad), value=rest) for half in turned.chunk(2, -1)]

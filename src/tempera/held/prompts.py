@@ -8,12 +8,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 from typing_extensions import override
 
 from tempera.errors import TemperaError
+from tempera.held.target import read_pictures
+from tempera.runtime.files import reason
 from tempera.targets.family import HeldFamily
-from tempera.targets.shared_vocabulary import PromptEncoder, Tokenize, Turn, plain_turn, turn_of
+from tempera.targets.glm_image import PATCH
+from tempera.targets.prompt_state import PicturedText
+from tempera.targets.shared_vocabulary import (
+    PADDING,
+    PromptEncoder,
+    Tokenize,
+    Turn,
+    numbered,
+    plain_turn,
+    too_long,
+    turn_of,
+)
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 
@@ -56,7 +71,50 @@ class HeldPrompts:
                 "prompts need the model's processor: give it to tempera.accelerate, or call "
                 "tempera.held.ids.generate_ids with ids."
             )
-        return self._encoder().encode(prompts)
+        encoder = self._encoder()
+        if not self._spec.pictures:
+            return encoder.encode(prompts)
+        rows = [self._pictured(prompt, where) for prompt, where in numbered(prompts)]
+        width = max(row.shape[-1] for row in rows)
+        padded = [functional.pad(row, (width - row.shape[-1], 0), value=PADDING) for row in rows]
+        condition = torch.cat(padded)
+        return condition, condition[:, 0] != PADDING
+
+    def _pictured(self, prompt: str, where: str) -> Tensor:
+        """The ids of a prompt with pictures, twice, and its positions: int64 [1, 5, T]; `where` is
+        what errors call it.
+
+        Raises:
+            TemperaError: it has no pictures, they cannot be read, or it is too long.
+        """
+        if not isinstance(prompt, PicturedText):
+            raise TemperaError(
+                f"{where} has no picture: call generate with image=, or tempera.accelerate without "
+                "image_prompts."
+            )
+        spec, processor = self._spec, self._processor
+        parts = [{"type": "image"}] * len(prompt.pictures) + [{"type": "text", "text": prompt}]
+        turn = [{"role": "user", "content": parts}]
+        try:
+            given = processor(
+                text=[processor.apply_chat_template(turn, tokenize=False)],
+                images=[list(prompt.pictures)],
+                target_h=spec.lines * PATCH,
+                target_w=spec.columns * PATCH,
+                return_tensors="pt",
+            )
+        except (ValueError, TypeError, AttributeError) as problem:
+            raise TemperaError(
+                f"the model's processor does not read the pictures of {where} "
+                f"({reason(problem)}): give it others."
+            ) from problem
+        ids, mask = given.pop("input_ids"), given.pop("attention_mask")
+        if ids.shape[1] > spec.room:
+            raise too_long(f"{where}, with its pictures,", ids.shape[1], spec.room)
+        named = {name: given[name] for name in self._family.given}
+        read = read_pictures(self._model, self._family, spec, ids, mask, named)
+        assert read.places is not None
+        return torch.cat([read.ids[None], read.ids[None], read.places], 1)
 
     def _encoder(self) -> PromptEncoder:
         """What encodes prompts, as processor and model are now."""

@@ -2,7 +2,7 @@
 what has changed since works or is refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.held.network import HeldHead, HeldNetwork
 from tempera.runtime.network_identity import UNNAMED
-from tempera.targets.family import HeldFamily
+from tempera.targets.family import Asked, HeldFamily, Read
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
 from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
@@ -55,6 +55,7 @@ class HeldTarget(TransformerTarget):
         network: Any = held  # nobody sets its head
         super().__init__(network, conditioner, sampling, identity=UNNAMED, head=head)
         self.spec = spec
+        self.reads_pictures = spec.pictures
         self._seen = self._state()
 
     def _state(self) -> dict[str, object]:
@@ -82,13 +83,23 @@ class HeldTarget(TransformerTarget):
                 )
         super().begin(prompts, nodes, rows)
 
+    def read(self, ids: Tensor, mask: Tensor, given: Mapping[str, Tensor | None]) -> Read:
+        """See `read_pictures`."""
+        return read_pictures(self._model, self._family, self.spec, ids, mask, given)
+
+    @override
+    def places(self, condition: Tensor) -> Tensor | None:
+        """The positions that a condition states behind the ids."""
+        return condition[:, 2:] if condition.shape[1] > 2 else None
+
     @contextmanager
     def reading(self, condition: Tensor) -> Iterator[None]:
         """Inside the `with` block every batch has these prompts.
 
         Args:
             condition: ids of the prompts and of their null prompts, int64 [B, 2, T], padded on the
-                left with `PADDING`.
+                left with `PADDING`; and the positions of `prompt_state.Prefix`, [B, 5, T], if there
+                are any.
         """
         usual = self.conditioner
         self.conditioner = PromptConditioner(lambda _: (condition, condition[:, 0] != PADDING))
@@ -96,6 +107,39 @@ class HeldTarget(TransformerTarget):
             yield
         finally:
             self.conditioner = usual
+
+
+@torch.no_grad()
+def read_pictures(
+    model: Any,
+    family: HeldFamily,
+    spec: ModelSpec,
+    ids: Tensor,
+    mask: Tensor,
+    given: Mapping[str, Tensor | None],
+) -> Read:
+    """Prompts with pictures, as a processor makes them; for the arguments see `family.Asked`.
+
+    Raises:
+        TemperaError: pictures are not possible, or are not what the processor makes.
+    """
+    found = {name: value for name, value in given.items() if value is not None}
+    for name in found:
+        if name not in family.given:
+            why = f"it takes {', '.join(family.given)}"
+            if not family.given:
+                why = "transformers, too, draws its images from text alone, so leave it out"
+            raise TemperaError(f"{name} is not possible with a {family.held}: {why}.")
+    missing = [name for name in family.given if name not in {"pixel_values", *found}]
+    if missing and found:
+        raise TemperaError(
+            f"{', '.join(found)} come without {missing[0]}: give all that the processor returns."
+        )
+    if not found:
+        return Read(ids)
+    device = next(model.parameters()).device
+    found = {name: value.to(device) for name, value in found.items()}
+    return family.read(Asked(model, spec, ids.to(device), mask.to(device), found))
 
 
 DYNAMIC = ("dynamic", "longrope")

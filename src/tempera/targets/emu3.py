@@ -19,7 +19,7 @@ from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime import huggingface
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.runtime.tensor_files import renamed
-from tempera.targets.family import HeldFamily
+from tempera.targets.family import Asked, HeldFamily, Read, filled
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 8
@@ -146,6 +146,15 @@ def _stated(model: Any) -> dict[str, object]:
     return {"codes": codes, "first_code": ids[0], "line_end": mapping.eol_token_id}
 
 
+def _read(asked: Asked) -> Read:
+    """Pictures are codes in lines in Emu3's prompts, as it draws them."""
+    if "pixel_values" not in asked.given:  # the processor gives the size of the image alone
+        return Read(asked.ids)
+    model = asked.model
+    tokens = model.model.get_image_tokens(asked.given["pixel_values"], asked.given["image_sizes"])
+    return Read(filled(asked.ids, model.vocabulary_mapping.image_token_id, tokens))
+
+
 EMU3 = HeldFamily(
     name="emu3",
     config=lambda **sizes: huggingface.Emu3TextConfig(**sizes, attention_dropout=0.0),
@@ -157,4 +166,6 @@ EMU3 = HeldFamily(
     layouts={"emu3": emu3},
     stated=_stated,
     pictures=lambda model: LinedTokenizer(Emu3Tokenizer(model.model.vqmodel)),
+    given=("pixel_values", "image_sizes"),
+    read=_read,
 )

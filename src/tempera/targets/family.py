@@ -6,7 +6,7 @@ Shapes: R rows (B, or 2B under guidance), T condition tokens, H hidden size.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ImportString
@@ -93,6 +93,51 @@ class Family:
         return self.network(config, self.layer_sizes(config), spec)
 
 
+class Read(NamedTuple):
+    """Prompts with pictures, as the decoder reads them.
+
+    Attributes:
+        ids: codes of the pictures among them, int64 [B, T].
+        places: see `prompt_state.Prefix`, [B, 3, T]; None if each is its slot.
+    """
+
+    ids: Tensor
+    places: Tensor | None = None
+
+
+class Asked(NamedTuple):
+    """Prompts with pictures, as a processor makes them; B of them, T ids of a prompt.
+
+    Attributes:
+        model: the model.
+        spec: format of its images.
+        ids: with a placeholder for every code of a picture, int64 [B, T].
+        mask: 0 where a prompt is padded, [B, T].
+        given: see `HeldFamily`; without pixel_values there are no pictures.
+    """
+
+    model: Any
+    spec: ModelSpec
+    ids: Tensor
+    mask: Tensor
+    given: Mapping[str, Tensor]
+
+
+def filled(ids: Tensor, placeholder: int, codes: Tensor) -> Tensor:
+    """Ids of prompts, int64 [B, T], with codes, int64 [N], in place of the placeholders.
+
+    Raises:
+        TemperaError: there are not N.
+    """
+    places = ids == placeholder
+    if int(places.sum()) != len(codes):
+        raise TemperaError(
+            f"the prompts have {int(places.sum())} places for pictures of {len(codes)} codes: "
+            "give what the model's processor makes of the pictures and the texts together."
+        )
+    return ids.masked_scatter(places, codes.to(ids))
+
+
 def width_of_text(model: Any) -> int:
     """Numbers of a hidden state of a model of transformers."""
     return int(model.config.get_text_config().hidden_size)
@@ -118,6 +163,9 @@ class HeldFamily(Family):
         width: numbers of a hidden state before the last module of the head.
         chat: whether a prompt is a turn of the processor's chat template.
         guidance: where the model's generation_config states none, as in the model's `generate`.
+        given: what the processor makes of pictures in prompts beside their ids, by its names; none
+            if the model's `generate` draws images from text alone.
+        read: puts these pictures into prompts.
     """
 
     held: str
@@ -132,6 +180,8 @@ class HeldFamily(Family):
     width: Callable[[Any], int] = width_of_text
     chat: bool = False
     guidance: float = 1.0
+    given: tuple[str, ...] = ()
+    read: Callable[["Asked"], Read] = lambda asked: Read(asked.ids)
 
     @property
     def processor(self) -> str:

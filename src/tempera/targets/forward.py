@@ -5,6 +5,8 @@ hidden size; E = H unless further hidden states are
 captured.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,8 @@ class Session:
             `begin`.
         aux_layers: layers whose inputs follow every hidden state, see `capture_hidden_states`.
         cache: the KV cache.
-        turns: the batch's `rotary.Rotary.table`, over all slots of its caches.
+        turns: the batch's `rotary.Rotary.table`, over all slots of its caches, [1, 2, slots, D];
+            or one for each row, where pictures among the condition tokens make them differ.
         packed: whether the weights of the decoder layers are packed.
         compiled: whether rounds are compiled.
     """
@@ -128,13 +131,15 @@ class Session:
             prompt.lengths = self._lengths = kept(self._lengths, prompt.lengths)
             prompt.root_slots = self._root_slots = kept(self._root_slots, prompt.root_slots)
             self.prompt = prompt
-            self.turns = torch.empty(2, 0, self._head_dim)
+            self.turns = torch.empty(1, 2, 0, self._head_dim)
         else:
             if prefix.keep.shape[1] > self.prompt.prefix:
                 raise NeedsNewBatch
             self.prompt.restart(prompts)
             began = self.prompt.rows_of(prompts)
-            prefix = Prefix(prefix.embeds, prefix.keep, began).padded(self.prompt.prefix)
+            prefix = replace(prefix, rows=began).padded(self.prompt.prefix)
+            if prefix.places is not None:
+                kept(self.turns, self._table(prefix, self.turns.shape[2]), began)
         self.prefix = prefix
         self.begin_cache(self.cache, nodes, prefix.keep)
         embeds = prefix.embeds[:, :-1]
@@ -152,10 +157,27 @@ class Session:
             cache.begin(self.prompt.rows, self.capacity(nodes))
             cache.room = 2 + nodes  # the root, all nodes, and the token after them
         self._begin_padding(cache, keep)
-        if cache.capacity > self.turns.shape[1]:
-            rotary = self.network.model.rotary
-            table = rotary.table(cache.capacity, self.prompt.prefix, self.device)
+        if cache.capacity > self.turns.shape[2]:
+            table = self._table(self.prefix, cache.capacity)
             self.turns = self._turns = kept(self._turns, table)
+
+    def _table(self, prefix: Prefix, count: int) -> Tensor:
+        """The rotary embedding at so many slots, [1 or R', 2, slots, D]; see `turns`."""
+        rotary = self.network.model.rotary
+        if prefix.places is not None:
+            tables: Tensor = rotary.tables(count, prefix.places)
+            return tables
+        table: Tensor = rotary.table(count, self.prompt.prefix, self.device)
+        return table[None]
+
+    def turns_at(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The rotary embedding at slots of some rows, by default all, int64 [R', M] -> [2, R', M,
+        D].
+        """
+        if len(self.turns) == 1:
+            return self.turns[0][:, slots]
+        whose = torch.arange(self.prompt.rows, device=self.device) if rows is None else rows
+        return self.turns[whose[:, None], :, slots].movedim(2, 0)
 
     def _begin_padding(self, cache: KVCache, keep: Tensor) -> None:
         """Hide the prefix tokens that are not in `keep`, bool [R', T], from later tokens."""
@@ -174,11 +196,11 @@ class Session:
     def place_prefix(self, count: int, cache: KVCache, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Place the first `count` tokens of the rows that begin in a cache; returns their mask
         [R', 1, count, count], which hides prefix tokens that are not in `keep`, and their rotation
-        [2, 1, count, D].
+        [2, R', count, D].
         """
         positions = torch.arange(count, device=self.device).expand(len(keep), -1)
         cache.place(positions, count, self.prefix.rows)
-        rotation = self.turns[:, None, :count].to(cache.dtype)
+        rotation = self.turns_at(positions, self.prefix.rows).to(cache.dtype)
         return causal_mask(keep[:, :count], count, cache.dtype), rotation
 
     def layout_of(self, block: Block, cache: KVCache | None = None) -> Layout:
@@ -223,7 +245,7 @@ class Session:
             padding = cache.padding[..., :kv_length]
             mask += padding if rows is None else padding[rows]
         ahead = prompt.by_row(layout.ahead) if layout.ahead.dim() == 2 else layout.ahead
-        return mask, self.turns[:, start[:, None] + ahead].to(cache.dtype)
+        return mask, self.turns_at(start[:, None] + ahead, rows).to(cache.dtype)
 
     def run(self, embeds: Tensor, layout: Layout, start: Tensor | None = None) -> Tensor:
         """Run the network on the tokens of a layout; for `start` see `place`.

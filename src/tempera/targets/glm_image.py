@@ -10,7 +10,7 @@ transformers' `models/glm_image`, sampling is from the model's repository.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from tempera.runtime.hub import Repository
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, note
 from tempera.runtime.tensor_files import renamed
 from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.family import HeldFamily, PromptedLM
+from tempera.targets.family import Asked, HeldFamily, PromptedLM, Read, filled
+from tempera.targets.prompt_state import PicturedText
 from tempera.targets.rotary import MultimodalRotary
 from tempera.targets.token_format import ModelSpec, patches
 
@@ -150,7 +151,15 @@ class GlmDecoder(ImageTokenizer):
     def decode_codes(self, codes: Tensor, prompts: Sequence[str]) -> Tensor:
         """Codes int64 [B, h, w] and their B prompts → images [B, 3, 32·h, 32·w] in [−1, 1]. The
         noise of a picture depends on its codes alone.
+
+        Raises:
+            TemperaError: a prompt has pictures, whose codes the pipeline would need, too.
         """
+        if any(isinstance(prompt, PicturedText) for prompt in prompts):
+            raise TemperaError(
+                "GlmDecoder makes no pictures of prompts with pictures: run diffusers' pipeline "
+                "inside tempera.held.ids.installed, or call generate with images=False."
+            )
         height, width = self.image_size((codes.shape[1], codes.shape[2]))
         fine = codes.repeat_interleave(2, -1).repeat_interleave(2, -2)
         output = self.pipeline(
@@ -277,6 +286,51 @@ def _seed(codes: Tensor) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
+def held_layout(height: int = 1024, width: int = 1024, image_prompts: bool = False) -> ModelSpec:
+    """GLM-Image's format, also for prompts with pictures: they have no preview.
+
+    Args:
+        height, width: see `glm_image`.
+        image_prompts: whether prompts have pictures.
+    """
+    spec = glm_image(height, width)
+    if not image_prompts:
+        return spec
+    text = f"{{text}}<sop>{spec.lines} {spec.columns}<eop>"
+    return replace(spec, prompt=(text, START), preview=None, pictures=True)
+
+
+def _read(asked: Asked) -> Read:
+    """Pictures are codes in GLM-Image's prompts. Their positions are those of the model's own code.
+
+    Raises:
+        TemperaError: the prompts ask for other images than the format's.
+    """
+    model, given = asked.model, asked.given
+    grids, counts = given["image_grid_thw"], given["images_per_sample"]
+    pictured = "pixel_values" in given
+    wanted = [[1, *grid] for grid in reversed(asked.spec.grids)]
+    parts = grids.split(counts.tolist()) if int(counts.sum()) == len(grids) else [grids]
+    last = [part[-len(wanted) :].tolist() for part in parts]
+    if pictured != asked.spec.pictures or last != [wanted] * len(asked.ids):
+        what = "with pictures in them" if pictured else "of text alone"
+        raise TemperaError(
+            f"prompts {what} that ask for image_grid_thw={last[0]} are not what the model was "
+            f"accelerated for: give tempera.accelerate image_prompts={pictured}, and the height "
+            "and the width."
+        )
+    if not pictured:
+        return Read(asked.ids)
+    features = model.get_image_features(given["pixel_values"], grids, counts).pooler_output
+    codes = model.get_image_tokens(features).flatten()
+    ids = filled(asked.ids, model.config.image_token_id, codes)
+    inner = model.model
+    kept = inner._prefill_len, inner._cached_decode_position_ids
+    places, _ = inner.get_rope_index(ids, grids, counts, asked.mask)
+    inner._prefill_len, inner._cached_decode_position_ids = kept
+    return Read(ids, places.transpose(0, 1))
+
+
 GLM_IMAGE = HeldFamily(
     name="glm_image",
     config=lambda **sizes: huggingface.GlmImageTextConfig(**sizes),
@@ -289,7 +343,9 @@ GLM_IMAGE = HeldFamily(
     decoder="model.language_model",
     decoders=("GlmImageTextModel",),
     embedding=("model.language_model.embed_tokens",),
-    layouts={"glm_image": lambda height=1024, width=1024: glm_image(height, width)},
+    layouts={"glm_image": held_layout},
     stated=lambda model: {"codes": model.config.vq_config.num_embeddings},
     chat=True,
+    given=("pixel_values", "image_grid_thw", "images_per_sample"),
+    read=_read,
 )

@@ -4,9 +4,10 @@ Shapes: B prompts, R rows (B, or 2B under guidance: conditional rows first), T c
 hidden size; R' rows that begin.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,34 @@ Conditioner = Callable[[list[str]], tuple[Tensor, Tensor]]
 """Prompts -> the network's condition [B, ...], and keep, bool [B, T]: False on padding, which is on
 the left.
 """
+
+
+class PicturedText(str):
+    """The text of a prompt that has pictures beside it.
+
+    Attributes:
+        pictures: whatever the model's processor reads as pictures.
+    """
+
+    pictures: tuple[Any, ...]
+
+    def __new__(cls, text: str, pictures: Sequence[Any]) -> "PicturedText":
+        """The text with pictures."""
+        made = super().__new__(cls, text)
+        made.pictures = tuple(pictures)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the pictures are the same objects, too."""
+        return self is other or (
+            isinstance(other, PicturedText)
+            and str.__eq__(self, other)
+            and [*map(id, self.pictures)] == [*map(id, other.pictures)]
+        )
+
+    def __hash__(self) -> int:
+        """Of the text."""
+        return str.__hash__(self)
 
 
 class PromptConditioner:
@@ -52,17 +81,22 @@ class Prefix:
         embeds: their embeddings, [R', T, H].
         keep: False on padding, bool [R', T].
         rows: which rows of the batch they are, int64 [R']; None: all.
+        places: their three positions where pictures are among them (`MultimodalRotary`), int64
+            [R', 3, T]; None: each is its slot.
     """
 
     embeds: Tensor
     keep: Tensor
     rows: Tensor | None = None
+    places: Tensor | None = None
 
     def padded(self, length: int) -> "Prefix":
         """The same with padding on the left, up to `length` tokens."""
         more = length - self.keep.shape[1]
-        embeds = torch.nn.functional.pad(self.embeds, (0, 0, more, 0))
-        return Prefix(embeds, torch.nn.functional.pad(self.keep, (more, 0)), self.rows)
+        pad = torch.nn.functional.pad
+        places = None if self.places is None else pad(self.places, (more, 0))
+        embeds = pad(self.embeds, (0, 0, more, 0))
+        return Prefix(embeds, pad(self.keep, (more, 0)), self.rows, places)
 
 
 class PromptState:

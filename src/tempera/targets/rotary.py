@@ -76,26 +76,26 @@ class MultimodalRotary(Rotary):
     def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
         """See `Rotary.table`."""
         axes = torch.tensor(self.axes, device=device)
-        three = multimodal_positions(count, prefix, self.grids, device)
+        text = torch.arange(prefix, device=device).expand(1, 3, -1)
+        (three,) = multimodal_positions(count, text, self.grids)
         positions = three[axes].transpose(0, 1)
         angles = positions * self.speeds(device)
         return turns(angles.cos(), angles.sin())
 
 
-def multimodal_positions(
-    count: int, prefix: int, grids: Sequence[tuple[int, int]], device: torch.device
-) -> Tensor:
-    """The three positions of every slot, int64 [3, count]; see `MultimodalRotary`."""
-    start = prefix
-    parts = [torch.arange(prefix, device=device).expand(3, -1)]
+def multimodal_positions(count: int, prefix: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+    """The three positions of every slot, int64 [R, 3, count], behind those of condition tokens,
+    int64 [R, 3, T], of which the last is text; see `MultimodalRotary`.
+    """
+    start = prefix[..., -1:] + 1
+    parts = [prefix]
     for rows, columns in grids:
-        place = torch.arange(rows * columns, device=device)
-        three = torch.zeros_like(place), place // columns, place % columns
-        parts.append(start + torch.stack(three))
-        start += max(rows, columns)
-    placed = sum(part.shape[1] for part in parts)
-    rest = start + torch.arange(max(0, count - placed), device=device)
-    return torch.cat([*parts, rest.expand(3, -1)], 1)[:, :count]
+        place = torch.arange(rows * columns, device=prefix.device)
+        parts.append(start + torch.stack([place * 0, place // columns, place % columns]))
+        start = start + max(rows, columns)
+    placed = sum(part.shape[-1] for part in parts)
+    parts.append(start + torch.arange(max(0, count - placed), device=prefix.device))
+    return torch.cat(parts, -1)[..., :count]
 
 
 def turns(cos: Tensor, sin: Tensor) -> Tensor:

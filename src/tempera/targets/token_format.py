@@ -32,6 +32,7 @@ class ModelSpec:
         null_filling: if given, the unconditional row is not `null` but the prompt with this special
             token in place of all tokens but the first and the last.
         preview: rows and columns of a small image that the model draws first (GLM-Image).
+        pictures: whether a prompt has pictures beside its text.
         special: texts that must each be one token of the text tokenizer.
         text_tokens: number of tokens that the text tokenizer must have, if the codes are behind
             them.
@@ -47,6 +48,7 @@ class ModelSpec:
     line_end: int | None = None
     null_filling: str | None = None
     preview: tuple[int, int] | None = None
+    pictures: bool = False
     special: tuple[str, ...] = ()
     text_tokens: int | None = None
 

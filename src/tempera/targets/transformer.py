@@ -138,9 +138,14 @@ class TransformerTarget:
         copies = self.sampling.rows
         drop = torch.arange(copies * len(prompts), device=self.device) >= len(prompts)
         condition = condition.repeat(copies, *[1] * (condition.dim() - 1))
-        prefix = Prefix(*self.network.embed_prefix(condition, keep.repeat(copies, 1), drop))
+        embedded = self.network.embed_prefix(condition, keep.repeat(copies, 1), drop)
+        prefix = Prefix(*embedded, places=self.places(condition))
         self.session.begin(prefix, copies, self.length, nodes, rows)
         self._root = kept(self._root, prefix.embeds[:, -1:], self.session.prefix.rows)
+
+    def places(self, condition: Tensor) -> Tensor | None:
+        """Of condition tokens: see `prompt_state.Prefix`."""
+        return None
 
     def score(self, draft: Draft, longest: int) -> Scores:
         """Score the root and all nodes in one forward pass: p float32 [B, 1 + N, V], hidden states
