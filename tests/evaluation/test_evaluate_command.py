@@ -85,6 +85,15 @@ def test_one_prompt_is_timed_on_demand_after_a_first_line_of_results(
     assert len(told) == 1 and "next their time" not in capsys.readouterr().out
 
 
+def test_the_picture_of_one_prompt_is_scored_on_demand(tmp_path: Path) -> None:
+    tiny = [one for one in tiny_options(tmp_path) if not one.startswith("metrics")]
+    picture = [*tiny, "method=eagle", "prompt=a red ring", "speed.prompts=0", "depth=2"]
+    assert "clip_score" not in evaluate.main(composed("eval", picture, tmp_path / "picture"))
+    assert not (tmp_path / "picture" / "scores").exists()
+    asked = [*picture, "metrics=none", "metrics._target_=tiny_evaluation.ToyEvaluator"]
+    assert "clip_score" in evaluate.main(composed("eval", asked, tmp_path / "asked"))
+
+
 def test_a_relaxation_stricter_than_exact_decoding_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ from tempera.evaluation.pipeline import Pipeline
 from tempera.evaluation.run import Evaluation, RunPlan, evaluate, facts
 from tempera.evaluation.run_directory import claim, shared_directory
 from tempera.evaluation.run_identity import DRAWS, about, run_identity
-from tempera.metrics.evaluators import Evaluator
+from tempera.metrics.evaluators import Evaluator, NoEvaluator
 from tempera.reporting.run_names import run_name
 from tempera.rules.standard import Relaxed
 from tempera.runtime.distributed import Processes
@@ -139,6 +139,8 @@ def read_options(
     options = from_options(cfg, Options)
     _check_paper(options.paper)
     scorers = build_scorers(cfg, options.scores, options.against)
+    if options.prompt is not None and not _asked(options, "metrics"):
+        scorers[0] = NoEvaluator()
     return options, Wanted.of(cfg), _protocol(cfg, options), scorers
 
 
@@ -179,12 +181,18 @@ def _shared(place: Path, settings: Mapping[str, Any]) -> Path:
 
 
 def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:
-    """How speed is measured: that of one `prompt=` only on demand, since it takes longer than the
-    picture.
+    """How speed is measured: that of one `prompt=` only on demand, as its metrics are, since it
+    takes longer than the picture.
     """
     protocol: SpeedProtocol = instantiate(cfg.speed)
-    asked = any(option_name(option) == "speed.prompts" for option in options.overrides)
-    return protocol if options.prompt is None or asked else replace(protocol, prompts=0)
+    asked = options.prompt is None or _asked(options, "speed.prompts")
+    return protocol if asked else replace(protocol, prompts=0)
+
+
+def _asked(options: Options, name: str) -> bool:
+    """Whether the command line names an option, or one of its group."""
+    given = [option_name(option) for option in options.overrides]
+    return any(one == name or one.startswith(f"{name}.") for one in given)
 
 
 def _check_paper(paper: Any) -> None:
