@@ -153,9 +153,7 @@ class CaseSweeper(BasicSweeper):
         return list(BasicSweeper.split_overrides_to_chunks(distinct, max_batch_size))
 
     def _checked(self, jobs: list[list[str]]) -> list[list[str]]:
-        """The jobs, if all are possible; otherwise refuse the sweep, before the first one runs. Of
-        a table that is useful in part, the jobs that have their draft, and say which are left out.
-        """
+        """The jobs, if all are possible; otherwise refuse the sweep, before the first one runs."""
         if self.hydra_context is None or self.config is None:
             return jobs
         from tempera.commands.scripts import check, check_files
@@ -163,12 +161,9 @@ class CaseSweeper(BasicSweeper):
         from tempera.config.instantiate import part
         from tempera.config.parts import check_draft, check_job
         from tempera.errors import TemperaError
-        from tempera.reporting.paper_results import find
 
-        partial = self.table is not None and find(self.table).get("partial", False)
         wrong: dict[str, TemperaError] = {}
         lacking: dict[str, TemperaError] = {}
-        kept = []
         cfgs = []
         script = str(self.config.hydra.job.config_name)
         shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
@@ -184,17 +179,14 @@ class CaseSweeper(BasicSweeper):
                 problems = lacking
                 if "_target_" in (cfg.get("drafter") or {}) and not cfg.get("dry_run"):
                     check_draft(part(cfg.drafter), cfg.model.name)
-                kept.append(job)
                 cfgs.append(cfg)
             except TemperaError as problem:
                 own = [option for option in job if option not in shared]
                 problems[" ".join(own)] = problem
-        if wrong or (lacking and not (partial and kept)):
-            raise _refused(wrong or lacking, len(jobs))
-        for name, reason in lacking.items():
-            print(f"left out: {name}: {reason}")
+        if problems := wrong or lacking:
+            raise _refused(problems, len(jobs))
         check_files(script, cfgs)
-        return kept
+        return jobs
 
     def _cases(self, overrides: list[Override]) -> Sequence[str]:
         """The cases; those of a paper's table depend on the model."""

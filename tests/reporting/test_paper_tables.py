@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from report_runs import finished
 from tiny_evaluation import tiny_options
 
 from tempera.config import compose as composing
-from tempera.config import parts
 from tempera.config.compose import composed as composed_run
 from tempera.config.instantiate import instantiate, part
 from tempera.config.parts import Parts
@@ -48,12 +46,9 @@ OURS = {
 BESIDE = {"evidence": "coolsd_table1"}
 """Presets of ours that print a paper's numbers."""
 EXPERIMENTS = CONF / "experiment"
-FILES = {
-    path.stem: str(path.relative_to(EXPERIMENTS).with_suffix(""))
-    for path in EXPERIMENTS.rglob("*.yaml")
-}
-"""What chooses each preset: those without a number of their paper lie in figures/."""
-PRESETS = sorted({*FILES} - OURS - {"paper", "paper_mar", "debug"})
+PRESETS = sorted(
+    {path.stem for path in EXPERIMENTS.glob("*.yaml")} - OURS - {"paper", "paper_mar", "debug"}
+)
 
 
 @cache
@@ -90,7 +85,7 @@ def split(
 def jobs(preset: str, *options: str) -> list[list[str]]:
     """What the sweep runs, as the sweeper makes it from the preset."""
     cfg = composed(
-        f"experiment={FILES[preset]}",
+        f"experiment={preset}",
         *(option for option in options if "," not in option),
         hydra=True,
     )
@@ -98,7 +93,7 @@ def jobs(preset: str, *options: str) -> list[list[str]]:
     assert node._target_ == "hydra_plugins.tempera_cases.CaseSweeper"
     model = [] if any(one.startswith("model=") for one in options) else [f"model={cfg.model.name}"]
     (batch,) = split(
-        list(node.cases), [f"experiment={FILES[preset]}", *model, *options], table=node.get("table")
+        list(node.cases), [f"experiment={preset}", *model, *options], table=node.get("table")
     )
     return [[option for option in job if option not in model] for job in batch]
 
@@ -205,41 +200,6 @@ def test_every_job(
         built.add(kind)
 
 
-@pytest.mark.parametrize("present", [("medusa", "eagle2"), ("medusa",), ()])
-def test_a_table_that_is_useful_in_part_leaves_out_the_rows_without_a_draft(
-    present: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def check(_: Any, model: str) -> None:
-        if model not in present:
-            raise TemperaError(f"train one for {model}")
-
-    monkeypatch.setattr(parts, "check_draft", check)
-    monkeypatch.setattr(parts, "check_job", lambda cfg: None)
-
-    def load(config: Any, job: list[str]) -> DictConfig:
-        drafter = {"_target_": "tempera.drafters.none.NoDraft"}
-        model = {"name": job[0][7:]}  # in place of the model's name, that of the method
-        hydra = HydraConf(sweep=SweepDir(dir="sweep"), sweeper={}, launcher={})
-        return OmegaConf.create(
-            {"drafter": drafter, "dry_run": False, "model": model, "hydra": hydra}
-        )
-
-    context = SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=load))
-    for table, partial in (("lantern_figure2a", True), ("lantern_table2", False)):
-        whole = all(one.split()[0][7:] in present for one in cases(table, "shapes"))
-        if whole or (partial and present):
-            (batch,) = split([], ["seed=1"], table=table, context=context)
-            assert [job[0] for job in batch] == [
-                case for case in cases(table, "shapes") if case[7:] in present
-            ]
-            assert (
-                "left out: method=independent: train one for independent" in capsys.readouterr().out
-            )
-        else:
-            with pytest.raises(TemperaError, match="train one for"):
-                split([], ["seed=1"], table=table, context=context)
-
-
 MODELS = {
     preset: sorted({group(title)["model"] for title in find(preset).get("models") or {}})
     for preset in PRESETS
@@ -269,7 +229,7 @@ def test_the_values_of_all_cases_fit_the_signatures() -> None:
                     given.setdefault(kind, {}).setdefault((name, one), (preset, model))
     for kind, values in given.items():
         for (name, one), (preset, model) in values.items():
-            in_preset = (f"experiment={FILES[preset]}", *kind)
+            in_preset = (f"experiment={preset}", *kind)
             mar = OF_MAR if "cspd" in preset else ()
             chosen = ((*kind, *mar), in_preset, (*in_preset, f"model={model}"))
             cfg = next(cfg for cfg in itertools.starmap(composed, chosen) if name in cfg)
@@ -283,7 +243,6 @@ def test_the_values_of_all_cases_fit_the_signatures() -> None:
 STATED = [
     ("sjd_table5", "anole", {"method": "sjd"}, {"data": ["parti"], "window": [16]}),
     ("sjd_table3", "llamagen_xl_stage1", {"method": "sjd"}, {"data": ["coco", "parti"]}),
-    ("sjd_figure12", "lumina", {"method": "sjd"}, {"image_size": [768, 1024], "window": [16]}),
     ("sjd_pac_table1", "emu3", {}, {"top_k": [2000], "data": ["coco", "parti"]}),
     ("lumina2_readme", "lumina2", {}, {"guidance": [4.0], "top_k": [4096], "image_size": [768]}),
     ("lumina2_readme", "lumina2", {"method": "sjd"}, {"window": [16]}),
@@ -295,18 +254,11 @@ STATED = [
     ),
     ("coolsd_table1", "lumina", {}, {"seed": [42, 43, 44, 45, 46], "data": ["coco"]}),
     ("coolsd_table3", "lumina", {}, {"data": ["coco_train"], "tree": ["chain"], "depth": [5]}),
-    ("coolsd_figure3", "llamagen_xl_stage1", {}, {"seed": [42, 43, 44, 45, 46]}),
-    (
-        *("coolsd_figure4", "llamagen_xl_stage1", {"method": "lanternpp"}),
-        {"tree": ["chain", "mc_sim_7b_63"], "lam": [1.0, 2.0, 5.0, 10.0], "k": [10, 50, 200]},
-    ),
     ("lantern_table2", "llamagen_xl_stage1", {}, {"data": ["coco2014"], "top_k": [1000]}),
     ("lantern_table2", "llamagen_xl_stage1", {"method": "eagle2"}, {"nodes": [59]}),
     ("lantern_table4", "llamagen_xl_stage1", {}, {"data": ["coco"]}),
-    ("lantern_figure12", "llamagen_xl_stage2", {}, {"data": ["lantern_figure12"]}),
     ("cspd_table1", "mar_huge", {"method": "cspd"}, {"drafter": ["mar_base", "mar_large"]}),
     ("cspd_table2", "mar_huge", {}, {"data": ["imagenet"]}),
-    ("cspd_figure8", "mar_huge", {}, {"drafter": ["mar_base"], "data": ["imagenet"]}),
 ]  # fmt: skip
 
 
@@ -405,15 +357,15 @@ def test_a_preset_prints_the_papers_figures(
 def test_a_run_has_the_quantities_of_the_papers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = next(job for job in jobs("lantern_figure7") if "delta=0.4" in job)
+    job = next(job for job in jobs("lantern_table9") if "delta=0.4" in job)
     fewer = [option.replace("k=62", "k=8") for option in job]  # of the tiny model's 32 codes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run.py", *fewer, *tiny_options(tmp_path)])
     runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
     (path,) = (tmp_path / "outputs").rglob("metrics.json")
     run = read_run(path.parent)
-    assert run.paper == {"table": "lantern_figure7"}
-    for name in ("proximity_first", "top1", "entropy", "target_forward", "verify_and_draft"):
+    assert run.paper == {"table": "lantern_table9"}
+    for name in ("proximity", "top1", "entropy", "target_forward", "verify_and_draft"):
         assert paper_tables.quantity(name).of([run])[0] > 0, name
 
 
@@ -471,17 +423,16 @@ def test_a_replaced_value_stands_in_its_row() -> None:
     assert section.numbers.index[1] == "delta=0.4 k=1000 (here 62)"
 
 
-def test_a_table_without_numbers_lists_the_runs() -> None:
-    run = one("coolsd", 2.5, "coolsd_figure5", delta=2.0, model="large")
-    (section,) = paper_tables.paper_sections([run, run.model_copy(update={"paper": None})])
-    assert texts(section).iloc[:, :2].to_numpy().tolist() == [["coolsd δ=2", "2.50"]]
-    assert any("exponential is better than linear" in note for note in section.notes)
+def test_runs_of_other_options_are_listed_below() -> None:
+    run = one("coolsd", 2.5, "coolsd_table3", delta=2.0, model="large", data="coco_train")
+    *_, section = paper_tables.paper_sections([run, run.model_copy(update={"paper": None})])
+    assert texts(section).iloc[-1, 0] == "coolsd δ=2"
 
 
 QUANTITIES = {
     "single": 0.25, "few": None, "tv_masked": None, "many_gain": None, "perplexity": 7.389,
     "clip_percent": 31.0, "target_forward": 0.02, "precision": 0.48, "recall": 0.5,
-    "whole_round": 0.035, "proximity_first": 6.0, "proximity_others": 2.5, "alpha_5": 0.9,
+    "whole_round": 0.035,
     "speedup_8": 1.5, "walltime": 1.28, "proximity_set": 0.003, "length_deviation": 0.2,
 }  # fmt: skip
 
@@ -495,15 +446,12 @@ def test_our_value_of_a_quantity() -> None:
         gamma=1,
         metrics={key: {"value": value} for key, value in metrics.items()},
         acceptance_by_depth=[0.75, 0.5],
-        acceptance_by_tenth=[0.5, 0.5, 0.5, 0.5, 0.9, 1, 1, 1, 1, None],
         rounds_by_tokens=[0.25, 0.25, 0.5],
         time={
             "parts": {part: {"ms_per_round": time} for part, time in times.items()},
             "test_ms": 3.0,
         },
         deviations={"accepted_length": 0.2},
-        grid=[2, 3],
-        figures_by_place={"proximity": [4.0, 1.0, 4.0, 8.0, None, None]},
     )
     for name, value in QUANTITIES.items():
         found = paper_tables.quantity(name).of([run, finished("coolsd")])

@@ -100,9 +100,9 @@ class Directories:
         for default in found.defaults_list or ():
             if isinstance(default, GroupDefault):
                 names.add(str(default.group).lstrip("/"))
-            elif isinstance(default, ConfigDefault) and default.path != "_self_":
-                inside = f"{config.rpartition('/')[0]}/{default.path}"
-                names |= self.sets(inside if default.path[0] != "/" else default.path[1:])
+            elif isinstance(default, ConfigDefault) and (path := str(default.path)) != "_self_":
+                inside = f"{config.rpartition('/')[0]}/{path}"
+                names |= self.sets(path[1:] if path.startswith("/") else inside)
         return names
 
     def groups(self) -> set[str]:

@@ -86,7 +86,6 @@ class Run(BaseModel):
     grid: tuple[int, int] = (1, 1)
     acceptance_by_place: Profile = []
     acceptance_by_depth: Profile = []
-    acceptance_by_tenth: Profile = []
     rounds_by_tokens: Profile = []
     figures_by_place: dict[str, Profile] = {}
     time: dict[str, Any] = {}

@@ -98,11 +98,7 @@ def _further_lines(table: Mapping[str, Any], model: str) -> list[str]:
     """The command lines of a table's `cases`, each method of a case with the settings of each of
     the model's groups.
     """
-    titles = (
-        _groups_on(model, table.get("models") or {})
-        or _groups_on(model, table.get("groups") or [])
-        or [""]
-    )
+    titles = _groups_on(model, table.get("models") or {}) or [""]
     lines = []
     for case in table.get("cases") or []:
         options = dict(part.split("=", 1) for part in shlex.split(case))

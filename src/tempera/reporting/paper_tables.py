@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from statistics import mode
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from tempera.metrics import table as metric_table
@@ -92,29 +91,21 @@ def _measured(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _numbers(run: Run) -> dict[str, float | None]:
-    """A run's γ, metrics, profiles by depth and tenth, milliseconds of a round's parts, and the
-    mean size of the proximity set in the first column of the image and in the others.
+    """A run's γ, metrics, profiles by depth and by tokens of a round, and milliseconds of a
+    round's parts.
     """
     numbers: dict[str, float | None] = {"gamma": run.settings.get("gamma")}
     for key in run.metrics:
         numbers[key] = run.value(key)
     for key, deviation in run.deviations.items():
         numbers[f"{key}_deviation"] = deviation
-    profiles = {
-        "acceptance": run.acceptance_by_depth,
-        "tenth": run.acceptance_by_tenth,
-        "rounds": run.rounds_by_tokens,
-    }
+    profiles = {"acceptance": run.acceptance_by_depth, "rounds": run.rounds_by_tokens}
     for name, profile in profiles.items():
         for place, value in enumerate(profile, start=1):
             numbers[f"{name}_{place}"] = value
     numbers["test_ms"] = run.time.get("test_ms")
     for part, time in run.time.get("parts", {}).items():
         numbers[f"{part}_ms"] = time["ms_per_round"]
-    if "proximity" in run.figures_by_place:
-        sizes = run.on_grid(run.figures_by_place["proximity"])
-        numbers["proximity_first"] = float(np.nanmean(sizes[:, 0]))
-        numbers["proximity_others"] = float(np.nanmean(sizes[:, 1:]))
     return numbers
 
 
