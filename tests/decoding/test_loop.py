@@ -16,6 +16,10 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness.tables import TableDraft, TableTarget, emit
+from tempera.rules.cactus import Cactus
+from tempera.rules.fly import FLy
+from tempera.rules.mentored import Mentored
+from tempera.rules.mixture import Mixture
 from tempera.rules.optimal import Priced
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
 from tempera.rules.traversal import Traversal
@@ -42,6 +46,10 @@ READ = {
     "block": (Tree.chain(3), BlockVerification()),
     "traversal": (SMALL, Traversal()),
     "priced": (SMALL, Priced(0.8)),
+    "mentored": (SMALL, Mentored(0.1)),
+    "cactus": (SMALL, Cactus(0.3)),
+    "mixture": (SMALL, Mixture(0.3)),
+    "fly": (Tree.chain(3), FLy(0.1, 1)),
     **{
         name: (SMALL, rule)
         for name, rule in near_rules(4).items()
@@ -79,6 +87,31 @@ def test_one_host_read_per_round(name, sampling, monkeypatch):
     assert len(rounds) >= 2
     assert reads.count == {"tolist": len(rounds)}
     assert seen == []
+
+
+def test_what_the_host_waits_for_is_counted():
+    x = torch.arange(6)
+    for reads in (
+        lambda: x.repeat_interleave(x),
+        lambda: x.bincount(),
+        lambda: x.unique(),
+        lambda: x.unique_consecutive(),
+        lambda: x.nonzero(),
+        lambda: x[x > 2],
+        lambda: x[: x[3]],
+        lambda: bool(x.any()),
+        lambda: x.allclose(x),
+        lambda: x.numpy(),
+        lambda: x.tolist(),
+    ):
+        with HostReads() as counted:
+            reads()
+        assert counted.count.total() == 1, reads
+    with HostReads() as counted:
+        x.repeat_interleave(2)
+        x.repeat_interleave(x, output_size=15)
+        torch.where(x > 2, x, 0)
+    assert not counted.count
 
 
 @pytest.mark.parametrize("tree", [None, Tree.chain(4), SMALL], ids=["ar", "chain", "tree"])

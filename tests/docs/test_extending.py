@@ -25,8 +25,10 @@ from tiny_networks import PROMPTS, tiny_target
 
 from tempera import Exact, RandomStreams, Tree, decode
 from tempera.decoding.probabilities import Sampling
+from tempera.drafters.jacobi import sjd
 from tempera.drafters.none import NoDraft
 from tempera.metrics import table
+from tempera.targets.conditioners import ClassLabels
 
 PAGES = sorted((ROOT / "docs" / "extend").glob("*.md"))
 FILE = re.compile(r"(?:# @package \S+\n)?# ((?:src|conf)/\S+)\n")
@@ -171,6 +173,36 @@ def test_the_rules_of_the_page_run_in_compiled_rounds(
             assert replays.variants["verify"] == compiled
         assert found[0].equal(found[1])
     assert not repr(rules[1]).count(" at 0x")  # a run is told from another by it
+
+
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.slow), 0.0])
+@pytest.mark.parametrize("overlay", [ROOT / "docs/extend/target.md"], indirect=True)
+def test_the_target_of_the_page_decodes_in_compiled_rounds(
+    overlay: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph for each part in two batches, and the tokens of rounds that are not compiled; at
+    T = 0 those of no draft.
+    """
+    replays = replayed(monkeypatch)
+    module = importlib.import_module("tempera.targets.plain_llama")
+    torch.manual_seed(0)
+    network = module.untrained(side=3, classes=4, vocab_size=12, width=16)
+
+    def decoded(drafting: Any, compiled: bool = False) -> list[Any]:
+        target = tiny_target(Sampling(2.0, temperature), network, ClassLabels(4).encode)
+        if compiled:
+            target.compile()
+        drafter = drafting(target)
+        batches = [["1", "3"], ["0", "2"]]
+        return [decode(target, drafter, Exact(), RandomStreams(0, row), row).tokens
+                for row in batches]  # fmt: skip
+
+    expected = decoded(lambda target: sjd(target, 3))
+    found = decoded(lambda target: sjd(target, 3), compiled=True)
+    assert all(map(torch.equal, found, expected))
+    assert set(replays.variants.values()) == {1}
+    if temperature == 0:
+        assert all(map(torch.equal, decoded(lambda target: NoDraft()), expected))
 
 
 CONCERNED = [

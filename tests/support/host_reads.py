@@ -15,7 +15,11 @@ READS = {
     "equal",
     "masked_select",
     "unique_dim",
+    "unique_dim_consecutive",
+    "unique_consecutive",
     "_unique2",
+    "allclose",
+    "bincount",
     "repeat_interleave",
 }
 
@@ -28,8 +32,8 @@ class _Lists(TorchFunctionMode):
         self.count = count
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is Tensor.tolist:
-            self.count["tolist"] += 1
+        if function in (Tensor.tolist, Tensor.numpy):
+            self.count[function.__name__] += 1
         return function(*args, **(kwargs or {}))
 
 
