@@ -2,7 +2,7 @@
 
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,27 +72,6 @@ def grid(
             caption = f"broken: {caption}"
         caption = textwrap.fill(caption, 26, max_lines=3, placeholder="…")
         panel.set_title(caption, size=8, color=SOFT)
-    save(path, figure)
-
-
-@rc_context(STYLE)
-def comparison(
-    path: Path, captions: Sequence[str], rows: Mapping[str, Sequence[Picture | None]]
-) -> None:
-    """Write pictures in named rows, each column below its caption; None leaves its place empty."""
-    size = (1.5 * len(captions) + 1.8, 1.5 * len(rows) + 0.6)
-    figure = Figure(figsize=size, layout="constrained", dpi=120)
-    panels = figure.subplots(len(rows), len(captions), squeeze=False)
-    for panel, caption in zip(panels[0], captions, strict=True):
-        caption = textwrap.fill(caption, 22, max_lines=3, placeholder="…")
-        panel.set_title(caption, size=8, color=SOFT)
-    for row, (name, pictures) in zip(panels, rows.items(), strict=True):
-        for panel, picture in zip(row, pictures, strict=True):
-            if picture is not None:
-                panel.imshow(picture.transpose(1, 2, 0))
-            panel.set(xticks=[], yticks=[])
-            panel.spines[:].set_visible(False)
-        row[0].set_ylabel(name, size=8, color=INK, rotation=0, ha="right")
     save(path, figure)
 
 

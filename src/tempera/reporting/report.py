@@ -85,8 +85,8 @@ def _costing_itself_alone(path: Path, failed: list[TemperaError]) -> Iterator[No
 
 
 def sections_of(runs: Sequence[Run], baseline: str | None = None) -> list[Section]:
-    """The tables that every writer shows, of report.md, report.html, evidence.md and a W&B Report:
-    the verdict, differences from the baseline, speed, the study's tables, the papers', and all
+    """The tables that every writer shows, of report.md, report.html and a W&B Report: the
+    verdict, differences from the baseline, speed, the study's tables, the papers', and all
     metrics.
     """
     return [
