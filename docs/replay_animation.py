@@ -2,8 +2,8 @@
 
     python docs/replay_animation.py FILE.webp RUNS [--prompt NUMBER] [--rounds]
 
-RUNS contains the run directories. The prompt is the first whose picture is whole in every run, or
-the one with this number, from 0. `--rounds` plays one round of every run after the other instead.
+RUNS contains the run directories. Of the prompts whose pictures are whole in every run, the one is
+shown whose accepted lengths are nearest to the runs' means; or the one with this number, from 0. `--rounds` plays one round of every run after the other instead.
 README's picture is of `eval/run.py -m method=ar,parallel_block limit=24` and
 `eval/run.py method=coolsd drafter=parallel floor=1 delta=2 limit=24`.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from PIL import Image, ImageDraw, ImageFont
 
 from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
@@ -94,14 +95,14 @@ def write(path: Path, runs: Sequence[Run], number: int | None = None, rounds: bo
     Args:
         path: the file to write, .webp.
         runs: those to show.
-        number: of the prompt, from 0, among the first run's; by default the first whose picture is
-            whole in every run.
+        number: of the prompt, from 0, among the first run's; by default the most typical, see
+            `_typical`.
         rounds: play rounds, not seconds.
 
     Raises:
         TemperaError: there is no such prompt, a run kept no replay of it, or was not timed.
     """
-    name = _whole(runs) if number is None else _numbered(runs, number)
+    name = _typical(runs) if number is None else _numbered(runs, number)
     paces = [1.0] * len(runs) if rounds else round_seconds(runs)
     decodes = [_decode(run, name, pace) for run, pace in zip(runs, paces, strict=True)]
     end = max(decode.end for decode in decodes)
@@ -122,13 +123,18 @@ def write(path: Path, runs: Sequence[Run], number: int | None = None, rounds: bo
     return path
 
 
-def _whole(runs: Sequence[Run]) -> str:
-    """The first prompt whose picture no run counts as broken."""
-    judged = [run.values["broken"] for run in runs if "broken" in run.values]
-    for prompt in runs[0].values.index:
-        if not any(broken.get(prompt) == 1 for broken in judged):
-            return str(prompt[0])
-    raise TemperaError("no prompt's picture is whole in every run: give --prompt NUMBER.")
+def _typical(runs: Sequence[Run]) -> str:
+    """Of the prompts whose pictures no run counts as broken, the one whose accepted lengths differ
+    least from the runs' means, as a share of them.
+    """
+    lengths = pd.DataFrame({place: run.values["accepted_length"] for place, run in enumerate(runs)})
+    differences = (lengths / lengths.mean() - 1).abs().max(axis=1)
+    for run in runs:
+        if "broken" in run.values:
+            differences = differences[run.values["broken"].reindex(differences.index) != 1]
+    if differences.empty:
+        raise TemperaError("no prompt's picture is whole in every run: give --prompt NUMBER.")
+    return str(differences.idxmin()[0])
 
 
 def _numbered(runs: Sequence[Run], number: int) -> str:

@@ -56,12 +56,13 @@ def test_the_replay_plays_in_time_or_in_rounds(animation: dict[str, Any], tmp_pa
             assert getattr(moving, "n_frames", 1) == 1 + frames
 
 
-def test_the_replay_shows_the_first_prompt_that_is_whole_in_every_run(
+def test_the_replay_shows_a_typical_prompt_that_is_whole_in_every_run(
     animation: dict[str, Any],
 ) -> None:
-    broken = ([1, 0, 0, 0], [0, 1, 0, 0])
-    runs = [finished("ar", {"broken": values}) for values in broken]
-    assert animation["_whole"](runs) == "p2"
-    assert animation["_whole"](runs[1:]) == "p0"
+    lengths = [2.0, 3.0, 3.1, 4.0]
+    plain = finished("ar", {"broken": [0, 0, 0, 0], "accepted_length": [1.0] * 4})
+    faster = finished("eagle", {"broken": [0, 1, 0, 0], "accepted_length": lengths})
+    assert animation["_typical"]([plain, faster]) == "p2"
+    assert animation["_typical"]([finished("eagle", {"accepted_length": lengths})]) == "p1"
     with pytest.raises(TemperaError, match="no prompt's picture is whole"):
-        animation["_whole"]([finished("ar", {"broken": [1, 1]})])
+        animation["_typical"]([finished("ar", {"broken": [1, 1], "accepted_length": [1, 1]})])
