@@ -6,9 +6,11 @@ import torch
 from random_drafts import new_draws
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
+from tempera.decoding import probabilities
 from tempera.decoding.probabilities import (
     Sampling,
     kl_divergence,
+    kth_largest,
     normalise,
     sample,
     sample_without_replacement,
@@ -47,6 +49,29 @@ def test_the_order_is_guidance_temperature_top_k_top_p():
         expected = torch.zeros(20)
         expected[chosen] = q[chosen] / q[chosen].sum()
         torch.testing.assert_close(p[row], expected)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 39, 40])
+def test_a_search_over_bits_keeps_the_tokens_of_topk(k, monkeypatch):
+    """As compiled rounds on a GPU search: ties, both zeros, infinities and NaN among them."""
+    x = torch.randn(6, 2, 40, generator=torch.Generator().manual_seed(k))
+    x[0] = x[0].bfloat16()
+    x[1] = x[1].round()  # ties
+    x[2, :, 3:] = -torch.inf
+    x[3] = torch.where(x[3] > 0, 0.0, -0.0)
+    x[4, 0, ::2] = torch.inf
+    x[4, 1] = x[4, 1] * torch.finfo(torch.float32).tiny / 8  # not normal
+    x[5, 0, 0], x[5, 1, 1] = torch.nan, -torch.nan
+    for sampling in (Sampling(1.0, top_k=k), Sampling(1.0, 0.7, top_k=k, top_p=0.9)):
+        expected = sampling.distribution(x)
+        least = x[:5].topk(k).values[..., -1:]
+        assert kth_largest(x[:5], k).equal(least)
+        with monkeypatch.context() as patch:
+            patch.setattr(probabilities, "one_kernel", lambda logits: True)
+            patch.setattr(torch.Tensor, "topk", None)
+            found = sampling.distribution(x)
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+        assert found[5].isnan().all()
 
 
 def test_min_p_keeps_a_share_of_the_most_probable_token_after_top_p():

@@ -2,17 +2,27 @@
 compile it: what cannot be generated is known before there is a card. Nothing is run.
 
     python tests/gpu/generate_code.py [--many] [METHOD ...]
+    python tests/gpu/generate_code.py --count [METHOD ...]
+
+`--count` says how many kernels the code of a round of LlamaGen-XL launches, by name (widths of XL,
+two layers, bfloat16, guidance, top-k 1000), and how many guards PyTorch checks before each part:
+a third layer adds what the second has. What a library launches
+inside a call is not seen. Kernels are not compiled then.
 
 It needs a build of torch with CUDA and Triton (tried with torch 2.14.1), whose private functions it
-replaces, and takes one to five minutes a method. Methods are those of `test_compiled.py`, by
+replaces, and takes one to five minutes a method. Attention is cuDNN's, which PyTorch takes on an
+H100 for bfloat16 with a mask. Methods are those of `test_compiled.py`, by
 default one of each kind; `--many` takes a vocabulary of 16,384, as LlamaGen has. It prints a line
 for each part of a round and ends with 1 if one of them fails.
 """
 
+import re
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +32,26 @@ sys.path[:0] = [*map(str, (TESTS / "support", TESTS / "decoding", TESTS.parent /
 
 import torch  # noqa: E402
 import triton  # noqa: E402
-from test_compiled import captioned, decoded, of_many_codes  # noqa: E402
+from test_compiled import METHODS, captioned, decoded, of_many_codes  # noqa: E402
 from torch import Tensor, fx  # noqa: E402
 from torch._dynamo import device_interface  # noqa: E402
 from torch._guards import TracingContext, tracing  # noqa: E402
 from torch._inductor import async_compile, compile_fx, config  # noqa: E402
 from torch._inductor.fx_passes import fuse_attention, misc_patterns, pad_mm  # noqa: E402
+from torch._inductor.graph import GraphLowering  # noqa: E402
 from torch._inductor.runtime import triton_helpers  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils import _triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from tempera.decoding import compiled  # noqa: E402
+from tempera.decoding import compiled, loop, probabilities  # noqa: E402
+from tempera.decoding.probabilities import Sampling  # noqa: E402
+from tempera.decoding.random_streams import RandomStreams  # noqa: E402
+from tempera.rules.standard import Exact  # noqa: E402
+from tempera.targets import packed_linear  # noqa: E402
+from tempera.targets.conditioners import RandomFeatures  # noqa: E402
+from tempera.targets.llamagen import LlamaGen, llamagen_config  # noqa: E402
+from tempera.targets.transformer import TransformerTarget  # noqa: E402
 
 KINDS = "ar", "eagle", "tree", "sjd"
 GPU = torch.device("cuda:0")
@@ -52,30 +70,82 @@ H100 = SimpleNamespace(
     L2_cache_size=50 * 2**20,
     total_memory=80 * 2**30,
 )
-Graphs = dict[str, tuple[fx.GraphModule, list[Any]]]
+COUNTED = "ar", "chain"
 
 
-def graphs_of(method: str, many: bool) -> Graphs:
-    """The graph and the inputs of each part of a method's rounds, traced on the CPU."""
-    found: Graphs = {}
-    made: dict[Any, Callable[..., Any]] = {}
+@dataclass
+class Graph:
+    """A part of a round, traced on the CPU.
 
-    def run(part: Callable[..., Any], _: object) -> Callable[..., Any]:
+    Attributes:
+        graph: its operations.
+        inputs: what describes each tensor, and other inputs.
+        guards: how many PyTorch checks at each call.
+    """
+
+    graph: fx.GraphModule
+    inputs: list[Any]
+    guards: int = 0
+
+
+def graphs_of(decode: Callable[[], object]) -> dict[str, Graph]:
+    """The graph of each part of the rounds that a function decodes."""
+    found: dict[str, Graph] = {}
+    inner = torch.compile
+
+    def compiling(part: Callable[..., Any], *, options: dict[str, Any], **_: bool) -> Any:
         def keep(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             like = [_on_gpu(x) if isinstance(x, Tensor) else x for x in inputs]
-            found.setdefault(part.__name__, (graph, like))
+            found.setdefault(part.__name__, Graph(graph, like))
             return graph.forward
 
-        if part not in made:
-            made[part] = torch.compile(part, backend=keep, fullgraph=True, dynamic=False)
-        return made[part]
+        def wanted(guards: Any) -> Any:
+            flags = options["guard_filter_fn"](guards)
+            if part.__name__ in found:
+                found[part.__name__].guards = sum(flags)
+            return flags
 
-    torch._dynamo.reset()
-    compiled._compile = run  # type: ignore[assignment]
-    target = of_many_codes() if many else captioned()
-    target.compile()
-    decoded(method, False, target)
+        filtered: Any = {"guard_filter_fn": wanted}
+        return inner(part, backend=keep, fullgraph=True, dynamic=False, options=filtered)
+
+    compiled.forget()
+    torch.compile = compiling  # type: ignore[assignment]
+    probabilities.one_kernel = lambda logits: torch.compiler.is_compiling()
+    packed_linear.packs = lambda weight: False
+    try:
+        decode()
+    finally:
+        torch.compile = inner
     return found
+
+
+def small(method: str, many: bool) -> Callable[[], object]:
+    """Decodes images of a tiny model."""
+
+    def decode() -> object:
+        target = of_many_codes() if many else captioned()
+        target.compile()
+        return decoded(method, False, target)
+
+    return decode
+
+
+def wide(method: str) -> Callable[[], object]:
+    """Decodes two rounds of a model with the widths of LlamaGen-XL and two layers."""
+
+    def decode() -> None:
+        config = replace(llamagen_config("XL", 256, caption_dim=2048), num_hidden_layers=2)
+        network = LlamaGen(config).to(torch.bfloat16).eval().requires_grad_(False)
+        encode = RandomFeatures(120, 2048).to(torch.bfloat16).encode
+        sampling = Sampling(7.5, top_k=1000)
+        target = TransformerTarget(network, encode, sampling, granularity=256, identity="random")
+        target.compile()
+        drafter = METHODS["eagle" if method == "chain" else method](target)
+        rounds = loop.rounds(target, drafter, Exact(), RandomStreams(0, ["0"]), ["0"])
+        _ = next(rounds), next(rounds)
+        rounds.close()
+
+    return decode
 
 
 def _on_gpu(x: Tensor) -> dict[str, Any]:
@@ -96,9 +166,9 @@ class Driver:
         return GPU
 
 
-def pretend() -> list[str]:
+def pretend(compiles: bool) -> tuple[list[str], list[str]]:
     """Make PyTorch and Triton believe in an H100; returns the names of the kernels that Triton
-    compiles from now on.
+    compiles from now on, if it compiles them, and the code that is generated.
     """
     cuda: Any = torch.cuda
     facts = {"is_available": True, "is_initialized": False, "is_bf16_supported": True}
@@ -125,22 +195,26 @@ def pretend() -> list[str]:
         (misc_patterns, "_misc_patterns_init"),
     ):
         setattr(passes, name, lambda *_: None)
+    codes: list[str] = []
+    GraphLowering.save_output_code = staticmethod(codes.append)
     kernels: list[str] = []
     inductor: Any = async_compile
 
-    def compiled(_: Any, name: str, source: str, **__: Any) -> Any:
+    def compile_kernel(_: Any, name: str, source: str, **__: Any) -> Any:
         kernel = inductor._load_triton_kernel_from_source(name, source)
         kernel.precompile(warm_cache_only=True)  # compiles for the driver's target, loads nothing
         kernels.append(name)
         return kernel
 
-    inductor.AsyncCompile.triton = compiled
-    return kernels
+    inductor.AsyncCompile.triton = compile_kernel if compiles else lambda *_, **__: None
+    return kernels, codes
 
 
 def generate(graph: fx.GraphModule, inputs: list[Any]) -> None:
     """Generate and compile the code of a graph for the GPU."""
     for node in graph.graph.nodes:
+        if node.target is torch.nn.functional.scaled_dot_product_attention:
+            node.target = _attention
         node.args = fx.node.map_aggregate(node.args, _moved)
         node.kwargs = fx.node.map_aggregate(node.kwargs, _moved)
     graph.recompile()
@@ -148,9 +222,40 @@ def generate(graph: fx.GraphModule, inputs: list[Any]) -> None:
     with mode:
         fakes = [torch.empty_strided(**x) if isinstance(x, dict) else x for x in inputs]
     settings = {"compile_threads": 1, "force_disable_caches": True}
+    settings["split_reductions"] = compiled.OPTIONS["split_reductions"]
     settings["joint_graph_constant_folding"] = False  # it computes on the GPU
     with torch.no_grad(), tracing(TracingContext(mode)), config.patch(settings):
         compile_fx.compile_fx(graph, fakes)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, scale: float | None = None
+) -> Tensor:
+    fused = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out: Tensor = fused(q, k, v, attn_mask, False, 0.0, False, False, scale=scale)[0]
+    return out
+
+
+def launches(code: str) -> Counter[str]:
+    """How often generated code launches each kernel, or calls a library."""
+    body = code[code.rfind("def call(") :]
+    own = re.findall(r"(triton_\w+?)(?:_\d+)?\.run\(", body)
+    calls = re.findall(r"(extern_kernels\.\w+|torch\.ops\.[\w.]+|aten\.[\w.]+)\(", body)
+    return Counter(own + calls)
+
+
+def count(methods: list[str]) -> None:
+    """Print how many launches and guards each part of a round has."""
+    parts = {method: graphs_of(wide(method)) for method in methods}
+    _, codes = pretend(compiles=False)
+    for method, graphs in parts.items():
+        for part, traced in graphs.items():
+            codes.clear()
+            generate(traced.graph, traced.inputs)
+            found = sum(map(launches, codes), Counter[str]())
+            print(f"{method}, {part}: {found.total()} launches, {traced.guards} guards")
+            for name, number in found.most_common():
+                print(f"    {number:4} {name[:90]}", flush=True)
 
 
 def _moved(x: Any) -> Any:
@@ -158,24 +263,27 @@ def _moved(x: Any) -> Any:
 
 
 def main(arguments: list[str]) -> int:
+    methods = [one for one in arguments if not one.startswith("--")]
+    if "--count" in arguments:
+        count(methods or list(COUNTED))
+        return 0
     many = "--many" in arguments
-    methods = [one for one in arguments if one != "--many"] or list(KINDS)
-    graphs = {method: graphs_of(method, many) for method in methods}
-    kernels = pretend()
+    graphs = {method: graphs_of(small(method, many)) for method in methods or KINDS}
+    kernels, _ = pretend(compiles=True)
     failed = 0
     for method, parts in graphs.items():
-        for part, (graph, inputs) in parts.items():
+        for part, traced in parts.items():
             begun, before = time.monotonic(), len(kernels)
             try:
-                generate(graph, inputs)
+                generate(traced.graph, traced.inputs)
             except Exception:
                 traceback.print_exc()
                 failed += 1
                 print(f"{method}, {part}: failed", flush=True)
                 continue
             seconds = time.monotonic() - begun
-            count = len(kernels) - before
-            print(f"{method}, {part}: {count} kernels in {seconds:.0f} s", flush=True)
+            number = len(kernels) - before
+            print(f"{method}, {part}: {number} kernels in {seconds:.0f} s", flush=True)
     print("failed" if failed else f"passed: {len(kernels)} kernels compiled for {H100.name}")
     return int(failed > 0)
 

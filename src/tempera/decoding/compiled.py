@@ -28,6 +28,11 @@ VARIANTS = 256
 8).
 """
 
+OPTIONS: dict[str, Any] = {"triton.cudagraphs": True, "split_reductions": False}
+"""Of PyTorch's compiler: what mode="reduce-overhead" stands for; and sums over the vocabulary are
+not split into kernels of their own, so that those of a draw become one.
+"""
+
 
 class Run(Protocol):
     """How a loop calls the parts of its rounds, which it binds once, before the first."""
@@ -153,8 +158,7 @@ class _Graphs:
         settings = torch._dynamo.config
         settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
         self.modules = weakref.WeakSet[nn.Module]()
-        # "triton.cudagraphs" alone is what mode="reduce-overhead" stands for
-        options: dict[str, Any] = {"triton.cudagraphs": True, "guard_filter_fn": self._wanted}
+        options = {**OPTIONS, "guard_filter_fn": self._wanted}
         self.function: Callable[..., Any] = torch.compile(
             _copied(part), fullgraph=True, dynamic=False, options=options
         )
