@@ -25,10 +25,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera.decoding import compiled, loop
+from tempera.decoding.diagnostics import Diagnosed, look
 from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, sample
 from tempera.decoding.random_streams import Draws, RandomStreams
+from tempera.decoding.timing import Clock
 from tempera.decoding.trees import Block, Tree
 from tempera.decoding.verification import verify
 from tempera.drafters import jacobi
@@ -298,6 +300,71 @@ def test_rows_that_take_other_prompts_make_no_graph(family, method, replays):
     assert found.trace.rounds.equal(expected.trace.rounds)
 
 
+def _slow(names, *fast):
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("method", _slow(["ar", "tree", "eagle2", "sjd"], "tree"))
+def test_diagnostics_are_one_more_graph(method, replays):
+    """With the numbers of eager rounds, also of rows that are refilled, and no host read."""
+    loose, eager = [], []
+    names = [*PROMPTS, "a"]
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            loose.append(function.overloadpacket.__name__)
+            return function(*arguments, **options or {})
+
+    def images(compiled, rows, watch=()):
+        target = captioned()
+        if compiled:
+            target.compile()
+        drafter = METHODS[method](target)
+        streams = RandomStreams(0, list(map(str, range(len(names)))))
+        given = target, drafter, Exact(), streams, names
+        return decode(*given, rows=rows, diagnostics=True, watch=watch).trace
+
+    before = Diagnosed.__call__
+
+    def counted(watcher, round):
+        with Operations() as _:
+            loose.clear()
+            before(watcher, round)
+            eager.append(len([name for name in loose if name not in VIEWS]))
+
+    Diagnosed.__call__ = counted
+    try:
+        found = images(True, 2)
+        assert max(eager[1:]) <= 8, eager  # each column is written where it belongs
+    finally:
+        Diagnosed.__call__ = before
+    assert replays.variants["look"] == 1
+    expected = images(False, 1)
+    for name, column in expected.tensors().items():
+        got = found.tensors()[name]
+        torch.testing.assert_close(got, column, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize(
+    "name", _slow(["relaxed", "block", "traversal", "priced", "fly"], "relaxed")
+)
+@torch.no_grad()
+def test_what_diagnostics_see_of_a_rule_is_one_graph(name):
+    tree, rule = RULES[name]
+    generator = torch.Generator().manual_seed(0)
+    p = torch.randn(2, 1 + tree.nodes, 11, generator=generator).softmax(-1)
+    q = torch.randn(2, tree.nodes, 11, generator=generator).softmax(-1)
+    draft = Draft(q.flatten(0, 1).multinomial(1, generator=generator).view(2, -1), q, tree)
+    uniforms = torch.rand(2, tree.nodes + 1, generator=generator)
+    scores = Scores(p, p)
+    verdict = verify(draft, scores, rule, new_images(2, 9, tree.max_depth), uniforms)
+    inputs = draft, verdict, scores, rule, None
+    expected = look(*inputs)
+    torch._dynamo.reset()
+    found = torch.compile(look, backend="eager", fullgraph=True)(*inputs)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_without_a_step_each_part_overwrites_the_one_before(replays, monkeypatch):
     monkeypatch.setattr(loop, "begin_step", lambda: None)
     with pytest.raises(IndexError, match="out of bounds"):
@@ -345,6 +412,21 @@ def test_counting_the_launches_of_timed_rounds_compiles_nothing(replays):
         for timed in methods.values():
             launches(target, timed, ["a"], room(method.drafter.depth))
     assert replays.variants == made
+
+
+@pytest.mark.parametrize("method", ["eagle", "host"])
+def test_a_clock_times_compiled_parts(method, replays, monkeypatch):
+    monkeypatch.setitem(METHODS, "host", lambda target: HostLookUp())
+    target, clock = captioned(), Clock()
+    target.compile()
+    drafter = METHODS[method](target)
+    timed = decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"], run=clock)
+    rounds = int(timed.trace.rounds.max())
+    parts = PARTS if method == "eagle" else ("score", "verify", "commit")
+    assert clock.rounds == rounds and min(clock.seconds.values()) > 0
+    called = Counter(replays.calls)
+    assert called == dict.fromkeys(parts, rounds - 1) | {"step": rounds}  # the first runs plainly
+    assert timed.tokens.equal(decoded(method, False, batches=[["a"]])[0])
 
 
 class Repeats(Drafter):
@@ -598,11 +680,11 @@ def test_two_models_with_layers_alike_share_graphs_and_others_do_not(backend):
             down = network.model.layers[0].mlp.down_proj
             down.bias = torch.nn.Parameter(torch.linspace(-3, 3, len(down.weight)))
         target = TransformerTarget(network, captions, SAMPLING, granularity=4)
-        target.session.compiled = True
-        images = [
-            decode(target, NoDraft(), Exact(), RandomStreams(0, ["a"]), ["a"], run=run).tokens
-            for run in (None, compiled.plain)
-        ]
+        images = []
+        for compiles in (True, False):
+            target.session.compiled = compiles
+            streams = RandomStreams(0, ["a"])
+            images.append(decode(target, NoDraft(), Exact(), streams, ["a"]).tokens)
         assert torch.equal(*images)
         found.append(counter.frame_count)
     assert found[0] == found[1] < found[2]

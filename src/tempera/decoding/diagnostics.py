@@ -7,8 +7,9 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import compiled
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import Draft, Round, Rule, Verdict
+from tempera.decoding.interfaces import Draft, Round, Rule, Scores, Verdict
 from tempera.decoding.probabilities import (
     at,
     excess,
@@ -27,22 +28,47 @@ class Diagnosed:
 
     Args:
         rule: the rule that decides.
+        compiles: whether rounds are compiled: then one more graph looks at all places of a round,
+            and at those alone that emitted tokens if the rule has an `expected` of its own, which
+            may look at as many tokens as can be rejected.
     """
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, compiles: bool = False) -> None:
         self.rule = rule
         self.columns = Columns()
+        own = isinstance(rule, TokenRule) and type(rule).expected is not TokenRule.expected
+        self.whole = compiles and not own
+        self._look = compiled(look, "verify") if self.whole else look
 
     def __call__(self, round: Round) -> None:
         """Diagnose the places of a round that emitted tokens."""
-        scores = round.scores
-        verdict = round.verdict
-        where = _emitted(round.images)
-        columns = diagnose(round.draft, verdict, scores.p, self.rule, scores.untempered, where)
-        truth = scores.p[where[0], verdict.visited[where]]
-        for name, values in certainty(truth).items():
-            columns[name] = _placed(values, where, verdict.visited)
+        where = None if self.whole else _emitted(round.images)
+        columns = self._look(round.draft, round.verdict, round.scores, self.rule, where)
         self.columns.write(round.images, columns | self.rule.figures(round))
+
+
+def look(
+    draft: Draft,
+    verdict: Verdict,
+    scores: Scores,
+    rule: Rule,
+    where: tuple[Tensor, Tensor] | None,
+) -> dict[str, Tensor]:
+    """What `diagnose` and `certainty` say of a round, float32 [B, L + 1] each; for the arguments
+    see `diagnose`.
+    """
+    where = _everywhere(verdict.visited) if where is None else where
+    columns = diagnose(draft, verdict, scores.p, rule, scores.untempered, where)
+    truth = scores.p[where[0], verdict.visited[where]]
+    for name, values in certainty(truth).items():
+        columns[name] = _placed(values, where, verdict.visited)
+    return columns
+
+
+def _everywhere(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of every entry of a matrix."""
+    rows, columns = (torch.arange(size, device=like.device) for size in like.shape)
+    return rows.repeat_interleave(len(columns)), columns.repeat(len(rows))
 
 
 def _emitted(images: Images) -> tuple[Tensor, Tensor]:
@@ -105,9 +131,7 @@ def diagnose(
         the bounds, where they are known: float32 [B, L + 1] each; undefined past the verdict's last
         token.
     """
-    if where is None:
-        rows, places = torch.ones_like(verdict.tokens).nonzero(as_tuple=True)
-        where = rows, places
+    where = _everywhere(verdict.visited) if where is None else where
     rows = where[0]
     visited = verdict.visited[where]
     truth = p[rows, visited]
@@ -164,7 +188,7 @@ def mean_terms(draft: Draft, p: Tensor, rule: TokenRule) -> tuple[Tensor, Tensor
     in the mean over what the tests of its children decide, provided that the walk comes there:
     [B, 1 + N] each; 0 at leaves.
     """
-    rows, nodes = torch.ones_like(p[..., 0]).nonzero(as_tuple=True)
+    rows, nodes = _everywhere(p[..., 0])
     bound, kl = _terms(draft, rows, nodes, None, p.flatten(0, 1), rule)
     return bound.view(p.shape[:2]), kl.view(p.shape[:2])
 

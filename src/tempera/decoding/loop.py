@@ -54,7 +54,7 @@ def rounds(
     rule: Rule,
     streams: RandomStreams,
     prompts: Sequence[str],
-    run: Run | None = None,
+    run: Run = plain,
     rows: int | None = None,
 ) -> Iterator[Round]:
     """Generate one image per prompt: Cool-SD, Algorithm 1, until every image is complete.
@@ -65,8 +65,8 @@ def rounds(
         rule: the acceptance rule.
         streams: one stream of uniform draws per prompt, in the prompts' order.
         prompts: texts.
-        run: how the parts of a round are called; by default compiled if the target is, but for the
-            two of a drafter that works on the host (`Drafter.compiles`).
+        run: wraps each part of a round, such as a clock. The parts are compiled if the target is,
+            but for the two of a drafter that works on the host (`Drafter.compiles`).
         rows: B, how many images are decoded together; by default all.
 
     Yields:
@@ -77,13 +77,13 @@ def rounds(
             prompt was refused; a prompt that is refused while others are decoded is told at the
             end.
     """
-    run = run or (compiled if target.compiled else plain)
-    own = plain if run is compiled and not drafter.compiles else run
-    propose = own(drafter.propose, "draft")
-    score = run(target.score, "target")
-    verify = run(verification.verify, "verify")
-    commit = run(target.commit, "commit")
-    observe = own(drafter.observe, "commit")
+    make: Run = compiled if target.compiled else plain
+    own = make if drafter.compiles else plain
+    propose = run(own(drafter.propose, "draft"), "draft")
+    score = run(make(target.score, "target"), "target")
+    verify = run(make(verification.verify, "verify"), "verify")
+    commit = run(make(target.commit, "commit"), "commit")
+    observe = run(own(drafter.observe, "commit"), "commit")
     batch = _Rows(target, drafter, streams, prompts, rows)
     while batch.begin():
         images = batch.images
@@ -91,7 +91,7 @@ def rounds(
             u = batch.draws.next(drafter.uniforms + drafter.nodes + 1)
             u_draft, u_tests = u.tensor_split([drafter.uniforms], dim=1)
             longest = target.length if target.compiled else images.longest
-            if run is compiled:
+            if target.compiled:
                 begin_step()
             draft = propose(images, u_draft)  # 1-2: x̃ ~ q
             scores = score(draft, longest)  # 3-4: p after the root and every node
@@ -149,7 +149,7 @@ def finished(
     *,
     diagnostics: bool = False,
     watch: Sequence[Watcher] = (),
-    run: Run | None = None,
+    run: Run = plain,
     rows: int | None = None,
 ) -> Iterator[tuple[list[int], Output]]:
     """Generate one image per prompt, as `rounds` does, and give each away when it is complete.
@@ -168,7 +168,7 @@ def finished(
     """
     recorders: list[Recorded | Diagnosed] = [Recorded()]
     if diagnostics:
-        recorders.append(Diagnosed(rule))
+        recorders.append(Diagnosed(rule, target.compiled))
     watchers: list[Watcher] = [*recorders, *watch]
     for round in rounds(target, drafter, rule, streams, prompts, run, rows):
         for watcher in watchers:
@@ -190,7 +190,7 @@ def decode(
     *,
     diagnostics: bool = False,
     watch: Sequence[Watcher] = (),
-    run: Run | None = None,
+    run: Run = plain,
     rows: int | None = None,
 ) -> Output:
     """Generate one image per prompt, as `rounds` does; all images, in the order of the prompts.

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from tempera.continuous.loop import Decoding
 from tempera.data.prompts import Prompt
 from tempera.decoding.compiled import Run
+from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.interfaces import (
     ACCEPTED,
     BONUS,
@@ -106,7 +107,7 @@ class Method:
         target: Target,
         streams: RandomStreams,
         prompts: Sequence[str],
-        run: Run | None = None,
+        run: Run = unwrapped,
     ) -> Iterator[Round]:
         """Decode one image per prompt round by round; see `tempera.decoding.loop.rounds`."""
         return rounds(target, self.drafter, self.rule, streams, prompts, run)
