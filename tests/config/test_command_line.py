@@ -521,3 +521,12 @@ def test_a_sweeper_sees_the_metric_that_is_optimised(
     assert run(f"{line}kl_per_token")[0] == 0 and seen == [0.25]
     status, _, err = run(f"{line}fid")
     assert status == 1 and "give one of kl_per_token" in err
+
+
+def test_a_sweep_does_not_begin_without_the_files_of_its_metrics(run: Run) -> None:
+    line = "-m method=ar,eagle metrics=real metrics.names=[clip] tracking=none hydra.sweep.dir=s"
+    status, out, err = run(f"eval/run.py {line} limit=1 speed.prompts=0")
+    assert status == 1
+    assert err.startswith("error: ") and "failed: " not in err, err
+    assert "hf download" in err and err.count("hf download") == 1
+    assert not list(Path("s").rglob("run.json")) and "decoding" not in out

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tempera.commands import evaluate, train
+from tempera.commands import asked, evaluate, train
 from tempera.commands.train import build_recipe
 from tempera.config.cli import literal
 from tempera.config.compose import composed
@@ -77,7 +77,7 @@ def parts(config: str, arguments: str) -> None:
     if config == "prepare":
         from_options(cfg, prepare, source=None, encoder=None, directory=None)
     if config == "eval":
-        from_options(cfg, evaluate.Options)
+        from_options(cfg, asked.Options)
         part(cfg.data)
         part(cfg.speed)
         part(cfg.matching)

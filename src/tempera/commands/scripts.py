@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CHECKED = {
-    "eval": "evaluate",
+    "eval": "asked",
     "score": "score",
     "export": "export",
     "train_draft": "train",
