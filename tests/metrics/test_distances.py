@@ -10,6 +10,7 @@ from tempera.metrics import bootstrap, distances
 from tempera.metrics.distances import (
     Distance,
     frechet,
+    frechet_to,
     inception_score,
     kernel,
     precision,
@@ -43,6 +44,17 @@ def test_frechet_is_its_definition(n: int, real: int) -> None:
     interval = frechet(left, right, resamples=50)
     assert interval.value == pytest.approx(weighted_frechet(left, right, np.ones(n)), rel=1e-5)
     assert 0 <= interval.low <= interval.value <= interval.high
+
+
+@pytest.mark.parametrize("real", [90, 6])  # a covariance of full rank, and of less
+def test_frechet_to_moments_is_frechet_to_pictures_that_have_them(real: int) -> None:
+    left, right = features(60, shift=0.3), features(real, seed=1)
+    distance = frechet_to(right.mean(0), np.cov(right, rowvar=False))
+    found, wanted = distance(left, features(9), 50), frechet(left, right, 50)
+    for end in ("value", "low", "high"):
+        assert getattr(found, end) == pytest.approx(getattr(wanted, end), rel=1e-6)
+    with pytest.raises(TemperaError, match="mu has 8 features, and the network 7"):
+        distance(left[:, :7], right, 50)
 
 
 def weighted_kernel(generated: np.ndarray, real: np.ndarray, weights: np.ndarray) -> float:

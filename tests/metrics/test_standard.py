@@ -80,6 +80,27 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "real"
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_fid_is_to_the_moments_that_a_batch_of_adms_holds(
+    known: bool, file: Path, tmp_path: Path
+) -> None:
+    """They are of all training pictures, its own pictures are 10,000 of them."""
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (20, 8, 8, 3), np.uint8)
+    own = 2.0 * pictures.mean((1, 2, 3))[:, None]
+    moments = {"mu": np.array([300.0]), "sigma": np.array([[25.0]])} if known else {}
+    np.savez(tmp_path / "adm.npz", arr_0=pictures, **moments)
+    evaluator = evaluator_of(["fid"], str(tmp_path / "adm.npz"), own=Brightness(str(file)))
+    (networks,) = evaluator.load(CPU)
+    reference = reference_features(evaluator, networks, 8, tmp_path / "cache")
+    rows = [{"features": [value]} for value in rng.normal(250, 9, 40)]
+    found = quality(rows, networks, reference, 20)["fid"].value
+    made = np.array([row["features"] for row in rows])
+    mean, variance = (300, 25) if known else (own.mean(), own.var(ddof=1))
+    apart = (made.mean() - mean) ** 2 + (made.std(ddof=1) - variance**0.5) ** 2
+    assert found == pytest.approx(apart, rel=1e-5)
+
+
 def test_pictures_to_numbers(file: Path, images: Path, tmp_path: Path) -> None:
     evaluator = evaluator_of(["own"], str(images), own=Brightness(str(file)))
     evaluator.check("large")

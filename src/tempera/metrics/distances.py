@@ -11,6 +11,7 @@ with the same number. `tempera.metrics.quality` leaves them out for fewer than 1
 `LEAST` are refused.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -114,6 +115,29 @@ def frechet(generated: Features, real: Features, resamples: int = 200) -> Interv
     replicates = bootstrap.counts(n, resamples) @ pseudovalues / n
     interval = bootstrap.centred(value, replicates, n, (0, np.inf))
     return replace(interval, pseudovalues=pseudovalues)
+
+
+def frechet_to(mean: Array, covariance: Array) -> Distance:
+    """`frechet` to real pictures of whose features the mean [D] and covariance [D, D] are known,
+    whatever pictures are given.
+    """
+    values, vectors = np.linalg.eigh(covariance)
+    spread = vectors * np.sqrt(values.clip(min=0))
+    copies = math.ceil(LEAST / (2 * len(mean)))
+    steps = spread.T * (len(mean) - 0.5 / copies) ** 0.5
+    real = np.concatenate([mean + steps, mean - steps] * copies)  # points of these two moments
+
+    def distance(generated: Features, _: Features, resamples: int = 200) -> Interval:
+        if generated.shape[1] != len(mean):
+            raise TemperaError(
+                f"the reference's mu has {len(mean)} features, and the network "
+                f"{generated.shape[1]}: give a reference batch of the same network, or one without "
+                "mu and sigma.",
+                option="metrics.reference",
+            )
+        return frechet(generated, real, resamples)
+
+    return distance
 
 
 def _pseudovalues(value: float, influence: Tensor) -> Array:

@@ -15,6 +15,7 @@ from tempera.data.benchmarks import COCO2014
 from tempera.data.entries import shown
 from tempera.data.folder import pictures_in
 from tempera.errors import TemperaError
+from tempera.metrics.bootstrap import Array
 from tempera.metrics.evaluators import Pictures
 from tempera.metrics.weights import identity
 from tempera.runtime.distributed import started_as_main
@@ -107,6 +108,26 @@ class Reference:
         images = self._images()
         while group := list(islice(images, 50)):
             yield np.stack([_square(image, edge) for image in group])
+
+    def moments(self) -> tuple[Array, Array] | None:
+        """Mean [D] and covariance [D, D] of Inception's features of all real images, as ADM keeps
+        them beside 10,000 of the images; None if they are not known.
+
+        Raises:
+            TemperaError: a file has other shapes of them.
+        """
+        if not self._is_array:
+            return None
+        with np.load(regular_file(self._files()[0])) as file:
+            if not {"mu", "sigma"} <= {*file.files}:
+                return None
+            mu, sigma = file["mu"].astype(np.float64), file["sigma"].astype(np.float64)
+        if mu.ndim != 1 or sigma.shape != (len(mu), len(mu)):
+            raise _refused(
+                f"{self.place} has mu {list(mu.shape)} and sigma {list(sigma.shape)}, which are no "
+                "mean and covariance: get the file again, or take both out."
+            )
+        return mu, sigma
 
     def _images(self) -> Iterator[Image.Image]:
         if self._repository is not None:

@@ -10,6 +10,7 @@ from pydantic import PositiveInt
 from typing_extensions import override
 
 from tempera.errors import TemperaError
+from tempera.metrics.distances import frechet_to
 from tempera.metrics.evaluators import Evaluator, Networks, Pictures
 from tempera.metrics.reference import Reference
 from tempera.metrics.weights import WeightsFile, identity
@@ -119,11 +120,14 @@ class StandardEvaluator(Evaluator):
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
+        moments = self.images.moments() if self._compares else None
         for name, metrics in self._chosen.items():
             adapter = self.networks[name]
             networks = adapter.load(device)
             files = [file.local for file in adapter.files]
             distances = networks.distances
+            if moments is not None and "fid" in distances:
+                distances = {**distances, "fid": frechet_to(*moments)}
             statistics = networks.statistics
             yield replace(
                 networks,
