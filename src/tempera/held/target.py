@@ -56,6 +56,8 @@ class HeldTarget(TransformerTarget):
         super().__init__(network, conditioner, sampling, identity=UNNAMED, head=head)
         self.spec = spec
         self.reads_pictures = spec.pictures
+        self.architectures = [family.held]
+        self.embeds_ids = family.embedding == (f"{family.decoder}.embed_tokens",)
         self._seen = self._state()
 
     def _state(self) -> dict[str, object]:
