@@ -17,7 +17,16 @@ from tempera.reporting.report import write_report
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 GLM = {**SIZES, "intermediate_size": 32, "num_hidden_layers": 1, "mrope_section": "[2,3,3]"}
 GLM |= {"vision_vocab_size": 32}
+EMU = {**SIZES, "head_dim": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+"""Of Emu3.5's layout, in which U0 is, too."""
+EMU35 = [
+    *("image_size=64", "weights=random", "+model.spec.codes=24", "top_k=8"),
+    "+model.tokenizer.config={codebook_size:24,channels:32,res_blocks:1}",
+    *(f"++model.network.sizes.{name}={size}" for name, size in EMU.items()),
+]
 OTHERS = {
+    "emu3_5": ["model=emu3_5_image", *EMU35],
+    "xiaomi_u0": ["model=xiaomi_u0", *EMU35],
     "glm_image": [
         *("model=glm_image", "image_size=64", "weights=random", "+model.spec.codes=24"),
         *(f"++model.network.sizes.{name}={size}" for name, size in GLM.items()),
