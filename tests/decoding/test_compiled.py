@@ -25,6 +25,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tempera.decoding import compiled, loop
+from tempera.decoding import images as images_module
 from tempera.decoding.diagnostics import Diagnosed, look
 from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.loop import decode
@@ -38,7 +39,7 @@ from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import room, time_rounds
 from tempera.evaluation.launches import launches
-from tempera.evaluation.pipeline import Method
+from tempera.evaluation.pipeline import Method, Progress
 from tempera.rules.cactus import Cactus
 from tempera.rules.entropy import EntropyAware
 from tempera.rules.fly import FLy
@@ -412,6 +413,43 @@ def test_counting_the_launches_of_timed_rounds_compiles_nothing(replays):
         for timed in methods.values():
             launches(target, timed, ["a"], room(method.drafter.depth))
     assert replays.variants == made
+
+
+@pytest.mark.parametrize("method", ["ar", "eagle"])
+def test_the_host_reads_of_a_round_while_the_next_one_runs(method, replays, monkeypatch):
+    """But where the round may have completed an image. Nobody sees a round too many."""
+    inner = images_module._Report.read
+
+    def read(report):
+        replays.calls.append("read")
+        return inner(report)
+
+    monkeypatch.setattr(images_module._Report, "read", read)
+    target = captioned()
+    target.compile()
+    drafter = METHODS[method](target)
+    told, seen, ends = [], [], []
+    progress = Progress(told.append)
+
+    def watch(round):
+        progress(round)
+        seen.append(round.images.rounds)
+        longest = int(round.images.lengths.max())
+        ends.append(longest + drafter.depth + 1 >= target.length)
+
+    output = decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"], watch=[watch])
+    assert seen == list(range(1, 1 + int(output.trace.rounds.max())))
+    assert sum(told) == target.length
+    read_before, since = [], 0  # when a round begins
+    for name in replays.calls:
+        if name == "step":
+            read_before.append(since)
+        since += name == "read"
+    behind = [rounds - reads for rounds, reads in enumerate(read_before)]
+    free = [1 if not end else 0 for end in ends[:-1]]
+    assert all(a >= b for a, b in zip(behind[1:], free, strict=True)), (behind, ends)
+    assert behind.count(1) > len(behind) / 2 and max(behind) == 1
+    assert replays.calls.count("read") == len(seen)
 
 
 @pytest.mark.parametrize("method", ["eagle", "host"])

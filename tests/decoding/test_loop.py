@@ -199,6 +199,25 @@ def test_nan_of_a_finished_row_is_no_fault():
         play(0)
 
 
+def test_nan_is_told_before_its_image_is_given_away():
+    """With its own name, also where the row takes another prompt."""
+    images = new_images(2, 6, 0)
+
+    def play(sick):
+        broken = torch.zeros(2, 2, dtype=torch.int64)
+        broken[1, 1] = sick
+        images.append(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([2, 2]), broken)
+
+    play(True)
+    assert images.finished == []  # nobody needs to know yet
+    play(False)
+    with pytest.raises(TemperaError, match="the draft gave NaN .* prompt '1'"):
+        _ = images.finished
+    play(True)
+    with pytest.raises(TemperaError, match="the draft gave NaN .* prompt '1'"):
+        images.begin([1], [2], ["another"])
+
+
 def test_prompts_and_streams_must_match_in_number():
     target, _ = tables()
     with pytest.raises(TemperaError, match="2 prompts but 1 random streams"):

@@ -1,11 +1,37 @@
 """The images of a batch while they are decoded. Loops append to them, drafters read them."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tempera.errors import TemperaError
+
+
+class _Report:
+    """What the host is to know of a round, on its way there.
+
+    Args:
+        counts: tokens of each row, and what is broken, int64 [3, B].
+        most: tokens that a row may have got.
+    """
+
+    def __init__(self, counts: Tensor, most: int) -> None:
+        self.most = most
+        self._counts = counts
+        self._arrived: torch.cuda.Event | None = None
+        if counts.is_cuda:
+            self._counts = counts.to("cpu", non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> list[list[int]]:
+        """Wait for it."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        rows: list[list[int]] = self._counts.tolist()
+        return rows
 
 
 class Images:
@@ -54,11 +80,13 @@ class Images:
         self._ahead = torch.arange(shape[1], device=device)
         self._counts = [length] * rows
         self._grown = [0] * rows
+        self._known = 0
         self._slots = self.lengths.unsqueeze(1)
-        self._report: Tensor | None = None  # of the last round, until the host reads it
+        self._unread = deque[_Report]()  # of the last rounds
 
     def begin(self, rows: Sequence[int], prompts: Sequence[int], ids: Sequence[str]) -> None:
         """Rows begin the images of prompts, given by their numbers and names."""
+        _ = self.counts  # of the rows' images before
         for row, prompt, name in zip(rows, prompts, ids, strict=True):
             self.prompts[row] = prompt
             self.ids[row] = name
@@ -76,19 +104,22 @@ class Images:
 
     @property
     def counts(self) -> list[int]:
-        """`lengths` on the host. The first to ask after a round reads them from the device: the
-        round's only host read.
+        """`lengths` on the host, which waits for the last round.
 
         Raises:
             TemperaError: target or draft gave NaN or infinity for a row that was not complete.
         """
-        if self._report is not None:
-            counts, *broken = self._report.tolist()
-            self._report = None
+        self._read(0)
+        return self._counts
+
+    def _read(self, later: int) -> None:
+        """Read the reports of all rounds but the last `later`."""
+        while len(self._unread) > later:
+            counts, *broken = self._unread.popleft().read()
             self._grown = [now - then for now, then in zip(counts, self._counts, strict=True)]
             self._counts = counts
+            self._known += sum(self._grown)
             self._check(broken)
-        return self._counts
 
     @property
     def grown(self) -> list[int]:
@@ -103,7 +134,18 @@ class Images:
 
     @property
     def finished(self) -> list[int]:
-        """The rows whose images the last round completed."""
+        """The rows whose images the last round completed. The host waits for the round before, and
+        for this one where it may have completed an image: elsewhere the next round is given to the
+        device while this one runs.
+
+        Raises:
+            TemperaError: as `counts`, at the latest when the image is complete.
+        """
+        self._read(1)
+        coming = sum(report.most for report in self._unread)
+        longest = max((self._counts[row] for row in self.live), default=0)
+        if longest + coming < self.length:
+            return []
         return [row for row in self.live if self.counts[row] >= self.length]
 
     def prompts_of(self, rows: list[int]) -> list[int]:
@@ -119,6 +161,11 @@ class Images:
     def written(self) -> int:
         """Tokens of all rows together."""
         return sum(self.counts)
+
+    @property
+    def known(self) -> int:
+        """How many tokens of all its images the host has read of."""
+        return self._known
 
     @property
     def complete(self) -> bool:
@@ -146,7 +193,8 @@ class Images:
         self.tokens.scatter_(1, along, tokens)
         torch.minimum(counts, self.length - self.lengths, out=self.emitted)
         self.lengths += self.emitted
-        self._report = torch.cat([self.lengths.unsqueeze(0), broken])
+        report = torch.cat([self.lengths.unsqueeze(0), broken])
+        self._unread.append(_Report(report, tokens.shape[1]))
         self.rounds += 1
 
     def _check(self, broken: list[list[int]]) -> None:

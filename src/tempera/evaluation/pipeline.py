@@ -314,9 +314,9 @@ class _ImageClock:
         self._last = time.perf_counter()
 
     def __call__(self, round: Any) -> None:
-        """After each round, for whose counts the host waits."""
+        """After each round; the host waits for one that may have completed an image."""
         images = round.images
-        _ = images.counts
+        _ = images.finished
         now = time.perf_counter()
         prompts = images.prompts_of(images.live)
         for prompt in prompts:
@@ -326,7 +326,8 @@ class _ImageClock:
 
 
 class Progress:
-    """A watcher that tells how many tokens each round emitted, over all rows.
+    """A watcher that tells how many tokens rounds emitted, over all rows: of every round but the
+    one that runs, and of all when an image is complete.
 
     Args:
         update: called with the number.
@@ -334,10 +335,18 @@ class Progress:
 
     def __init__(self, update: Callable[[int], object]) -> None:
         self._update = update
+        self._images: Any = None
+        self._told = 0
 
     def __call__(self, round: Any) -> None:
         """After each round."""
-        self._update(sum(round.images.grown))
+        images = round.images
+        _ = images.finished  # reads of rounds
+        if images is not self._images:  # a new batch
+            self._images = images
+            self._told = 0
+        self._update(images.known - self._told)
+        self._told = images.known
 
 
 def watchers(
