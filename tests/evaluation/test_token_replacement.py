@@ -41,17 +41,8 @@ def test_draws_depend_on_the_image_alone() -> None:
     assert not replaced(5, seed=1).equal(whole)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"replace": 33}, "k=33 nearest codes cannot be taken from a codebook of 32"),
-        ({"rank": 32}, "rank=32 is not a place among 32 codes; .* 1 to 31 .* to -31"),
-        ({"replace": 2, "rank": 1}, "replace=2 and rank=1 are two ways"),
-    ],
-)
-def test_more_neighbours_than_codes(options: dict[str, int], told: str) -> None:
+def test_more_neighbours_than_codes() -> None:
     tokenizer = VQModel(VQConfig(32, 4, 8, (1, 1), (1, 1), 1, 8, 4))
     target, method = TableTarget(), Method(None, None)  # type: ignore[arg-type]
-    options = {"replace": 1, "rank": 0} | options
-    with pytest.raises(TemperaError, match=told):
-        replacing_pipeline(target, method, tokenizer, torch.device("cpu"), seed=0, **options)
+    with pytest.raises(TemperaError, match="k=33 nearest codes cannot be taken from a codebook of"):
+        replacing_pipeline(target, method, tokenizer, torch.device("cpu"), seed=0, replace=33)

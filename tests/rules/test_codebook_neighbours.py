@@ -4,7 +4,7 @@ from torch.nn.functional import normalize
 
 from tempera.errors import TemperaError
 from tempera.rules import codebook_neighbours
-from tempera.rules.codebook_neighbours import Neighbours, codebook_hash, ranked
+from tempera.rules.codebook_neighbours import Neighbours, codebook_hash
 
 CODES = normalize(torch.randn(700, 5, generator=torch.Generator().manual_seed(0)), dim=-1)
 
@@ -29,16 +29,6 @@ def test_equal_codes_are_ordered_by_index():
     table, nearest = Neighbours.build(pairs, 3).table, Neighbours.build(CODES, 2).table[:, 1]
     assert table[:, 1].equal(torch.arange(1400).roll(700))
     assert table[:, 2].equal(nearest.repeat(2))
-
-
-def test_a_code_by_its_place_in_the_order_of_distance():
-    codebook = torch.tensor([0.0, 1.0, 3.0, 7.0]).unsqueeze(1)
-    assert ranked(codebook, 0).tolist() == ranked(codebook, -4).tolist() == [0, 1, 2, 3]
-    assert ranked(codebook, 1).tolist() == [1, 0, 1, 2]
-    assert ranked(codebook, -1).tolist() == ranked(codebook, 3).tolist() == [3, 3, 3, 0]
-    for rank in (4, -5):
-        with pytest.raises(TemperaError, match=f"rank={rank} is not a place among 4 codes"):
-            ranked(codebook, rank)
 
 
 def test_random_neighbours_are_different_codes_and_always_the_same(monkeypatch):

@@ -1,5 +1,5 @@
-"""LANTERN's Table 4 and Figure 6: are near codes interchangeable? Replace every token by one drawn
-from its nearest codes, or by the code at a given rank of distance, and evaluate the pictures.
+"""LANTERN's Table 4: are near codes interchangeable? Replace every token by one drawn from its
+nearest codes, and evaluate the pictures.
 """
 
 import hashlib
@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import ImageTarget
-from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import ImageDecoder, Method, Pipeline
 from tempera.image_tokenizers.interface import ImageTokenizer
-from tempera.rules.codebook_neighbours import Neighbours, ranked
+from tempera.rules.codebook_neighbours import Neighbours
 
 
 class Replacing:
@@ -52,7 +51,6 @@ def replacing_pipeline(
     device: torch.device,
     seed: int,
     replace: int,
-    rank: int,
 ) -> Pipeline:
     """A pipeline that replaces each token of a finished image.
 
@@ -63,19 +61,9 @@ def replacing_pipeline(
         device: where to compute.
         seed: seed of decoding and of the draws.
         replace: draw from this many nearest codes, including the code itself; 1 replaces none.
-        rank: or take the code at this rank of distance: 1 the nearest, -1 the farthest; 0 replaces
-            none.
 
     Raises:
-        TemperaError: the codebook has fewer codes, or both options are given.
+        TemperaError: the codebook has fewer codes.
     """
-    codebook = image_decoder.codebook
-    if replace != 1 and rank != 0:
-        raise TemperaError(
-            f"replace={replace} and rank={rank} are two ways to replace a token; give one of them"
-        )
-    if rank:
-        table = ranked(codebook, rank).unsqueeze(1)
-    else:
-        table = Neighbours.build(codebook, replace).table
+    table = Neighbours.build(image_decoder.codebook, replace).table
     return Pipeline(target, method, Replacing(image_decoder, table, seed), seed, device)

@@ -102,22 +102,6 @@ class Neighbours:
         return f"Neighbours({self.proximity}, k={self.k}, codebook={self.codebook})"
 
 
-def ranked(codebook: Tensor, rank: int) -> Tensor:
-    """The code at one place of the order of distance from each code, int64 [V]: 0 the code itself,
-    1 its nearest, -1 the farthest.
-
-    Raises:
-        TemperaError: the codebook [V, D] has no such place.
-    """
-    size = len(codebook)
-    if not -size <= rank < size:
-        raise TemperaError(
-            f"rank={rank} is not a place among {size} codes; give 0 (the code itself), 1 to "
-            f"{size - 1} (1: the nearest), or -1 (the farthest) to {1 - size}"
-        )
-    return _nearest(codebook, size)[:, rank]
-
-
 def codebook_hash(codebook: Tensor) -> str:
     """Short hash of a codebook [V, D], up to its scale. Values are rounded to a thousandth of the
     largest, so that small rounding errors do not change it.
