@@ -371,7 +371,7 @@ class Own:
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         """Raise TemperaError for options that the target or the decoder has already."""
-        own = {"device", "dtype", "compile", "truncate", "image_size"}
+        own = {"device", "dtype", "weights_dtype", "compile", "truncate", "image_size"}
         if isinstance(self.target, Target):
             own |= {field.name for field in fields(Sampling)}
         if self.decoder is not None:

@@ -17,6 +17,7 @@ from tempera.evaluation.pipeline import Method, Pipeline
 from tempera.evaluation.run_identity import run_identity
 from tempera.rules.standard import Exact
 from tempera.runtime.files import sha256_file
+from tempera.runtime.processor import Place
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -26,7 +27,9 @@ def recorded(
     method = Method(drafter, Exact())
     pipeline = Pipeline(target, method, Blocks(lambda: None), 0, torch.device("cpu"))
     verification = {"rule": {"_target_": "mine.Power", "alpha": 2}}
-    return run_identity(options or {}, None, pipeline, verification, torch.float32)
+    return run_identity(
+        options or {}, None, pipeline, verification, Place(torch.device("cpu"), torch.float32)
+    )
 
 
 def test_options_weights_tree_and_rule_are_recorded(tmp_path):

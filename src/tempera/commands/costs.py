@@ -27,6 +27,7 @@ from tempera.runtime.files import free_at
 from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.processor import Place
+from tempera.runtime.quantised import stored_bytes
 from tempera.targets.prompt_state import PromptState
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.recipe import Recipe
@@ -307,4 +308,4 @@ def networks(thing: object, seen: set[int] | None = None) -> Iterator[nn.Module]
 def size_of(*modules: nn.Module) -> int:
     """Bytes of the networks' tensors; shared ones count once."""
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
+    return sum({id(tensor): stored_bytes(tensor) for tensor in tensors}.values())

@@ -213,7 +213,7 @@ def _plan(
         diagnostics=options.diagnostics,
     )
     method = options.choices.get("method")
-    identity = run_identity(settings, method, pipeline, parts.verification, parts.place.dtype)
+    identity = run_identity(settings, method, pipeline, parts.verification, parts.place)
     shares = protocol.paired is False or (protocol.paired is None and _sweep() is not None)
     is_on_gpu = parts.place.device.type == "cuda"
     return RunPlan(

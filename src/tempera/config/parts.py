@@ -57,7 +57,7 @@ METHODS_FOR = {
 }
 GROUPS = ("drafter", "tree", "rule", "schedule", "neighbours")
 """Nodes of a method whose values name a run too, as `drafter.path=DIR` does."""
-BUILDS = ("dtype", "weights", "compile")
+BUILDS = ("dtype", "weights", "weights_dtype", "compile")
 """Options of the target's networks that name a run."""
 ONE: TypeAlias = str | int | float | None
 """One value of an option."""
@@ -182,6 +182,12 @@ class Parts:
             decoding_part=_part(cfg, "decoding") or Part(_plain_method, {}, cfg),
             pipeline_part=_part(cfg, "pipeline"),
         )
+        if made.place.quantised and not made.is_discrete:
+            raise TemperaError(
+                f"weights_dtype={made.place.quantised} is for models of discrete tokens: leave it "
+                "out",
+                option="weights_dtype",
+            )
         if made.drafter_part.needs("tree") and not made.tree.nodes:
             raise TemperaError(
                 "the drafter drafts along a tree, and this one has no nodes: give depth=1 or more, "
@@ -378,9 +384,10 @@ class Parts:
         place = self.place
         network = self.network_part.make_with({"device": place.device, "dtype": place.arithmetic})
         identity = identity_of(network)
+        layers = cast(Any, network).model.layers if place.quantised else ()
         return self.target_part.make_with(
             {"identity": identity},
-            network=place.frozen(network),
+            network=place.frozen(network, layers),
             conditioner=place.frozen(self.text_encoder_part.make_with(self._truncate)).encode,
             sampling=self.sampling,
         )
@@ -526,7 +533,7 @@ class Parts:
         elsewhere = self.draft is not None and not (Path(self.draft) / CONFIG).is_file()
         if elsewhere:  # not trained yet, or on the hub
             drafter = drafter.having(path=RANDOM)
-        place = Place(META, self.place.arithmetic)
+        place = Place(META, self.place.arithmetic, self.place.quantised)
         with sizes_only() as files:
             if elsewhere and Repository.named(str(self.draft)):
                 files.append(PretrainedFiles(str(self.draft), (WEIGHTS, PICKLE), str(self.draft)))

@@ -13,12 +13,13 @@ from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
 from tempera.runtime.installation import commit
 from tempera.runtime.network_identity import identity_of
+from tempera.runtime.processor import Place
 
 PACKAGES = ("tempera-decoding", "torch", "transformers")
 """Distributions whose versions are recorded with a run."""
 DRAWS = (
-    *("model", "seed", "dtype", "guidance", "temperature", "top_k", "top_p", "min_p"),
-    "entropy_temperature",
+    *("model", "seed", "dtype", "weights_dtype", "guidance", "temperature"),
+    *("top_k", "top_p", "min_p", "entropy_temperature"),
 )
 """Settings that runs share whose draws for a prompt are the same: they are compared prompt by
 prompt.
@@ -30,7 +31,7 @@ def run_identity(
     method: str | None,
     pipeline: Pipeline,
     verification: Mapping[str, Any],
-    dtype: torch.dtype,
+    place: Place,
 ) -> dict[str, Any]:
     """The run's identity: the settings that its numbers depend on, and the networks.
 
@@ -39,15 +40,17 @@ def run_identity(
         method: Hydra's choice of a method.
         pipeline: target, method and image decoder, built.
         verification: how drafts are verified (`tempera.config.parts.Parts.verification`).
-        dtype: of the target's weights.
+        place: of the target, with the dtype of its weights.
     """
     target = pipeline.target
     decoder = pipeline.image_decoder
     described = pipeline.method.describe()
+    quantised = {} if place.quantised is None else {"weights_dtype": place.quantised}
     return {
         "method": method or described["method"],
         **settings,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": place.dtype_name,
+        **quantised,
         "compiled": target.compiled or None,
         "target": target.identity,
         "draft": described["draft"],

@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_with_others
 from tempera.runtime.pretrained import are_sizes_enough
+from tempera.runtime.quantised import WeightsDtype, check_quantises, quantise
 
 N = TypeVar("N", bound=nn.Module)
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
@@ -110,16 +112,32 @@ def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the networks of a run compute, and the dtype of their weights."""
+    """Where the networks of a run compute, and the dtype of their weights; and that of the target's
+    layers where they are quantised.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    quantised: WeightsDtype | None = None
 
     @classmethod
-    def named(cls, device: str, dtype: DtypeName, dry_run: bool = False) -> "Place":
-        """That of the options `device` and `dtype`; see `parse_device` and `parse_dtype`."""
+    def named(
+        cls,
+        device: str,
+        dtype: DtypeName,
+        dry_run: bool = False,
+        weights_dtype: WeightsDtype | None = None,
+    ) -> "Place":
+        """That of the options `device`, `dtype` and `weights_dtype`; see `parse_device`,
+        `parse_dtype` and `runtime.quantised`.
+
+        Raises:
+            TemperaError: this machine or this installation does not have what they name.
+        """
         parsed = parse_device(device, dry_run)
-        return cls(parsed, parse_dtype(dtype, parsed))
+        if weights_dtype is not None:
+            check_quantises(weights_dtype)
+        return cls(parsed, parse_dtype(dtype, parsed), weights_dtype)
 
     @property
     def arithmetic(self) -> torch.dtype:
@@ -131,8 +149,12 @@ class Place:
         """The dtype as the option `dtype` names it."""
         return str(self.dtype).removeprefix("torch.")
 
-    def frozen(self, network: N) -> N:
-        """Put a network there, its weights rounded to the dtype, without gradients."""
+    def frozen(self, network: N, layers: Iterable[nn.Module] = ()) -> N:
+        """Put a network there, its weights rounded to the dtype, without gradients. Those of
+        `layers` are quantised, if they are to be, before they reach the device.
+        """
+        for layer in layers if self.quantised else ():
+            quantise(layer.to(self.dtype).to(self.arithmetic))
         rounded = network.to(self.device, self.dtype).to(self.arithmetic)
         return rounded.eval().requires_grad_(False)
 

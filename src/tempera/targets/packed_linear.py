@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.files import cache_directory, create_json, read_json
 from tempera.runtime.processor import computes_bfloat16
+from tempera.runtime.quantised import is_quantised
 
 ROWS = 16
 """Rows that weights are packed for. Blocks chosen for 2 to 64 rows are equally fast at 1 to 240
@@ -52,6 +53,8 @@ TIMED_ENTRIES = 2**24
 
 def packs(weight: Tensor) -> bool:
     """Whether packing suits a weight: it is large enough, and oneDNN multiplies its dtype."""
+    if is_quantised(weight):  # torchao multiplies it
+        return False
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
@@ -65,7 +68,7 @@ class PackedLinear(nn.Module):
     """x·Wᵀ + b without gradients, with W packed where that is faster.
 
     Args:
-        weight: W, [O, I].
+        weight: W, [O, I]; one that is quantised (`runtime.quantised`) stays as it is.
         bias: b, [O], or None.
         least_rows: fewest rows of x, for `faster_plain_rows`; None leaves W as it is, for a product
             that gradients flow through.

@@ -20,6 +20,7 @@ from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.probabilities import Sampling, greedy
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
+from tempera.runtime.quantised import stored_bytes
 from tempera.targets.forward import Session
 from tempera.targets.network import TargetNetwork
 from tempera.targets.prompt_state import Conditioner, Prefix, PromptConditioner
@@ -68,7 +69,7 @@ class TransformerTarget:
         decoder = network.model
         head_weights = self.head.linear.buffers()
         read = *decoder.layers.parameters(), *decoder.norm.parameters(), *head_weights
-        self.weight_bytes = sum(weight.nbytes for weight in read)
+        self.weight_bytes = sum(map(stored_bytes, read))
         if identity is not None:
             self.identity = identity
 
