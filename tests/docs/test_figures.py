@@ -11,9 +11,14 @@ from paths import ROOT
 from PIL import Image
 from report_runs import RUNS, finished, made_up_runs
 
+from tempera.decoding.interfaces import Draft
+from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.finished_run import round_seconds
+from tempera.rules.optimal import Priced
+from tempera.rules.optimal_prices import PricedRounds
+from tempera.rules.schedules import Prices
 
 
 def test_the_table_and_the_figure_of_the_optima(tmp_path: Path) -> None:
@@ -66,3 +71,25 @@ def test_the_replay_shows_a_typical_prompt_that_is_whole_in_every_run(
     assert animation["_typical"]([finished("eagle", {"accepted_length": lengths})]) == "p1"
     with pytest.raises(TemperaError, match="no prompt's picture is whole"):
         animation["_typical"]([finished("ar", {"broken": [1, 1], "accepted_length": [1, 1]})])
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(3), Tree.from_paths([[0], [1], [0, 0], [0, 1]])])
+def test_what_a_rule_costs_is_summed_over_drafts_without_impossible_tokens(tree: Tree) -> None:
+    """As measured rounds sum it; tokens that neither p nor q can draw change nothing."""
+    page = runpy.run_path(str(ROOT / "docs" / "price_or_budget.py"))
+    rng = torch.Generator().manual_seed(0)
+    p, q = (torch.rand(40, n, 9, generator=rng) for n in (1 + tree.nodes, tree.nodes))
+    forbidden = torch.rand(40, 1, 9, generator=rng) < 0.5
+    p, q = (one.masked_fill(forbidden, 0.0) + 0.01 * (~forbidden) for one in (p, q))
+    p, q = (one.double() / one.sum(-1, keepdim=True) for one in (p, q))
+    tokens = q.flatten(0, 1).multinomial(1, generator=rng).view(40, tree.nodes)
+    drafts = page["Drafts"](tree, tokens, q, p)
+    few = page["without_impossible"](drafts)
+    assert few.p.shape[-1] < 9
+    rule = Priced(0.75)
+    measured = PricedRounds.measured(Draft(tokens, q, tree), p)
+    length, nats = measured.expected(Prices((0.75,)))
+    for one in (drafts, few):
+        found, _, kl = one.expected(rule)
+        assert found == pytest.approx(length, rel=1e-5)
+        assert kl == pytest.approx(nats / length, rel=1e-5)
