@@ -18,11 +18,11 @@ pytestmark = [
 ]
 MOST = {
     "ar, propose": (0, 14),
-    "ar, score": (26, 228),
+    "ar, score": (26, 192),
     "ar, verify": (7, 98),
     "ar, commit": (3, 48),
     "chain, propose": (42, 360),
-    "chain, score": (26, 228),
+    "chain, score": (26, 192),
     "chain, verify": (11, 132),
     "chain, commit": (3, 48),
     "chain, observe": (16, 159),

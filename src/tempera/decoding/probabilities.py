@@ -117,7 +117,11 @@ class Sampling:
         Returns:
             float32 [B, ..., V].
         """
-        logits = self.guide(logits)
+        return self.of_guided(self.guide(logits), forced)
+
+    def of_guided(self, logits: Tensor, forced: Tensor | None = None) -> Tensor:
+        """`distribution` of logits after guidance, [B, ..., V], any float dtype."""
+        logits = logits.float()
         p = greedy(logits) if self.greedy else self._soften(logits)
         if forced is not None:
             p = torch.where(

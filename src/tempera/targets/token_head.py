@@ -5,7 +5,6 @@ vocabulary of the target, H hidden size.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -129,8 +128,7 @@ class TokenHead:
         forced = None
         if self.forced is not None:
             forced = self.forced[(lengths[:, None] + ahead).clamp_(max=self.length - 1)]
-        after = replace(self.sampling if sampling is None else sampling, guidance=1.0)
-        return after.distribution(logits, forced)
+        return (sampling or self.sampling).of_guided(logits, forced)
 
     def _linear_of(self, hidden: Tensor) -> PackedLinear:
         return self._linears.get(hidden.dtype, self.linear)
