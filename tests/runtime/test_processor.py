@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tempera.runtime import processor
 from tempera.runtime.processor import (
     arithmetic,
     computes_bfloat16,
+    draft_dtype,
     name_of,
     parse_device,
     parse_dtype,
@@ -129,3 +131,32 @@ def test_a_cpu_is_told_by_its_processor_and_threads(
     name = name_of(torch.device("cpu"))
     assert name.startswith("cpu ") and name.endswith(f", {told}")
     assert len(name) > len(f"cpu , {told}")
+
+
+@pytest.mark.parametrize(
+    ("target", "fast", "draft"),
+    [
+        (torch.float32, True, torch.bfloat16),
+        (torch.float32, False, torch.float32),
+        (torch.float16, True, torch.float16),
+        (torch.bfloat16, False, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_a_draft_is_in_bfloat16_where_that_is_fast(
+    target: torch.dtype, fast: bool, draft: torch.dtype
+) -> None:
+    assert draft_dtype(target, fast) == draft
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_runs_record_the_dtype_that_their_draft_has(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "computes_bfloat16", lambda device: fast)
+    given = ["method=eagle", "drafter.dtype=auto", "dtype=float32", "device=cpu"]
+    parts = Parts.of(composed(*given))
+    drafter: Any = parts.drafter(parts.target())
+    assert drafter.model.run.dtype == (torch.bfloat16 if fast else torch.float32)
+    name = "bfloat16" if fast else "float32"
+    assert parts.settings({}, diagnostics=True)["drafter.dtype"] == name

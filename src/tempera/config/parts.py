@@ -154,6 +154,8 @@ class Parts:
         _check_tokens(cfg, kind)
         _check_weights(cfg)
         _check_image_size(cfg)
+        place = from_options(cfg, Place.named, **({"dry_run": True} if elsewhere else {}))
+        cfg = _with_draft_dtype(cfg, place)
         sampling = hydra.utils.get_class(model.sampling) if "sampling" in model else Sampling
         compiled = cfg.get("compile", "auto")
         batch_size = cfg.get("batch_size", cfg.family.batch_size)
@@ -161,7 +163,7 @@ class Parts:
         made = cls(
             model=model.name,
             tokens=kind,
-            place=from_options(cfg, Place.named, **({"dry_run": True} if elsewhere else {})),
+            place=place,
             batch_size=int(cfg.family.batch_size if batch_size == "auto" else batch_size),
             shrinks=batch_size == "auto",
             compiled=fitting(compiled, bool | Literal["auto"], "compile"),
@@ -544,6 +546,15 @@ class Parts:
     def _truncate(self) -> dict[str, bool]:
         """The option `truncate`, for parts of the model that take it."""
         return {} if self.truncate is None else {"truncate": self.truncate}
+
+
+def _with_draft_dtype(cfg: DictConfig, place: Place) -> DictConfig:
+    """The configuration with the dtype that `drafter.dtype=auto` is, which runs then record."""
+    if OmegaConf.select(cfg, "drafter.dtype") != "auto":
+        return cfg
+    decided = cfg.copy()
+    OmegaConf.update(decided, "drafter.dtype", place.draft_dtype_name)
+    return decided
 
 
 def check_job(cfg: DictConfig) -> None:

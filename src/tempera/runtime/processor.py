@@ -87,6 +87,17 @@ def parse_dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
+def draft_dtype(target: torch.dtype, computes_bfloat16: bool) -> torch.dtype:
+    """What `drafter.dtype=auto` is: bfloat16 where a device computes it fast, unless the target has
+    two bytes too. The law of a draft is what it computes, so exactness does not depend on it.
+
+    Args:
+        target: dtype of the target's weights.
+        computes_bfloat16: see the function of this name.
+    """
+    return torch.bfloat16 if computes_bfloat16 and target == torch.float32 else target
+
+
 def computes_bfloat16(device: torch.device) -> bool:
     """Whether the device has instructions for products of bfloat16 matrices. x86 processors without
     AVX512-BF16 or AMX, and GPUs before Ampere (T4, V100), emulate them, which is slower than
@@ -143,6 +154,12 @@ class Place:
     def arithmetic(self) -> torch.dtype:
         """The dtype in which the device computes; see `arithmetic`."""
         return arithmetic(self.dtype, self.device)
+
+    @property
+    def draft_dtype_name(self) -> str:
+        """What the option `drafter.dtype=auto` is there; see `draft_dtype`."""
+        dtype = draft_dtype(self.dtype, computes_bfloat16(self.device))
+        return str(dtype).removeprefix("torch.")
 
     @property
     def dtype_name(self) -> str:
