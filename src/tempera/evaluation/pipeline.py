@@ -281,7 +281,8 @@ def _decoded(
 ) -> NDArray[np.uint8]:
     """Pictures of codes [B, h, w, …]; see `pictures_of`."""
     if isinstance(decoder, nn.Module):
-        device = next((weight.device for weight in decoder.parameters()), device)
+        places = (weight.device for weight in decoder.parameters())
+        device = next((place for place in places if place.type != "meta"), device)  # offloaded
     try:
         texts = [prompts] if getattr(decoder, "reads_prompts", False) else []
         images: Tensor = decoder.decode_codes(codes.to(device), *texts)

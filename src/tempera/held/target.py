@@ -139,7 +139,7 @@ def read_pictures(
         )
     if not found:
         return Read(ids)
-    device = next(model.parameters()).device
+    device = next(model.get_submodule(family.decoder).norm.parameters()).device
     found = {name: value.to(device) for name, value in found.items()}
     return family.read(Asked(model, spec, ids.to(device), mask.to(device), found))
 
@@ -243,8 +243,9 @@ def _check_weights(model: nn.Module, called: list[str]) -> None:
         devices |= {weight.device for weight in model.get_submodule(path).parameters()}
     if len(devices) != 1 or next(iter(devices)).type == "meta":
         raise TemperaError(
-            f"the model's weights are on {', '.join(sorted(map(str, devices)))}: put all of them "
-            "on one device, without offloading."
+            f"the weights of the model's decoder are on {', '.join(sorted(map(str, devices)))}: "
+            "put it, with embedding and head, on one device, without offloading, by a device_map "
+            "that has other parts elsewhere, or quantise them."
         )
 
 
