@@ -14,6 +14,7 @@ speed-up at temperature 0); see `TokenRule.keeps`.
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,8 +84,8 @@ class _Aggregated(TokenRule):
         tokens = (q - p).topk(most, sorted=False).indices
         lacking = (p - q).clamp(min=0)
         share = torch.zeros_like(p)  # of each token's `lacking`, in the mean
-        for part in tokens.split(_at_once(p, self.neighbours), -1):
-            near = self.neighbours.table_for(p)[part]
+        for near in _portions(self.neighbours, p, tokens):
+            part = near[..., 0]
             masses = _gathered(p, near)
             inside = self._inside(masses)
             drawn = q.gather(-1, part)
@@ -145,7 +146,7 @@ class _Aggregated(TokenRule):
 
     def _kept(self, p: Tensor, q: Tensor) -> Tensor:
         """min(q, Σ_{A(x)} p) for every x, [..., V]."""
-        masses = [self._mass(p[..., near]) for near in _portions(self.neighbours, p)]
+        masses = [self._mass(_gathered(p, near)) for near in _portions(self.neighbours, p)]
         return torch.minimum(torch.cat(masses, -1), q)
 
 
@@ -270,29 +271,13 @@ class GSD(TokenRule):
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, p(G) / q(G)) for the group of every token."""
-        order = _ranks(p)
-        free = p.amax(-1)[..., None, None] < 1
-        f: list[Tensor] = []
-        most = p.shape[-1] if self.ranks is None else self.ranks
-        for near in _portions(self.neighbours, p):
-            places = order[..., near]
-            inside = _grouped((places - places[..., :1]).abs() <= most, free)
-            f.append(self._f(p[..., near], q[..., near], inside))
-        return torch.cat(f, -1)
+        return self._f_of(p, q)
 
     def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """See `TokenRule.expected`. Groups are made for as many tokens as a q can draw."""
         most = int((q > 0).sum(-1).amax().clamp(min=1))
         tokens = q.topk(most, sorted=False).indices
-        order = _ranks(p)
-        free = p.amax(-1)[..., None, None] < 1
-        reach = p.shape[-1] if self.ranks is None else self.ranks
-        f = torch.ones_like(q)
-        for part in tokens.split(_at_once(p, self.neighbours), -1):
-            near = self.neighbours.table_for(p)[part]
-            places = _gathered(order, near)
-            inside = _grouped((places - places[..., :1]).abs() <= reach, free)
-            f = f.scatter(-1, part, self._f(_gathered(p, near), _gathered(q, near), inside))
+        f = torch.ones_like(q).scatter(-1, tokens, self._f_of(p, q, tokens))
         return f, self._residual_of(p, q, q * f)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
@@ -322,6 +307,20 @@ class GSD(TokenRule):
         close = near >= 0 if self.ranks is None else _places_away(p, near, self.ranks)
         return near, _grouped(close, p.amax(-1, keepdim=True) < 1)
 
+    def _f_of(self, p: Tensor, q: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """min(1, p(G) / q(G)) for the groups of n tokens at each position, int64 [..., n], or of
+        all: [..., n].
+        """
+        order = _ranks(p)
+        free = p.amax(-1)[..., None, None] < 1
+        most = p.shape[-1] if self.ranks is None else self.ranks
+        f: list[Tensor] = []
+        for near in _portions(self.neighbours, p, tokens):
+            places = _gathered(order, near)
+            inside = _grouped((places - places[..., :1]).abs() <= most, free)
+            f.append(self._f(_gathered(p, near), _gathered(q, near), inside))
+        return torch.cat(f, -1)
+
     def _f(self, p: Tensor, q: Tensor, inside: Tensor) -> Tensor:
         """min(1, p(G) / q(G)), from the probabilities of the neighbours, [..., k]."""
         weights = inside.float()
@@ -330,8 +329,10 @@ class GSD(TokenRule):
 
 
 def _gathered(p: Tensor, near: Tensor) -> Tensor:
-    """Entries of p [..., V] at other tokens for each position, int64 [..., n, k]: [..., n, k]."""
-    return p.gather(-1, near.flatten(-2)).view(near.shape)
+    """Entries of p [..., V] at tokens int64 [n, k], or others for each position, [..., n, k]: [...,
+    n, k].
+    """
+    return p[..., near] if near.dim() == 2 else p.gather(-1, near.flatten(-2)).view(near.shape)
 
 
 def _grouped(close: Tensor, free: Tensor) -> Tensor:
@@ -341,16 +342,16 @@ def _grouped(close: Tensor, free: Tensor) -> Tensor:
     return (close & free) | (torch.arange(close.shape[-1], device=close.device) == 0)
 
 
-def _portions(neighbours: Neighbours, p: Tensor) -> tuple[Tensor, ...]:
-    """The table of neighbours in portions [m, k], each of few enough codes to gather the
-    probabilities of all its entries at all positions of p [..., V] at once.
+def _portions(neighbours: Neighbours, p: Tensor, tokens: Tensor | None = None) -> Iterator[Tensor]:
+    """The neighbours of tokens at each position, int64 [..., n], each itself first, in portions
+    [..., m, k]; or of all tokens, [m, k]. There are few enough in each to gather their
+    probabilities in p [..., V] at all positions at once.
     """
-    return torch.split(neighbours.table_for(p), _at_once(p, neighbours))
-
-
-def _at_once(p: Tensor, neighbours: Neighbours) -> int:
-    """Tokens whose neighbours are gathered at a time at all positions of p [..., V]."""
-    return max(1, AT_ONCE // max(1, p.shape[:-1].numel() * neighbours.k))
+    table = neighbours.table_for(p)
+    count = max(1, AT_ONCE // max(1, p.shape[:-1].numel() * neighbours.k))
+    if tokens is None:
+        return iter(table.split(count))
+    return (table[part] for part in tokens.split(count, -1))
 
 
 def _places_away(p: Tensor, near: Tensor, most: int) -> Tensor:
