@@ -17,9 +17,10 @@ from typing_extensions import override
 from tempera.continuous.diffusion import Denoiser, denoise
 from tempera.continuous.loop import (
     Context,
+    ContinuousRecorded,
     ContinuousRound,
-    Decoding,
     Model,
+    Parallel,
     Sequences,
     counts,
     next_places,
@@ -28,9 +29,10 @@ from tempera.continuous.loop import (
 from tempera.continuous.noise import Noise
 from tempera.continuous.residual_sampler import reject_until
 from tempera.continuous.rules import ContinuousVerdict, Proposal, Trials
-from tempera.decoding import compiled
 from tempera.decoding.compiled import Run
+from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.interfaces import ACCEPTED, RESAMPLED
+from tempera.decoding.loop import Decoding
 from tempera.decoding.random_streams import RandomStreams
 
 
@@ -66,12 +68,18 @@ class CSpDReferenceCode(Decoding):
     alignment: bool = True
 
     @property
+    @override
+    def plain(self) -> Parallel:
+        return Parallel()
+
+    @property
+    @override
     def exact(self) -> bool:
         """No."""
         return False
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Decoding.describe`."""
         return {
             "method": type(self).__name__.lower(),
             "draft": self.drafter.identity,
@@ -101,13 +109,17 @@ class CSpDReferenceCode(Decoding):
         return max(sum(self.ahead(decoded, length)) for decoded in range(length))
 
     @override
+    def recorder(self, target: Model, diagnostics: bool) -> ContinuousRecorded:
+        return ContinuousRecorded()
+
+    @override
     @torch.no_grad()
     def rounds(
         self,
         target: Model,
         streams: RandomStreams,
         prompts: Sequence[str],
-        run: Run = compiled.plain,
+        run: Run = unwrapped,
         rows: int | None = None,
     ) -> Iterator[ContinuousRound]:
         length = target.length

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from tempera.continuous import diffusion, loop, residual_sampler
 from tempera.continuous.diffusion import DiffusionSampling
-from tempera.continuous.loop import Context, Decoding, Parallel, Speculative, counts, draft_alone
+from tempera.continuous.loop import Context, Parallel, Speculative, counts, draft_alone
 from tempera.continuous.mar import MAR, SIZES, MARConfig, load_mar
 from tempera.continuous.noise import normal_of
 from tempera.continuous.rules import ContinuousVerdict, CSpD, DensityRule, PathCoupling
 from tempera.continuous.target import GuidedHead, MARTarget, draft
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import ACCEPTED
-from tempera.decoding.loop import Output
+from tempera.decoding.loop import Decoding, Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.replay import DraftLog, replays
 from tempera.errors import TemperaError

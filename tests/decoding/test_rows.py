@@ -12,7 +12,7 @@ from tiny_networks import text_target, tiny_target
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import NeedsNewBatch
-from tempera.decoding.loop import decode, finished, rounds
+from tempera.decoding.loop import Recording, decode, finished, rounds
 from tempera.decoding.probabilities import Sampling
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
@@ -47,10 +47,14 @@ def test_rows_are_not_idle_for_long_while_prompts_wait():
     assert begun == set(range(60)) and 0 < max(idle) < 4
 
 
+def given_away(*given, rows):
+    return finished(rounds(*given, rows=rows), Recording())
+
+
 def test_images_are_given_away_when_they_are_complete():
     at_once = decode(*parts(), RandomStreams(0, NAMES), NAMES)
     seen = []
-    for numbers, output in finished(*parts(), RandomStreams(0, NAMES), NAMES, rows=3):
+    for numbers, output in given_away(*parts(), RandomStreams(0, NAMES), NAMES, rows=3):
         for number, tokens in zip(numbers, output.tokens, strict=True):
             seen.append(number)
             assert tokens.equal(at_once.tokens[number])
@@ -81,7 +85,7 @@ def test_longer_prompts_wait_for_a_batch_of_their_own():
         target.begin(["abc"], 0, torch.tensor([0]))
     drafter = eagle(target, Tree.chain(2))
     streams = RandomStreams(0, names)
-    waits = finished(target, drafter, Exact(), streams, prompts, rows=2)
+    waits = given_away(target, drafter, Exact(), streams, prompts, rows=2)
     order = [number for group, _ in waits for number in group]
     assert order.index(2) > order.index(3) and order.index(4) > order.index(5)
 
@@ -119,13 +123,13 @@ def test_a_prompt_that_is_refused_is_told_when_the_others_are_complete(plain):
     drafter = NoDraft() if plain else StaticTreeDrafter(TableDraft(target), Tree.chain(3))
     done = []
     with pytest.raises(TemperaError, match="prompt 5 is refused"):
-        for numbers, _ in finished(
+        for numbers, _ in given_away(
             target, drafter, Exact(), RandomStreams(0, NAMES), NAMES, rows=4
         ):
             done += numbers
     assert sorted(done) == [number for number in range(12) if number not in (5, 10)]
     with pytest.raises(TemperaError, match="prompt 5 is refused"):  # at once
-        next(finished(target, drafter, Exact(), RandomStreams(0, NAMES), NAMES, rows=6))
+        next(given_away(target, drafter, Exact(), RandomStreams(0, NAMES), NAMES, rows=6))
 
 
 def test_nan_names_the_prompt_that_has_the_row():
@@ -139,7 +143,7 @@ def test_nan_names_the_prompt_that_has_the_row():
     target = Sick(4, 7)
     drafter = StaticTreeDrafter(TableDraft(target, noise=2.0), Tree.chain(3))
     with pytest.raises(TemperaError, match="the target gave NaN .* prompt 'prompt 7'"):
-        for numbers, _ in finished(target, drafter, RULE, RandomStreams(0, NAMES), NAMES, rows=3):
+        for numbers, _ in given_away(target, drafter, RULE, RandomStreams(0, NAMES), NAMES, rows=3):
             done += numbers
     assert done and 7 not in done
 

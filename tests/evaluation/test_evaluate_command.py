@@ -108,15 +108,16 @@ def test_rounds_stay_compiled_while_a_batch_that_fits_is_searched(
 ) -> None:
     """With the memory of a device that holds two images at a time."""
     sizes: list[tuple[int, bool]] = []
-    finished = loop.finished
+    rounds = loop.rounds
 
-    def full(target: Any, drafter: Any, rule: Any, streams: Any, prompts: Any, **given: Any) -> Any:
-        sizes.append((given["rows"], target.compiled))
-        if given["rows"] > 2:
+    def full(target: Any, *given: Any) -> Any:
+        rows = given[-1]
+        sizes.append((rows, target.compiled))
+        if rows > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-        return finished(target, drafter, rule, streams, prompts, **given)
+        return rounds(target, *given)
 
-    monkeypatch.setattr("tempera.evaluation.pipeline.finished", full)
+    monkeypatch.setattr("tempera.evaluation.pipeline.rounds", full)
     monkeypatch.setattr(loop, "compiled", loop.plain)  # a CPU takes a minute to compile
     given = [*tiny_options(tmp_path), "depth=2", "speed.prompts=0", "compile=true", "limit=4"]
     auto = ["method=eagle", *given, "batch_size=auto", "family.batch_size=4"]

@@ -45,10 +45,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         seen.append((kind, prompts[0].id))
         return tokens(self, prompts, method, **options)
 
-    def warm(self: Method, target: Any, streams: Any, prompts: Any) -> Iterator[Round]:
+    def warm(
+        self: Method, target: Any, streams: Any, prompts: Any, *of_decode: Any
+    ) -> Iterator[Round]:
         kind = "warm ar" if self.is_plain else "warm method"
-        for round in rounds(self, target, streams, prompts):
-            seen.append((kind, prompts[0]))
+        for round in rounds(self, target, streams, prompts, *of_decode):
+            if not of_decode:
+                seen.append((kind, prompts[0]))
             yield round
 
     monkeypatch.setattr(Pipeline, "tokens", spy)

@@ -33,10 +33,10 @@ from tempera.runtime.processor import Place
 from tempera.targets.forward import granularity_on
 
 if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
-    from tempera.continuous.loop import Decoding
     from tempera.continuous.target import MARTarget
     from tempera.data.encoders import CodeEncoder
     from tempera.data.prompts import CaptionCheck
+    from tempera.decoding.loop import Decoding
     from tempera.evaluation.pipeline import ImageDecoder, Method, Pipeline
     from tempera.image_tokenizers.interface import ImageTokenizer
     from tempera.image_tokenizers.kl import KLModel
@@ -129,7 +129,7 @@ class Parts:
     rule_part: Part[AnyRule] | None
     schedule_part: Part[Any] | None
     neighbours_part: Part[Any] | None
-    decoding_part: "Part[Method | Decoding]"
+    decoding_part: "Part[Decoding]"
     pipeline_part: "Part[Pipeline] | None"
 
     @classmethod
@@ -488,7 +488,7 @@ class Parts:
         made = schedule.make_with(offered, length=depth)
         return made if self.floor is None else floored(made, self.floor)
 
-    def method(self, target: AnyTarget, rule: AnyRule | None) -> "Method | Decoding":
+    def method(self, target: AnyTarget, rule: AnyRule | None) -> "Decoding":
         """What decodes the target's tokens; it takes the drafter, and the rule, if it needs one."""
         return self.decoding_part.make_with({"drafter": self.drafter(target), "rule": rule})
 

@@ -6,7 +6,6 @@ tokens. A *round* is a pass of the target that emits tokens. Rows advance and fi
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Protocol
@@ -19,11 +18,11 @@ from typing_extensions import override
 from tempera.continuous.diffusion import Denoiser, DenoisingPath, Kernel, denoise
 from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
-from tempera.decoding import compiled
 from tempera.decoding.compiled import Run
+from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.images import Images
-from tempera.decoding.interfaces import BONUS, ImageModel, Watcher
-from tempera.decoding.loop import Output
+from tempera.decoding.interfaces import BONUS, ImageModel
+from tempera.decoding.loop import Decoding, Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.rows import Rows
 from tempera.decoding.trace import Columns, Trace
@@ -274,7 +273,7 @@ class Sequences(Rows):
         return self.append(verdict, passes=int(self.who == "target"))
 
     def alone(
-        self, model: Model, sizes: Sequence[int], run: Run = compiled.plain
+        self, model: Model, sizes: Sequence[int], run: Run = unwrapped
     ) -> Iterator[ContinuousRound]:
         """The steps of one model alone in all rows, of so many tokens each."""
         rows = torch.arange(len(self.order), device=self.order.device)
@@ -282,7 +281,7 @@ class Sequences(Rows):
             noise = self.noise.normal(size, model.denoiser.stages + 1, model.channels)
             yield self.drawn(model, rows, noise, run)
 
-    def prefilled(self, run: Run = compiled.plain) -> Iterator[ContinuousRound]:
+    def prefilled(self, run: Run = unwrapped) -> Iterator[ContinuousRound]:
         """The steps that the target draws alone in the rows that have begun."""
         for rows, noise in self.started:
             for step in range(self.prefill):
@@ -315,86 +314,6 @@ class Sequences(Rows):
         return ContinuousRound(images, self.order, draft, scores, verdict, passes)
 
 
-class Decoding(ABC):
-    """A decoding method for continuous tokens."""
-
-    @property
-    def plain(self) -> "Decoding":
-        """The baseline for speed-ups: the target alone, one token per step."""
-        return Parallel()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is the baseline."""
-        return self == self.plain
-
-    @property
-    @abstractmethod
-    def exact(self) -> bool:
-        """Whether images have the law of plain autoregression."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
-
-    @abstractmethod
-    def rounds(
-        self,
-        target: Model,
-        streams: RandomStreams,
-        prompts: Sequence[str],
-        run: Run = compiled.plain,
-        rows: int | None = None,
-    ) -> Iterator[ContinuousRound]:
-        """Generate one image per prompt, until every image is complete.
-
-        Args:
-            target: the target.
-            streams: one random stream per prompt.
-            prompts: texts.
-            run: how the parts of a round are called.
-            rows: B, how many images are decoded together; by default all.
-
-        Raises:
-            TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
-                infinity.
-        """
-
-    def finished(
-        self,
-        target: Model,
-        streams: RandomStreams,
-        prompts: Sequence[str],
-        *,
-        watch: Sequence[Watcher] = (),
-        run: Run = compiled.plain,
-        rows: int | None = None,
-    ) -> Iterator[tuple[list[int], Output]]:
-        """Generate one image per prompt, as `rounds` does; `watch` is called with each round.
-
-        Yields:
-            after a round that completed images, the numbers of their prompts, and their tokens
-            float32 [M, T, D] with their trace.
-        """
-        record = ContinuousRecorded()
-        watchers: list[Watcher] = [record, *watch]
-        for round in self.rounds(target, streams, prompts, run, rows):
-            for watcher in watchers:
-                watcher(round)
-            if done := round.images.finished:
-                yield round.images.prompts_of(done), record.output(round)
-
-    def decode(
-        self,
-        target: Model,
-        streams: RandomStreams,
-        prompts: Sequence[str],
-        **options: Any,
-    ) -> Output:
-        """All images of `finished`, in the order of the prompts."""
-        return Output.collected(self.finished(target, streams, prompts, **options))
-
-
 @dataclass(frozen=True)
 class Parallel(Decoding):
     """MAR (Li et al. 2024): one network alone, in any number of steps. MaskGIT's cosine schedule
@@ -413,28 +332,41 @@ class Parallel(Decoding):
     model: Model | None = field(default=None, repr=False)
 
     @property
+    @override
+    def plain(self) -> "Parallel":
+        """The target alone, one token per step."""
+        return Parallel()
+
+    @property
+    @override
     def exact(self) -> bool:
         """With one token per step of the target."""
         return self.is_plain
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """See `Decoding.describe`."""
         return {
             "method": "parallel" if self.model is None else "draft",
             "draft": None if self.model is None else self.model.identity,
             "branching": None,
         }
 
+    @override
+    def recorder(self, target: Model, diagnostics: bool) -> ContinuousRecorded:
+        """There are no diagnostics."""
+        return ContinuousRecorded()
+
+    @override
     @torch.no_grad()
     def rounds(
         self,
         target: Model,
         streams: RandomStreams,
         prompts: Sequence[str],
-        run: Run = compiled.plain,
+        run: Run = unwrapped,
         rows: int | None = None,
     ) -> Iterator[ContinuousRound]:
-        """See `Decoding.rounds`; a round is a step."""
+        """A round is a step."""
         model = self.model or target
         who = "target" if self.model is None else "draft"
         sequences = Sequences([target, model], streams, prompts, rows, who=who)
@@ -478,8 +410,14 @@ class Speculative(Decoding):
             )
 
     @property
+    @override
+    def plain(self) -> Parallel:
+        """The target alone, one token per step."""
+        return Parallel()
+
+    @property
+    @override
     def exact(self) -> bool:
-        """Whether the rule is."""
         return self.rule.exact
 
     def prefilled(self, length: int) -> list[int]:
@@ -497,24 +435,30 @@ class Speculative(Decoding):
         """L, most drafted tokens of a round, for images of `length` tokens."""
         return sum(self.ahead(length))
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """The options that results depend on; see `tempera.evaluation.pipeline.Method`."""
         return {
             "method": type(self.rule).__name__.lower(),
             "draft": self.drafter.identity,
             "branching": None,
         }
 
+    @override
+    def recorder(self, target: Model, diagnostics: bool) -> ContinuousRecorded:
+        """There are no diagnostics."""
+        return ContinuousRecorded()
+
+    @override
     @torch.no_grad()
     def rounds(
         self,
         target: Model,
         streams: RandomStreams,
         prompts: Sequence[str],
-        run: Run = compiled.plain,
+        run: Run = unwrapped,
         rows: int | None = None,
     ) -> Iterator[ContinuousRound]:
-        """See `Decoding.rounds`: CSpD, Algorithm 1."""
+        """CSpD, Algorithm 1."""
         length = target.length
         sequences = Sequences(
             [target, self.drafter],

@@ -9,8 +9,10 @@ stream, so an image does not depend on its neighbours.
 they are completed, and `decode` all of them, with their trace.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from typing_extensions import override
 
 from tempera.decoding import verification
 from tempera.decoding.compiled import Run, begin_step, compiled, plain
+from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.diagnostics import Diagnosed
 from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Drafter, Round, Rule, Target, Watcher
@@ -140,45 +143,61 @@ class _Rows(Rows):
         self.drafter.begin(texts, self.images, uniforms, rows)
 
 
-def finished(
-    target: Target,
-    drafter: Drafter,
-    rule: Rule,
-    streams: RandomStreams,
-    prompts: Sequence[str],
-    *,
-    diagnostics: bool = False,
-    watch: Sequence[Watcher] = (),
-    run: Run = plain,
-    rows: int | None = None,
-) -> Iterator[tuple[list[int], Output]]:
-    """Generate one image per prompt, as `rounds` does, and give each away when it is complete.
+class Recorder(Protocol):
+    """A watcher that keeps what is to be known of images."""
+
+    def __call__(self, round: Any, /) -> object:
+        """Record a round."""
+
+    def output(self, round: Any) -> Output:
+        """The images that the last round completed."""
+
+
+class Recording:
+    """A `Recorder` of discrete tokens.
 
     Args:
-        target, drafter, rule, streams, prompts, run, rows: see `rounds`.
-        diagnostics: also record TV(p, q) and the terms of the bounds on TV and KL (costs passes
-            over the vocabulary; see `tempera.decoding.diagnostics.diagnose`).
-        watch: called with each round, for progress, replays and measurements.
+        diagnosed: records also TV(p, q) and the terms of the bounds on TV and KL (costs passes over
+            the vocabulary), or None.
+    """
+
+    def __init__(self, diagnosed: Diagnosed | None = None) -> None:
+        self._recorders: list[Recorded | Diagnosed] = [Recorded()]
+        if diagnosed is not None:
+            self._recorders.append(diagnosed)
+
+    def __call__(self, round: Round) -> None:
+        """Record a round."""
+        for recorder in self._recorders:
+            recorder(round)
+
+    def output(self, round: Round) -> Output:
+        """The images that the last round completed, and their trace."""
+        images = round.images
+        done = torch.tensor(images.finished, device=images.device)
+        columns = [recorder.columns.read(images.length, done) for recorder in self._recorders]
+        return Output(images.tokens[done, : images.length], Trace.of(images.depth, columns))
+
+
+def finished(
+    rounds: Iterable[Any], recorder: Recorder, watch: Sequence[Watcher] = ()
+) -> Iterator[tuple[list[int], Output]]:
+    """Give each image away when it is complete.
+
+    Args:
+        rounds: of all images.
+        recorder: records them.
+        watch: called with each round after it, for progress, replays and measurements.
 
     Yields:
         after a round that completed images, the numbers of their prompts, and the images.
-
-    Raises:
-        TemperaError: see `rounds`.
     """
-    recorders: list[Recorded | Diagnosed] = [Recorded()]
-    if diagnostics:
-        recorders.append(Diagnosed(rule, target.compiled))
-    watchers: list[Watcher] = [*recorders, *watch]
-    for round in rounds(target, drafter, rule, streams, prompts, run, rows):
+    watchers: list[Watcher] = [recorder, *watch]
+    for round in rounds:
         for watcher in watchers:
             watcher(round)
-        images = round.images
-        if done := images.finished:
-            places = torch.tensor(done, device=images.device)
-            columns = [recorder.columns.read(target.length, places) for recorder in recorders]
-            tokens = images.tokens[places, : target.length]
-            yield images.prompts_of(done), Output(tokens, Trace.of(drafter.depth, columns))
+        if done := round.images.finished:
+            yield round.images.prompts_of(done), recorder.output(round)
 
 
 def decode(
@@ -196,20 +215,89 @@ def decode(
     """Generate one image per prompt, as `rounds` does; all images, in the order of the prompts.
 
     Args:
-        target, drafter, rule, streams, prompts, diagnostics, watch, run, rows: see `finished`.
+        target, drafter, rule, streams, prompts, run, rows: see `rounds`.
+        diagnostics: also record what `tempera.decoding.diagnostics.Diagnosed` does.
+        watch: see `finished`.
 
     Raises:
         TemperaError: see `rounds`.
     """
-    images = finished(
-        target,
-        drafter,
-        rule,
-        streams,
-        prompts,
-        diagnostics=diagnostics,
-        watch=watch,
-        run=run,
-        rows=rows,
-    )
-    return Output.collected(images)
+    recorder = Recording(Diagnosed(rule, target.compiled) if diagnostics else None)
+    every_round = rounds(target, drafter, rule, streams, prompts, run, rows)
+    return Output.collected(finished(every_round, recorder, watch))
+
+
+class Decoding(ABC):
+    """How a model's images are decoded, be their tokens discrete (`tempera.evaluation.pipeline`) or
+    continuous (`tempera.continuous.loop`).
+    """
+
+    @property
+    @abstractmethod
+    def plain(self) -> "Decoding":
+        """Plain autoregression, the baseline of speed-ups."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is plain autoregression."""
+        return self == self.plain
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """Whether images have the law of plain autoregression, whatever the draft."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What results depend on that no option says: `method` (the name to use without a preset),
+        `draft` (the identity of its weights) and `branching` (the parents of the draft tree's
+        nodes); the last two are None without a draft.
+        """
+
+    @abstractmethod
+    def rounds(
+        self,
+        target: Any,
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        run: Run = unwrapped,
+        rows: int | None = None,
+    ) -> Iterator[Any]:
+        """Generate one image per prompt, until every image is complete.
+
+        Args:
+            target: the model.
+            streams: one random stream per prompt.
+            prompts: texts.
+            run: see `tempera.decoding.loop.rounds`.
+            rows: B, how many images are decoded together; by default all.
+
+        Raises:
+            TemperaError: the numbers of prompts and streams differ, or a network gave NaN or
+                infinity.
+        """
+
+    @abstractmethod
+    def recorder(self, target: Any, diagnostics: bool) -> Recorder:
+        """What records the rounds of a target; `diagnostics` as in `decode`."""
+
+    def finished(
+        self,
+        target: Any,
+        streams: RandomStreams,
+        prompts: Sequence[str],
+        *,
+        diagnostics: bool = False,
+        watch: Sequence[Watcher] = (),
+        run: Run = unwrapped,
+        rows: int | None = None,
+    ) -> Iterator[tuple[list[int], Output]]:
+        """The images of `rounds` as they are completed; see `tempera.decoding.loop.finished`."""
+        every_round = self.rounds(target, streams, prompts, run, rows)
+        return finished(every_round, self.recorder(target, diagnostics), watch)
+
+    def decode(
+        self, target: Any, streams: RandomStreams, prompts: Sequence[str], **options: Any
+    ) -> Output:
+        """All images of `finished`, in the order of the prompts."""
+        return Output.collected(self.finished(target, streams, prompts, **options))

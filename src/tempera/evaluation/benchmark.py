@@ -18,10 +18,11 @@ from torch import Tensor
 
 from tempera.continuous.loop import ContinuousTrace, Speculative
 from tempera.decoding.interfaces import Draft, Scores
+from tempera.decoding.loop import Decoding
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import Clock, now
 from tempera.errors import TemperaError
-from tempera.evaluation.pipeline import DecodingMethod, Method
+from tempera.evaluation.pipeline import Method
 from tempera.runtime.processor import name_of, peak_memory
 from tempera.targets.transformer import TransformerTarget
 
@@ -157,7 +158,7 @@ class Excerpt:
 
 def measure(
     target: Any,
-    method: DecodingMethod,
+    method: Decoding,
     plan: BenchmarkPlan,
     progress: Callable[[str], None] = lambda part: None,
 ) -> BenchmarkReport:
@@ -190,7 +191,7 @@ def measure(
     )
 
 
-def _steps(method: DecodingMethod, length: int) -> int:
+def _steps(method: Decoding, length: int) -> int:
     """Drafting steps of a round; raises TemperaError for a method without rounds."""
     if isinstance(method, Speculative):
         if sum(method.prefilled(length)) < length:
@@ -270,7 +271,7 @@ def room(depth: int) -> int:
 
 def time_rounds(
     target: Any,
-    methods: Mapping[str, DecodingMethod],
+    methods: Mapping[str, Decoding],
     prompts: list[str],
     repeats: int,
     clocked: bool = False,
@@ -295,7 +296,7 @@ def _pace(decodes: Sequence[Mapping[str, float]]) -> Pace:
 
 def _timed(
     target: Any,
-    method: DecodingMethod,
+    method: Decoding,
     prompts: list[str],
     seed: int,
     longest: int,

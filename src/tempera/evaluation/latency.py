@@ -27,10 +27,10 @@ from pydantic import Field
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Round
-from tempera.decoding.loop import Output
+from tempera.decoding.loop import Decoding, Output
 from tempera.decoding.timing import PARTS, Clock
 from tempera.decoding.verification import TokenRule, drafted_keep_probs
-from tempera.evaluation.pipeline import DecodingMethod, Pipeline
+from tempera.evaluation.pipeline import Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
 from tempera.rules.neighbourhood import Lantern, LanternPP
@@ -156,7 +156,7 @@ def _timed(
     return row if "ar" in row else row | {"ar": ar}
 
 
-def _warm_up(pipeline: Pipeline, prompts: list[Prompt], kind: DecodingMethod) -> None:
+def _warm_up(pipeline: Pipeline, prompts: list[Prompt], kind: Decoding) -> None:
     """Run the first rounds untimed; where rounds are compiled, whole images."""
     if pipeline.target.compiled:
         pipeline.tokens(prompts, kind)
@@ -185,7 +185,7 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
     return chosen
 
 
-def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[DecodingMethod]) -> Row:
+def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decoding]) -> Row:
     """Time one batch of each kind, in this order."""
     seconds = {}
     outputs = {}

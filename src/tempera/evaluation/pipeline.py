@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 from tqdm import tqdm
+from typing_extensions import override
 
-from tempera.continuous.loop import Decoding
 from tempera.data.prompts import Prompt
 from tempera.decoding.compiled import Run
 from tempera.decoding.compiled import plain as unwrapped
+from tempera.decoding.diagnostics import Diagnosed
 from tempera.decoding.interfaces import (
     ACCEPTED,
     BONUS,
@@ -29,7 +30,7 @@ from tempera.decoding.interfaces import (
     Target,
     Watcher,
 )
-from tempera.decoding.loop import Output, decode, finished, rounds
+from tempera.decoding.loop import Decoding, Output, Recording, rounds
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.timing import now
 from tempera.drafters.none import NoDraft
@@ -69,32 +70,29 @@ class NoPictures:
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Decoding):
     """How discrete tokens are decoded: a drafter and a rule."""
 
     drafter: Drafter
     rule: Rule
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is plain autoregression."""
-        return self.drafter.nodes == 0
-
     @cached_property
+    @override
     def plain(self) -> "Method":
-        """Plain autoregression, the baseline of speed-ups."""
         return Method(NoDraft(), Exact())
 
     @property
+    @override
+    def is_plain(self) -> bool:
+        return self.drafter.nodes == 0
+
+    @property
+    @override
     def exact(self) -> bool:
-        """Whether images have the law of plain autoregression, whatever the draft."""
         return self.rule.exact
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """What results depend on that no option says: `method` (the name to use without a preset),
-        `draft` (the identity of its weights) and `branching` (the parents of the draft tree's
-        nodes); the last two are None without a draft.
-        """
         tree = self.drafter.tree
         return {
             "method": type(self.rule).__name__.lower(),
@@ -102,39 +100,20 @@ class Method:
             "branching": tree.parents.tolist() if tree is not None and tree.nodes else None,
         }
 
+    @override
     def rounds(
         self,
         target: Target,
         streams: RandomStreams,
         prompts: Sequence[str],
         run: Run = unwrapped,
+        rows: int | None = None,
     ) -> Iterator[Round]:
-        """Decode one image per prompt round by round; see `tempera.decoding.loop.rounds`."""
-        return rounds(target, self.drafter, self.rule, streams, prompts, run)
+        return rounds(target, self.drafter, self.rule, streams, prompts, run, rows)
 
-    def decode(
-        self,
-        target: Target,
-        streams: RandomStreams,
-        prompts: Sequence[str],
-        **options: Any,
-    ) -> Output:
-        """Decode one image per prompt; see `tempera.decoding.loop.decode`."""
-        return decode(target, self.drafter, self.rule, streams, prompts, **options)
-
-    def finished(
-        self,
-        target: Target,
-        streams: RandomStreams,
-        prompts: Sequence[str],
-        **options: Any,
-    ) -> Iterator[tuple[list[int], Output]]:
-        """Decode one image per prompt; see `tempera.decoding.loop.finished`."""
-        return finished(target, self.drafter, self.rule, streams, prompts, **options)
-
-
-DecodingMethod = Method | Decoding
-"""How a model's tokens are decoded, be they discrete or continuous."""
+    @override
+    def recorder(self, target: Target, diagnostics: bool) -> Recording:
+        return Recording(Diagnosed(self.rule, target.compiled) if diagnostics else None)
 
 
 @dataclass(frozen=True)
@@ -162,7 +141,7 @@ class Pipeline:
     """A target with a method, an image decoder and a seed."""
 
     target: ImageModel
-    method: DecodingMethod
+    method: Decoding
     image_decoder: ImageDecoder
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     device: torch.device
@@ -177,12 +156,12 @@ class Pipeline:
     def tokens(
         self,
         prompts: Sequence[Prompt],
-        method: DecodingMethod | None = None,
+        method: Decoding | None = None,
         *,
         seeds: Sequence[int] | None = None,
         diagnostics: bool = False,
         watch: Sequence[Watcher] = (),
-        run: Run | None = None,
+        run: Run = unwrapped,
     ) -> Output:
         """Decode one image per prompt, by `method` or else by the pipeline's own.
 
@@ -194,12 +173,8 @@ class Pipeline:
         method = method or self.method
         target: Any = self.target
         texts = [prompt.text for prompt in prompts]
-        options: dict[str, Any] = {"watch": watch}
-        if run is not None:
-            options["run"] = run
-        if isinstance(method, Method):
-            options["diagnostics"] = diagnostics
-        return method.decode(target, self.streams(prompts, seeds), texts, **options)
+        streams = self.streams(prompts, seeds)
+        return method.decode(target, streams, texts, diagnostics=diagnostics, watch=watch, run=run)
 
     def decoded(
         self,
@@ -223,11 +198,12 @@ class Pipeline:
         target: Any = self.target
         texts = [prompt.text for prompt in prompts]
         clock = _ImageClock()
-        options: dict[str, Any] = {"watch": [clock, *watch], "rows": rows}
-        if isinstance(self.method, Method):
-            options["diagnostics"] = diagnostics
         streams = self.streams(prompts, seeds)
-        for places, output in self.method.finished(target, streams, texts, **options):
+        watchers: list[Watcher] = [clock, *watch]
+        finished = self.method.finished(
+            target, streams, texts, diagnostics=diagnostics, watch=watchers, rows=rows
+        )
+        for places, output in finished:
             seconds = [clock.seconds.pop(place) for place in places]
             done = [prompts[place] for place in places]
             yield Decoded(places, done, output, seconds, rows)
