@@ -82,7 +82,7 @@ def test_compiled_rounds_are_warmed_up_by_a_whole_image(
     tmp_path: Path, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TableTarget, "compiled", True)
-    monkeypatch.setattr(compiled, "_compile", lambda part: part)
+    monkeypatch.setattr(compiled, "_compile", lambda part, _: part)
     (prompt,) = prompts = world_prompts(1)
     measure(tiny_pipeline(), prompts, Store(tmp_path, "run"))
     kinds = [kind for kind, name in calls if name == prompt.id]
