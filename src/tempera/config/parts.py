@@ -184,18 +184,24 @@ class Parts:
             decoding_part=_part(cfg, "decoding") or Part(_plain_method, {}, cfg),
             pipeline_part=_part(cfg, "pipeline"),
         )
-        if made.place.quantised and not made.is_discrete:
+        made._check_fit()
+        return made
+
+    def _check_fit(self) -> None:
+        """Raise TemperaError for weights that the kind of tokens does not have, and for a drafter
+        without the nodes that it drafts.
+        """
+        if self.place.quantised and not self.is_discrete:
             raise TemperaError(
-                f"weights_dtype={made.place.quantised} is for models of discrete tokens: leave it "
+                f"weights_dtype={self.place.quantised} is for models of discrete tokens: leave it "
                 "out",
                 option="weights_dtype",
             )
-        if made.drafter_part.needs("tree") and not made.tree.nodes:
+        if self.drafter_part.needs("tree") and not self.tree.nodes:
             raise TemperaError(
                 "the drafter drafts along a tree, and this one has no nodes: give depth=1 or more, "
                 "add +tree=chain, or choose a method without a draft, such as method=ar."
             )
-        return made
 
     def with_option(self, name: str, value: object) -> "Parts":
         """The same with another value of an option of the method, such as `delta`.
