@@ -62,7 +62,7 @@ def accelerate(
     with this model as the target. No file is read, no weight is copied, and the model is as before.
 
     The classes are `Emu3ForConditionalGeneration`, `JanusForConditionalGeneration`,
-    `ChameleonForConditionalGeneration` (Anole, Lumina-mGPT) and `GlmImageForConditionalGeneration`.
+    `ChameleonForConditionalGeneration` (Anole, Lumina-mGPT), `GlmImageForConditionalGeneration`.
 
     Args:
         model: the model, in evaluation mode, on one device.
@@ -88,8 +88,7 @@ def accelerate(
         _check_has_draft(method, options.get("drafter"))
         options["drafter.path"] = str(draft)
     family = family_of(model)
-    sizes = {"height": height, "width": width, "image_prompts": image_prompts}
-    spec = layout_of(model, family, layout, {k: v for k, v in sizes.items() if v is not None})
+    spec = layout_of(model, family, layout, height=height, width=width, image_prompts=image_prompts)
     held: Any = model
     prompts = HeldPrompts(held, processor, spec, family, truncate=truncate)
 
@@ -151,7 +150,7 @@ def family_of(model: nn.Module) -> HeldFamily:
 
 
 def layout_of(
-    model: Any, family: HeldFamily, layout: str | ModelSpec | None, sizes: dict[str, Any]
+    model: Any, family: HeldFamily, layout: str | ModelSpec | None, **sizes: Any
 ) -> ModelSpec:
     """The format of a model's images.
 
@@ -159,17 +158,18 @@ def layout_of(
         model: the model.
         family: its family.
         layout: see `accelerate`.
-        sizes: height, width and image_prompts, where they are given.
+        sizes: height, width and image_prompts; None where they are not given.
 
     Raises:
         TemperaError: there is no such layout or size, or the model's configuration states another
             format.
     """
     make = _named(family, layout)
-    for name in sizes:
+    given = {name: size for name, size in sizes.items() if size is not None}
+    for name in given:
         if name not in signature(make).parameters:
             raise TemperaError(f"the layout of these images has no {name}: leave it away.")
-    spec = make(**sizes)
+    spec = make(**given)
     for name, stated in family.stated(model).items():
         if getattr(spec, name) != stated:
             raise TemperaError(

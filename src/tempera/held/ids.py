@@ -74,16 +74,21 @@ def generate_ids(
             f"a prompt of {condition.shape[-1]} tokens and an image of {target.length} do not fit "
             f"the model's {target.spec.context} positions: shorten the prompt."
         )
-    prompts = [Prompt(str(row), str(row)) for row in range(len(rows))]
+    tokens = _decoded(fast, target, condition, seed).to(input_ids.device)
+    return target.spec.token_ids.to(input_ids.device)[tokens]
+
+
+def _decoded(fast: LoadedModel, target: HeldTarget, condition: Tensor, seed: int) -> Tensor:
+    """The tokens of the images of conditions [B, …], `fast.batch_size` of them together."""
+    prompts = [Prompt(str(row), str(row)) for row in range(len(condition))]
     made = []
     with fast.turns.taken():
-        for first in range(0, len(rows), fast.batch_size):
+        for first in range(0, len(prompts), fast.batch_size):
             batch = slice(first, first + fast.batch_size)
             with target.reading(condition[batch]):
                 seeds = [seed] * len(prompts[batch])
                 made.append(fast.pipeline.tokens(prompts[batch], seeds=seeds).tokens)
-    tokens = torch.cat(made).to(input_ids.device)
-    return target.spec.token_ids.to(input_ids.device)[tokens]
+    return torch.cat(made)
 
 
 def _padded(ids: Tensor, mask: Tensor | None, name: str) -> Tensor:
