@@ -756,7 +756,7 @@ def values() -> dict[str, Any]:
     names |= {"tokens": "continuous", "method": "ar"}
     names |= {"guidance": 2.0, "temperature": 0.3, "top_k": 2, "top_p": 0.5, "min_p": 0.4}
     names |= {"entropy_temperature": [2.5, 3, 0.6], "weights": "random", "image_size": 32}
-    names |= {"model.spec.lines": 2, "window": 2, "rule": "relaxed"}
+    names |= {"model.spec.lines": 2, "window": 2, "rule": "relaxed", "weights_dtype": "int8"}
     return names
 
 
@@ -765,7 +765,7 @@ def test_every_option_has_a_value() -> None:
     assert set(OmegaConf.load(CONF / "generate.yaml")) - others <= set(values())
 
 
-REFUSED = {"device", "dtype", "compile", "seed", "tokens", "weights", "image_size"}
+REFUSED = {"device", "dtype", "compile", "seed", "tokens", "weights", "image_size", "weights_dtype"}
 REFUSED |= {"model.spec.lines"}
 """Options of a target that is there already; the others work."""
 
