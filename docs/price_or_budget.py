@@ -100,9 +100,9 @@ def drafts_of(method: Mapping[str, Any], prompts: int) -> Drafts:
     texts = [prompt.text for prompt in world_prompts(prompts, SPARE, 1)]
     found: list[tuple[Tensor, ...]] = []
     for round in model.rounds(texts):
-        images, draft = round.images, round.draft
-        begins = images.lengths - images.emitted
-        inside = (images.emitted > 0) & (begins + images.depth <= images.length)
+        sequences, draft = round.sequences, round.draft
+        begins = sequences.lengths - sequences.emitted
+        inside = (sequences.emitted > 0) & (begins + sequences.depth <= sequences.length)
         assert draft.q is not None
         found.append((draft.tokens[inside], draft.q[inside], round.scores.p[inside]))
     tokens, q, p = (torch.cat(parts) for parts in zip(*found, strict=True))

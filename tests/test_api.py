@@ -247,8 +247,8 @@ def test_an_image_grows_round_by_round(loaded: LoadedModel) -> None:
     result = loaded.generate(CAPTIONS[0])
     written = [0]
     for one in loaded.rounds(CAPTIONS[0]):
-        written.append(one.images.written)
-        (count,) = one.images.counts
+        written.append(one.sequences.written)
+        (count,) = one.sequences.counts
         assert torch.equal(one.tokens[:, :count], result.tokens[:, :count])
         assert not one.tokens[:, count:].any()
         with pytest.raises(TemperaError, match="the rounds of another batch"):

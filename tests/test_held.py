@@ -44,7 +44,7 @@ from tempera.runtime import huggingface as hf
 from tempera.runtime.pretrained import randomise
 from tempera.targets.family import load_network
 from tempera.targets.glm_image import GLM_IMAGE
-from tempera.targets.shared_vocabulary import PADDING
+from tempera.targets.prompt_encoder import PADDING
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -743,7 +743,7 @@ def test_ids_are_decoded_in_batches() -> None:
     assert len(whole.unique(dim=0)) > 2
     fast.batch_size = 4
     assert torch.equal(generate_ids(fast, **ids, seed=5), whole)
-    assert fast.pipeline.target.session.prompt.rows == 2 * 2  # the last two, guided
+    assert fast.pipeline.target.runner.prompt.rows == 2 * 2  # the last two, guided
 
 
 # the same object, options and errors as of tempera.load
@@ -935,7 +935,7 @@ def test_layouts() -> None:
 
     refused("layout=None does not tell .* anole, lumina, lumina2, or a ModelSpec", model)
     refused("this layout has a token 8195, and the model has 30", model, layout="anole")
-    refused("the layout of these images has no height: leave it away", janus().model, height=384)
+    refused("the layout of these images has no height: leave it out", janus().model, height=384)
     refused("these images has no width", emu3().model, layout=emu3().layout, width=64)
     refused("states codes=12, and the format of its images has 32768", emu3().model)
     refused("states codes=24, .* has 16384: give layout=", glm_image().model, height=64)

@@ -107,7 +107,7 @@ def test_nobody_waits_for_rounds(loaded: LoadedModel) -> None:
             with pytest.raises(TemperaError, match=BUSY):
                 place(call)
     assert sum(1 for _ in first) > 3
-    assert next(loaded.rounds(CAPTION)).images.written
+    assert next(loaded.rounds(CAPTION)).sequences.written
 
 
 def test_a_call_that_waits_for_another_is_told_of_rounds_that_come_first(

@@ -19,9 +19,9 @@ from tempera.continuous.loop import (
     Context,
     ContinuousRecorded,
     ContinuousRound,
+    ContinuousRows,
     Model,
     Parallel,
-    Sequences,
     counts,
     next_places,
     propose,
@@ -124,23 +124,23 @@ class CSpDReferenceCode(Decoding):
     ) -> Iterator[ContinuousRound]:
         length = target.length
         models = [target, self.drafter]
-        sequences = Sequences(models, streams, prompts, rows, self.depth(length))
+        batch = ContinuousRows(models, streams, prompts, rows, self.depth(length))
         proposed = run(propose, "draft")
         scored = run(score, "target")
         verified = run(self.verify, "verify")
-        while sequences.begin():
-            images = sequences.images
-            noise = sequences.noise
-            yield from sequences.alone(target, self.prefilled(length))
-            while images.live:  # all rows have the same length
+        while batch.begin():
+            sequences = batch.sequences
+            noise = batch.noise
+            yield from batch.alone(target, self.prefilled(length))
+            while sequences.live:  # all rows have the same length
                 noise.next_round()
-                context = sequences.context
-                ahead = self.ahead(images.counts[0], length)
+                context = batch.context
+                ahead = self.ahead(sequences.counts[0], length)
                 draft = proposed(self.drafter, context, ahead, noise)
                 scores = scored(target, context, sum(ahead))
                 verdict = verified(draft, target.denoiser, scores, noise)
-                yield sequences.append(verdict, 1, draft, scores)
-                sequences.refill()
+                yield batch.append(verdict, 1, draft, scores)
+                batch.refill()
 
     def verify(
         self, proposal: Proposal, denoiser: Denoiser, conditions: Tensor, noise: Noise

@@ -93,9 +93,9 @@ class LoadedModel:
         turns: whose turn it is.
     """
 
-    def __init__(self, cfg: DictConfig, own: "Own", images: int | None = None) -> None:
+    def __init__(self, cfg: DictConfig, own: "CustomParts", images: int | None = None) -> None:
         objects = "rule, drafter and target can be objects with discrete tokens"
-        parts = Parts.of(cfg, discrete="" if own == Own() else objects)
+        parts = Parts.of(cfg, discrete="" if own == CustomParts() else objects)
         rule = parts.rule()
         if own.rule is not None:
             rule = own.rule
@@ -212,7 +212,7 @@ class LoadedModel:
         >>> loaded = tempera.load(method="eagle")
         >>> for round in loaded.rounds("a small red ring"):
         ...     pass
-        >>> round.images.complete
+        >>> round.sequences.complete
         True
         """
         named, seeds = seeded_prompts(prompts, seed)
@@ -321,7 +321,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class Own:
+class CustomParts:
     """Objects of the caller's in place of what the configuration names, else None.
 
     Attributes:
@@ -363,8 +363,7 @@ class Own:
         """
         if method not in (None, "ar"):
             raise TemperaError(
-                f"a drafter of your own takes the place of method={method}: leave one of the two "
-                "away",
+                f"a drafter of your own takes the place of method={method}: leave one of them out",
                 option="drafter",
             )
         return "ar"
@@ -382,7 +381,7 @@ class Own:
             )
             if name in own or of_the_model:
                 raise TemperaError(
-                    f"the target has its own {name}: leave the option away", option=name
+                    f"the target has its own {name}: leave the option out", option=name
                 )
 
     def made(self, sampling: Any) -> Any:
@@ -487,7 +486,7 @@ def _loaded(
     for name in ("rule", "drafter"):
         if isinstance(objects[name], str):
             options[name] = objects.pop(name)
-    own = Own(**objects)
+    own = CustomParts(**objects)
     own.check(options)
     if own.drafter is not None:
         method = own.without_draft(method)

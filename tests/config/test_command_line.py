@@ -71,7 +71,7 @@ SENTENCES = {
     "eval/run.py limit=100000000000": "`limit=100000000000` is not possible",
     "eval/run.py prompt=a large red star": "cannot read 'large': options are written name=value",
     "train_draft/main.py --epochs 3": "cannot read --epochs: options are written name=value",
-    "eval/bench.py batch_sizes=[true]": "true and false are no numbers",
+    "eval/bench.py batch_sizes=[true]": "true and false are not numbers",
     "eval/run.py --config-dir own method=mine boos=2": "did you mean `boost`?",
     "eval/run.py --config-dir own method=eagle boost=2": "it belongs to rule=mine",
     "eval/run.py ++delta=2 method=eagle": "nothing reads `delta` with these choices",
@@ -485,10 +485,10 @@ def test_a_family_of_ones_own_is_one_file(run: Run, tmp_path: Path) -> None:
 def test_the_command_that_goes_on_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
     script = str(ROOT / "eval" / "run.py")
     monkeypatch.setattr(sys, "argv", [script, "prompt=a b", "hydra.run.dir=old"])
-    line = goes_on("hydra.run.dir", "new dir").partition("this goes on: ")[2]
+    line = goes_on("hydra.run.dir", "new dir").partition("to resume: ")[2]
     assert line == f"python {script} 'prompt=a b' 'hydra.run.dir=\"new dir\"'"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/tempera-eval"])
-    assert "goes on: /usr/bin/tempera-eval hydra.run.dir=x" in goes_on("hydra.run.dir", "x")
+    assert "to resume: /usr/bin/tempera-eval hydra.run.dir=x" in goes_on("hydra.run.dir", "x")
 
 
 def test_what_holds_on_a_machine_is_one_file(run: Run, tmp_path: Path) -> None:

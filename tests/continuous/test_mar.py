@@ -372,7 +372,7 @@ def test_nan_ends_a_round_names_the_network_and_leaves_nothing(rule: Rule, who: 
     sound = bias.clone()
     sick(broken)
     with pytest.raises(TemperaError, match=f"^the {who} gave NaN .* prompt 'a'"):
-        decoded(method, made, watch=[lambda one: drawn.append(one.images.rounds)])
+        decoded(method, made, watch=[lambda one: drawn.append(one.sequences.rounds)])
     assert len(drawn) < 4
     bias.copy_(sound)
     assert torch.equal(decoded(method, made).tokens, fresh)
@@ -385,23 +385,23 @@ def drafted_as(tokens: torch.Tensor) -> Any:
 
 def test_a_draft_that_gives_nan_past_the_end_of_an_image_is_not_noticed() -> None:
     streams = RandomStreams(0, ["a", "b"])
-    sequences = loop.Sequences([target()], streams, ["0", "1"], depth=2)
-    assert sequences.begin()
+    batch = loop.ContinuousRows([target()], streams, ["0", "1"], depth=2)
+    assert batch.begin()
     begun, places = torch.zeros(2, 12, 4), torch.zeros(2, 12, dtype=torch.int64)
     counts = torch.tensor([12, 3])
-    sequences.append(ContinuousVerdict(begun, places.to(torch.int8), counts, places, places), 1)
-    assert sequences.images.counts == [12, 3]
+    batch.append(ContinuousVerdict(begun, places.to(torch.int8), counts, places, places), 1)
+    assert batch.sequences.counts == [12, 3]
     drafted, none = torch.zeros(2, 2, 4), torch.zeros(2, 3, dtype=torch.int64)
     drafted[0, 1] = torch.nan
     ones = torch.ones(2, dtype=torch.int64)
     padded = nn.functional.pad(drafted, (0, 0, 0, 1))
     verdict = ContinuousVerdict(padded, none.to(torch.int8), ones, none, none)
     proposal = drafted_as(drafted)
-    sequences.append(verdict, 3, proposal)
-    assert sequences.images.counts == [12, 4]
+    batch.append(verdict, 3, proposal)
+    assert batch.sequences.counts == [12, 4]
     with pytest.raises(TemperaError, match="the draft gave NaN .* prompt 'b'"):
-        sequences.append(verdict, 3, drafted_as(drafted.flip(0)))
-        assert sequences.images.complete
+        batch.append(verdict, 3, drafted_as(drafted.flip(0)))
+        assert batch.sequences.complete
 
 
 @pytest.mark.parametrize("who", ["target", "draft"])

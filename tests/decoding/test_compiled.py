@@ -10,7 +10,7 @@ import torch
 from graph_replays import replayed
 from near_codes import near, published_gsd
 from network_drafts import dflash, eagle, eagle2, independent, medusa, parallel
-from random_drafts import new_images
+from random_drafts import new_sequences
 from tiny_networks import (
     PROMPTS,
     SIZES,
@@ -24,8 +24,7 @@ from tiny_networks import (
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tempera.decoding import compiled, loop
-from tempera.decoding import images as images_module
+from tempera.decoding import compiled, loop, sequences
 from tempera.decoding.diagnostics import Diagnosed, look
 from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.loop import decode
@@ -254,7 +253,7 @@ def test_a_round_is_a_step_of_five_graphs_and_the_second_batch_makes_none(
         rounds[0] += 1
         if not begins[0]:  # the first round runs as it is written
             assert len(loose) <= 10, loose
-        begins[0] = one.images.complete or bool(one.images.finished)
+        begins[0] = one.sequences.complete or bool(one.sequences.finished)
         loose.clear()
 
     batches = [PROMPTS[:rows], PROMPTS[-rows:]]
@@ -358,7 +357,7 @@ def test_what_diagnostics_see_of_a_rule_is_one_graph(name):
     draft = Draft(q.flatten(0, 1).multinomial(1, generator=generator).view(2, -1), q, tree)
     uniforms = torch.rand(2, tree.nodes + 1, generator=generator)
     scores = Scores(p, p)
-    verdict = verify(draft, scores, rule, new_images(2, 9, tree.max_depth), uniforms)
+    verdict = verify(draft, scores, rule, new_sequences(2, 9, tree.max_depth), uniforms)
     inputs = draft, verdict, scores, rule, None
     expected = look(*inputs)
     torch._dynamo.reset()
@@ -418,13 +417,13 @@ def test_counting_the_launches_of_timed_rounds_compiles_nothing(replays):
 @pytest.mark.parametrize("method", ["ar", "eagle"])
 def test_the_host_reads_of_a_round_while_the_next_one_runs(method, replays, monkeypatch):
     """But where the round may have completed an image. Nobody sees a round too many."""
-    inner = images_module._Report.read
+    inner = sequences._Report.read
 
     def read(report):
         replays.calls.append("read")
         return inner(report)
 
-    monkeypatch.setattr(images_module._Report, "read", read)
+    monkeypatch.setattr(sequences._Report, "read", read)
     target = captioned()
     target.compile()
     drafter = METHODS[method](target)
@@ -433,8 +432,8 @@ def test_the_host_reads_of_a_round_while_the_next_one_runs(method, replays, monk
 
     def watch(round):
         progress(round)
-        seen.append(round.images.rounds)
-        longest = int(round.images.lengths.max())
+        seen.append(round.sequences.rounds)
+        longest = int(round.sequences.lengths.max())
         ends.append(longest + drafter.depth + 1 >= target.length)
 
     output = decode(target, drafter, Exact(), RandomStreams(0, ["a"]), ["a"], watch=[watch])
@@ -590,7 +589,7 @@ def test_every_rule_is_one_graph(name):
     p = torch.randn(2, 1 + tree.nodes, 11, generator=generator).softmax(-1)
     q = torch.randn(2, tree.nodes, 11, generator=generator).softmax(-1)
     draft = Draft(q.flatten(0, 1).multinomial(1, generator=generator).view(2, -1), q, tree)
-    images = new_images(2, 9, tree.max_depth)
+    images = new_sequences(2, 9, tree.max_depth)
     uniforms = torch.rand(2, tree.nodes + 1, generator=generator)
     inputs = draft, Scores(p, p), rule, images, uniforms
     expected = vars(verify(*inputs))  # also makes what is made once
@@ -630,7 +629,7 @@ def test_the_keys_of_a_dictionary_of_layouts_have_one_type():
     target = captioned()
     drafter = independent(target, TREE)
     decode(target, drafter, Exact(), RandomStreams(0, PROMPTS), PROMPTS)
-    layouts = drafter.model.draft.session.cache.layouts
+    layouts = drafter.model.draft.runner.cache.layouts
     assert len(layouts) > 2  # of its root, of a level, and of emitted tokens
     assert {type(block) for block in layouts} == {Block}
 
@@ -680,7 +679,7 @@ def test_what_changes_on_a_compiled_model_works(method, backend):
     rule = Exact()
 
     def images(compiled):
-        target.session.compiled = compiled
+        target.runner.compiled = compiled
         return decode(target, drafter, rule, RandomStreams(0, ["a"]), ["a"])
 
     target.compile()
@@ -720,7 +719,7 @@ def test_two_models_with_layers_alike_share_graphs_and_others_do_not(backend):
         target = TransformerTarget(network, captions, SAMPLING, granularity=4)
         images = []
         for compiles in (True, False):
-            target.session.compiled = compiles
+            target.runner.compiled = compiles
             streams = RandomStreams(0, ["a"])
             images.append(decode(target, NoDraft(), Exact(), streams, ["a"]).tokens)
         assert torch.equal(*images)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from host_reads import HostReads
 from near_codes import near_rules
-from random_drafts import SMALL, Spy, new_images
+from random_drafts import SMALL, Spy, new_sequences
 from table_models import check_rows
 
 from tempera.decoding.loop import decode, rounds
@@ -152,8 +152,8 @@ def test_whoever_watches_sees_every_round():
     parts = target, drafting(draft, Tree.chain(2)), Exact()
     output = decode(*parts, RandomStreams(0, names), names, watch=[seen.append])
     for number, one in enumerate(rounds(*parts, RandomStreams(0, names), names)):
-        assert one.images.rounds == number + 1
-        for row, count in enumerate(one.images.emitted.tolist()):
+        assert one.sequences.rounds == number + 1
+        for row, count in enumerate(one.sequences.emitted.tolist()):
             pieces[row] += one.verdict.tokens[row, :count].tolist()
         written = [*pieces[0], 0, 0, 0, 0, 0, 0][:6], [*pieces[1], 0, 0, 0, 0, 0, 0][:6]
         assert one.tokens.tolist() == list(written)
@@ -186,7 +186,7 @@ def test_nan_is_reported_with_its_prompt(sick, temperature):
 
 
 def test_nan_of_a_finished_row_is_no_fault():
-    images = new_images(2, 3, 0)
+    images = new_sequences(2, 3, 0)
 
     def play(row, counts=(1, 1)):
         broken = torch.stack([torch.arange(2) == row, torch.arange(2) == 2])
@@ -201,7 +201,7 @@ def test_nan_of_a_finished_row_is_no_fault():
 
 def test_nan_is_told_before_its_image_is_given_away():
     """With its own name, also where the row takes another prompt."""
-    images = new_images(2, 6, 0)
+    images = new_sequences(2, 6, 0)
 
     def play(sick):
         broken = torch.zeros(2, 2, dtype=torch.int64)

@@ -38,12 +38,12 @@ def test_rows_are_not_idle_for_long_while_prompts_wait():
     begun: set[int] = set()
     idle = [0]
     for one in rounds(*parts(), RandomStreams(0, names), names, rows=16):
-        now = {number for number in one.images.prompts if number is not None}
+        now = {number for number in one.sequences.prompts if number is not None}
         if now - begun:
             idle.append(0)
         begun |= now
         if len(begun) < len(names):
-            idle[-1] += one.images.prompts.count(None)
+            idle[-1] += one.sequences.prompts.count(None)
     assert begun == set(range(60)) and 0 < max(idle) < 4
 
 
@@ -63,7 +63,7 @@ def test_images_are_given_away_when_they_are_complete():
 
 def test_more_rows_than_prompts_are_not_there():
     one = next(rounds(*parts(), RandomStreams(0, NAMES), NAMES, rows=50))
-    assert len(one.images.lengths) == 12
+    assert len(one.sequences.lengths) == 12
 
 
 def test_longer_prompts_wait_for_a_batch_of_their_own():

@@ -134,7 +134,7 @@ def test_a_rule_may_verify_the_whole_draft():
     class FirstTwo(Rule):
         """Keeps two nodes of a chain and goes on with the last token of the vocabulary."""
 
-        def walk(self, draft, scores, images, uniforms):
+        def walk(self, draft, scores, sequences, uniforms):
             rows = len(scores.p)
             return torch.full((rows,), 2), one_hot(torch.full((rows,), 5), 6)
 
@@ -159,8 +159,8 @@ class EveryOther(TokenRule):
     def residual(self, p, q, token, depth):
         return p
 
-    def passed(self, draft, scores, images, uniforms):
-        place = images.lengths.unsqueeze(1) + draft.tree.depths - 1
+    def passed(self, draft, scores, sequences, uniforms):
+        place = sequences.lengths.unsqueeze(1) + draft.tree.depths - 1
         return (place - self.first) % 2 == 0
 
 

@@ -4,7 +4,7 @@ with them is lossless in exactness/test_laws.py.
 
 import pytest
 import torch
-from random_drafts import new_images
+from random_drafts import new_sequences
 
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.errors import TemperaError
@@ -18,7 +18,7 @@ def drafter_of(branches, depth, nodes):
 
 def test_nan_of_a_row_is_no_other_rows():
     draft = TableDraft(TableTarget(4, 6))
-    drafter, images = drafter_of(2, 3, 6)(draft), new_images(3)
+    drafter, images = drafter_of(2, 3, 6)(draft), new_sequences(3)
     drafter.begin(["a", "b", "c"], images, torch.empty(3, 0), None)
     draft._roots = torch.tensor([1, 2, 3])
     draft.table[2] = torch.nan  # the root's law of the second row
@@ -54,5 +54,5 @@ def test_the_draft_makes_room_for_the_tree_and_for_the_nodes_that_it_expands(siz
     draft.identity = "weights"
     assert drafter_of(*size)(draft).identity == "weights"
     draft.begin = lambda prompts, nodes, *_: asked.append(nodes)
-    drafter_of(*size)(draft).begin(["a"], new_images(1), torch.empty(1, 0), None)
+    drafter_of(*size)(draft).begin(["a"], new_sequences(1), torch.empty(1, 0), None)
     assert asked == [room]

@@ -161,7 +161,7 @@ def test_a_smaller_model_may_have_another_dtype_and_is_as_fast_as_the_target(
         getattr(target, way)()
     drafter = build_independent(smaller, target, Tree.chain(3), dtype)
     draft, rounded = drafter.model.draft, getattr(torch, dtype)
-    assert (draft.session.packed, draft.session.compiled) == (bool(ways),) * 2
+    assert (draft.runner.packed, draft.runner.compiled) == (bool(ways),) * 2
     weight = draft.network.model.embed_tokens.weight
     assert weight.dtype == (torch.float32 if dtype == "float16" else rounded)
     assert torch.equal(weight.float(), weight.to(rounded).float())

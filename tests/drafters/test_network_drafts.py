@@ -20,7 +20,7 @@ from network_drafts import (
     parallel,
     small_model,
 )
-from random_drafts import new_images
+from random_drafts import new_sequences
 from tiny_networks import (
     LENGTH,
     PROMPTS,
@@ -156,7 +156,7 @@ def test_a_longer_caption_beside_it_does_not_change_what_is_drafted(kind):
     target = text_target(Sampling(2.0))
     drafter, found = made(kind, target, PROMPTS, Tree.chain(3))[0], []
     for prompts in (["a"], ["a", "xyz"]):
-        images = new_images(len(prompts), target.length)
+        images = new_sequences(len(prompts), target.length)
         target.begin(prompts, 3)
         drafter.begin(prompts, images, torch.empty(len(prompts), 0), None)
         found.append(drafter.propose(images, torch.full((len(prompts), 3), 0.5)).q[0])
@@ -209,9 +209,9 @@ def test_half_precision_in_both_or_in_the_draft_alone(name):
     assert torch.isfinite(output.trace.logprob).all()
     target = tiny_target(Sampling(3.0, temperature=0))
     drafter = DRAFTERS[name](target, torch.bfloat16)
-    cache = drafter.model.draft.session.cache if name == "independent" else drafter.model.run.cache
+    cache = drafter.model.draft.runner.cache if name == "independent" else drafter.model.run.cache
     assert torch.equal(decoded(target, drafter).tokens, decoded(target, NoDraft()).tokens)
-    assert (cache.dtype, target.session.cache.dtype) == (torch.bfloat16, torch.float32)
+    assert (cache.dtype, target.runner.cache.dtype) == (torch.bfloat16, torch.float32)
 
 
 class Sick:
@@ -257,7 +257,7 @@ def used(name, ways):
     for way in ways:
         getattr(target, way)()
     drafter = NoDraft() if name == "ar" else DRAFTERS[name](target)
-    parts = [target.network, target.session.cache]
+    parts = [target.network, target.runner.cache]
     for _ in range(2):
         decoded(target, drafter, PROMPTS[:1])
     if name != "ar":

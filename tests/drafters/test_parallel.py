@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 from network_drafts import dflash, medusa, parallel, small_captions, small_model
-from random_drafts import new_images
+from random_drafts import new_sequences
 from tiny_networks import (
     LENGTH,
     PROMPTS,
@@ -58,7 +58,7 @@ def test_slots_depend_on_each_other_through_the_markov_head_alone(rank):
     target = tiny_target(Sampling(1.0, temperature=5.0))
     drafter, drafts = parallel(target, Tree.chain(3), rank=rank), []
     for first in (0.01, 0.99):
-        images = new_images(1, target.length)
+        images = new_sequences(1, target.length)
         target.begin(["a"], 3)
         drafter.begin(["a"], images, torch.empty(1, 0), None)
         drafts.append(drafter.propose(images, torch.tensor([[first, 0.5, 0.5]])))

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from random_drafts import SMALL, new_images
+from random_drafts import SMALL, new_sequences
 from tiny_networks import (
     PROMPTS,
     llamagen,
@@ -22,7 +22,7 @@ from tempera.drafters.parallel import ParallelDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 
-IMAGES = new_images(2)
+IMAGES = new_sequences(2)
 
 
 class Written(DraftModel):
@@ -83,7 +83,7 @@ def test_greedy_drafts_are_ranked_at_temperature_1_without_top_k(make):
         target = tiny_target(Sampling(2.0, top_k=3))
         model = make(target)
         target.sampling = sampling  # it may be replaced between images
-        images = new_images(len(PROMPTS), target.length, 2)
+        images = new_sequences(len(PROMPTS), target.length, 2)
         target.begin(PROMPTS, 2)
         model.begin(PROMPTS, 2, images)
         assert model.greedy == sampling.greedy

@@ -64,9 +64,9 @@ def test_every_part_is_measured_and_the_ratio_follows_from_the_rounds():
         most = column.ar["round"].median / column.method["target"].median
         assert shown["the same, at most"]["value"] == pytest.approx(most)
         assert shown["memory at the peak, GiB"]["value"] == column.memory / 2**30
-    _, rows, heads, _, size = target.session.cache._shape
-    middle = target.session.prompt.prefix + LENGTH // 2
-    cache = 2 * len(target.session.cache.entries) * rows * heads * middle * size * 4
+    _, rows, heads, _, size = target.runner.cache._shape
+    middle = target.runner.prompt.prefix + LENGTH // 2
+    cache = 2 * len(target.runner.cache.entries) * rows * heads * middle * size * 4
     assert rows == 6 and report.columns[1].limit == pytest.approx((report.weights + cache) / 5e5)
     assert (report.steps, report.bandwidth) == (3, 5e8)
     model = target.network.model

@@ -79,7 +79,7 @@ def test_the_drafts_that_end_within_their_image_are_recorded() -> None:
     target = TableTarget(3, 7)
     tested, counts = TestedDrafts(), list[list[int]]()
     drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(LENGTH))
-    watch = [tested, lambda one: counts.append(one.images.emitted.tolist())]
+    watch = [tested, lambda one: counts.append(one.sequences.emitted.tolist())]
     emit(target, drafter, Exact(), rows=60, watch=watch)
     noted = [(ratios, count) for (ratios, _), count in zip(tested.notes, counts, strict=True)]
     expected, ends = list[list[float]](), set[int]()

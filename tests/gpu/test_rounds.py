@@ -10,7 +10,7 @@ from tiny_targets import METHODS, composed, method_options
 
 from tempera.commands import gpu_check
 from tempera.config.parts import Parts
-from tempera.decoding import images
+from tempera.decoding import sequences
 from tempera.decoding.loop import decode, rounds
 from tempera.decoding.random_streams import RandomStreams
 
@@ -33,10 +33,10 @@ def parts(name: str, compiled: bool) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_round_is_read_once(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first round, PyTorch refuses all synchronisation but the reading of the counts."""
-    read = images._Report.read
+    read = sequences._Report.read
     forbid = torch.cuda.set_sync_debug_mode
 
-    def allowed(report: images._Report) -> list[list[int]]:
+    def allowed(report: sequences._Report) -> list[list[int]]:
         forbid("default")
         try:
             return read(report)
@@ -46,7 +46,7 @@ def test_a_round_is_read_once(name: str, compiled: bool, monkeypatch: pytest.Mon
     target, drafter, rule = parts(name, compiled)
     streams = [RandomStreams(seed, PROMPTS, "cuda") for seed in range(2)]
     decode(target, drafter, rule, streams[0], PROMPTS)  # compiles and captures
-    monkeypatch.setattr(images._Report, "read", allowed)
+    monkeypatch.setattr(sequences._Report, "read", allowed)
     try:
         seen = sum(1 for _ in rounds(target, drafter, rule, streams[1], PROMPTS))
     finally:

@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tempera.image_tokenizers.vq import MOVQ, VQConfig, VQModel, from_vqgan
 from tempera.runtime.huggingface import Emu3VQVAEConfig
 from tempera.targets.chameleon import lumina2
-from tempera.targets.shared_vocabulary import load_prompts
+from tempera.targets.prompt_encoder import load_prompts
 
 
 def test_pictures_are_those_of_transformers() -> None:

@@ -58,7 +58,7 @@ def test_the_memory_of_an_evaluation_is_what_a_decode_holds(
         pipeline = Parts.of(cfg).pipeline(Parts.of(cfg).fast_target(), Parts.of(cfg).rule())
         assert told["weights"] == pytest.approx(held.live, rel=0.03)
     pipeline.tokens(prompts)
-    assert told["KV cache"] == pipeline.target.session.cache.nbytes()
+    assert told["KV cache"] == pipeline.target.runner.cache.nbytes()
     nodes = pipeline.method.drafter.nodes
     assert told["logits"] == 4 * 4 * (1 + nodes) * pipeline.target.vocab_size
     assert told["image decoder"] >= 3 * 48 * 48 * 4  # a picture

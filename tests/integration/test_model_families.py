@@ -45,7 +45,7 @@ from tempera.drafters.draft_files import save_draft
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.targets.emu3 import NEGATIVE, POSITIVE
-from tempera.targets.shared_vocabulary import about_as_many
+from tempera.targets.prompt_encoder import about_as_many
 from tempera.targets.token_head import FORBIDDEN
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.teacher_forcing import teach

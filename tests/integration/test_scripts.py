@@ -216,7 +216,7 @@ def test_an_interruption_is_one_sentence_from_the_first_moment(module: str, name
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 130 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("interrupted")
-    assert ("this goes on: " in done.stderr) == (module == "torch")
+    assert ("to resume: " in done.stderr) == (module == "torch")
 
 
 def test_an_interrupted_sweep_says_which_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_an_interrupted_sweep_says_which_command_goes_on(monkeypatch: pytest.Mon
     monkeypatch.setattr(CaseSweeper.__base__, "sweep", interrupted)
     sweeper = CaseSweeper.__new__(CaseSweeper)  # Hydra's scan for plugins replaces its base
     sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": "sweeps/1"}}})
-    with pytest.raises(KeyboardInterrupt, match="goes on: .* hydra.sweep.dir=sweeps/1"):
+    with pytest.raises(KeyboardInterrupt, match="to resume: .* hydra.sweep.dir=sweeps/1"):
         sweeper.sweep(["method=ar"])
 
 

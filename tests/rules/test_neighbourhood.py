@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from near_codes import near, near_rules
-from random_drafts import ROWS, SMALL, new_images, random_draft
+from random_drafts import ROWS, SMALL, new_sequences, random_draft
 
 from tempera.decoding.diagnostics import Diagnosed
 from tempera.decoding.interfaces import Round, Scores
@@ -324,8 +324,8 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     soft = torch.rand(60, 2, 6, generator=torch.Generator().manual_seed(1)).softmax(-1)
     p = one_hot(soft.argmax(-1), 6)
     verdict = verify(draft, Scores(p, p, soft), rule, None, uniforms)
-    one = Round(new_images(60, depth=1), draft, Scores(p, p, soft), verdict)
-    one.images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
+    one = Round(new_sequences(60, depth=1), draft, Scores(p, p, soft), verdict)
+    one.sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
     watchers = [Recorded(), Diagnosed(rule)]
     trace = {}
     for watcher in watchers:
@@ -367,7 +367,7 @@ def test_the_size_of_the_set_of_the_first_draft(rule):
     """LANTERN, Figure 7: counted where a draft was tested, and nowhere else."""
     draft, p, uniforms = random_draft(50, SMALL, vocab_size=4)
     verdict = verify(draft, Scores(p, p), rule, None, uniforms)
-    one = Round(new_images(50), draft, Scores(p, p), verdict)
+    one = Round(new_sequences(50), draft, Scores(p, p), verdict)
     sizes = rule.figures(one)["proximity"]
     first = draft.tree.children[:, 0]
     for row in range(50):

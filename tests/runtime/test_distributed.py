@@ -91,14 +91,14 @@ LEFT: list[tuple[dict[str, str], str]] = [
     ({"WORLD_SIZE": "2"}, "there is no RANK: launch"),
     ({"WORLD_SIZE": "2", "RANK": "0"}, "there is no MASTER_ADDR"),
     ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "a"}, "there is no MASTER_PORT"),
-    ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two is no number"),
+    ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two is not a number"),
     ({"WORLD_SIZE": "2", "RANK": "7", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=7, WORLD_"),
     ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=2, WORLD_"),
     ({"WORLD_SIZE": "2", "RANK": "-1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=-1 is no"),
     ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "70000"}, "=70000"),
     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "there is no MASTER_ADDR"),
     ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "there is no MASTER_ADDR"),
-    ({"SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS=many is no number"),
+    ({"SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS=many is not a number"),
 ]
 """What a launcher may leave in a shell -> what is told."""
 

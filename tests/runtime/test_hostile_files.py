@@ -30,7 +30,7 @@ from tempera.runtime.pretrained import PretrainedFiles
 from tempera.runtime.row_store import Store, read_table, write_table
 from tempera.runtime.tensor_files import read_tensors
 from tempera.shapes.networks import WorldCaptions, load_text_encoder
-from tempera.training.checkpoint import SEAL, read_seal
+from tempera.training.checkpoint import CHECKPOINT_MANIFEST, read_manifest
 
 Reader = Callable[[Path], Any]
 
@@ -41,7 +41,7 @@ def prompts_of(path: Path) -> Any:
 
 def checkpoint_of(path: Path) -> Any:
     try:
-        return read_seal(path)
+        return read_manifest(path)
     except ValueError as problem:  # which the training tells with its directory
         raise TemperaError(reason(problem)) from problem
 
@@ -70,7 +70,14 @@ FILES: dict[str, Reader] = {
     "runs": lambda path: [read_run(run) for run in find_runs([path.parent])[0]],
 }
 NAMES = (
-    *("config.json", "model.safetensors", MANIFEST, SEAL, "run.json", "metrics.json"),
+    *(
+        "config.json",
+        "model.safetensors",
+        MANIFEST,
+        CHECKPOINT_MANIFEST,
+        "run.json",
+        "metrics.json",
+    ),
     *("results.parquet", "a.safetensors", "a.pt", "a.txt", "a.csv", "a.tsv", "a.jsonl"),
     *("a.parquet", "a", "a.png", "a.json"),
 )

@@ -195,7 +195,7 @@ def test_what_wandb_refuses_is_told_and_the_run_goes_on(
     assert type(wandb_tracker(directory=tmp_path, **USUAL | options)) is Tracker
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("W&B does not start (it refuses the run: ")
-    assert line.endswith("goes on without it.")
+    assert line.endswith("continues without it.")
 
 
 def test_a_directory_that_wandb_cannot_write_is_told_and_the_run_goes_on(

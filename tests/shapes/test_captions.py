@@ -45,7 +45,7 @@ def test_every_text_is_refused_told_of_or_read_whole(text: str) -> None:
     ("text", "told"),
     [("an astronaut on a horse", "no words such as astronaut, horse (2 of"),
      ("כוכב ירוק", "no words such as"), ("a red 🟥", "no words such as 🟥 (1 of"),
-     ("red ring a", "1 of 1 prompts are no captions of the shapes world, such as 'red ring a'")],
+     ("red ring a", "1 of 1 prompts are not captions of the shapes world, such as 'red ring a'")],
 )  # fmt: skip
 def test_what_the_world_does_not_know_is_warned_of(text: str, told: str) -> None:
     (warning,) = CAPTIONS.warnings([text])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from paths import ROOT
-from random_drafts import new_images
+from random_drafts import new_sequences
 from safetensors.torch import load_file
 from shapes_recipe import kl, mar, mar_draft, recipe, stage, target
 from shapes_recipe.evaluators import EvaluatorTraining
@@ -105,7 +105,7 @@ def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None
     network = Parts.of(cfg).target()
     drafter = Parts.of(cfg).drafter(network)
     with torch.no_grad():
-        images = new_images(1, network.length, drafter.depth)
+        images = new_sequences(1, network.length, drafter.depth)
         network.begin(["a red ring"], drafter.nodes)
         drafter.begin(["a red ring"], images, torch.empty(1, 0), None)
         draft = drafter.propose(images, torch.rand(1, drafter.uniforms))

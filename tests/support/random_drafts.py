@@ -3,10 +3,10 @@
 import torch
 
 from tempera.continuous.noise import Noise
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import one_hot, sample
 from tempera.decoding.random_streams import Draws, RandomStreams
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import Tree
 
 SMALL = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
@@ -42,11 +42,11 @@ def random_parents(nodes, generator):
     return parents
 
 
-def new_images(rows: int, length: int = 6, depth: int = 3) -> Images:
+def new_sequences(rows: int, length: int = 6, depth: int = 3) -> Sequences:
     """Images that have begun, without tokens."""
-    images = Images(rows, length, depth, torch.device("cpu"))
-    images.begin(range(rows), range(rows), [str(row) for row in range(rows)])
-    return images
+    sequences = Sequences(rows, length, depth, torch.device("cpu"))
+    sequences.begin(range(rows), range(rows), [str(row) for row in range(rows)])
+    return sequences
 
 
 def new_draws(seed: int, ids: list[str]) -> Draws:
@@ -72,14 +72,14 @@ class Spy:
         self.nodes, self.depth, self.uniforms = drafter.nodes, drafter.depth, drafter.uniforms
         self.first_uniforms = drafter.first_uniforms
 
-    def begin(self, prompts, images, uniforms, rows):
+    def begin(self, prompts, sequences, uniforms, rows):
         self.prompts = prompts
-        self.drafter.begin(prompts, images, uniforms, rows)
+        self.drafter.begin(prompts, sequences, uniforms, rows)
 
-    def propose(self, images, uniforms):
+    def propose(self, sequences, uniforms):
         assert uniforms.shape == (len(self.prompts), self.uniforms)
-        return self.drafter.propose(images, uniforms)
+        return self.drafter.propose(sequences, uniforms)
 
-    def observe(self, images, draft, verdict, scores):
-        self.heard.append((draft, verdict, scores, images.emitted.clone()))
-        self.drafter.observe(images, draft, verdict, scores)
+    def observe(self, sequences, draft, verdict, scores):
+        self.heard.append((draft, verdict, scores, sequences.emitted.clone()))
+        self.drafter.observe(sequences, draft, verdict, scores)

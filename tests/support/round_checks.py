@@ -39,7 +39,7 @@ def check_rounds(target, prompts, nodes, tree_of_round, generator, forced=None):
     """
     drafter = RandomDrafts(nodes, tree_of_round, generator, target.vocab_size)
     for draft, images in random_rounds(target, drafter, prompts, generator):
-        assert target.session.prompt.lengths.tolist() == [len(image) for image in images]
+        assert target.runner.prompt.lengths.tolist() == [len(image) for image in images]
         scores = target.score(draft, max(map(len, images)))
         assert scores.p.shape == (len(prompts), 1 + draft.tree.nodes, target.vocab_size)
         check_scores(target, prompts, draft, scores, images, forced)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from random_drafts import new_images
+from random_drafts import new_sequences
 from torch import Tensor, nn
 
 from tempera.decoding.interfaces import Draft, Drafter, Verdict
@@ -19,7 +19,7 @@ from tempera.targets.emu3 import EMU3
 from tempera.targets.family import Family, load_network
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig
 from tempera.targets.masks import causal_mask
-from tempera.targets.shared_vocabulary import PADDING
+from tempera.targets.prompt_encoder import PADDING
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -168,21 +168,24 @@ def random_rounds(
     """Rounds with random verdicts until every image is complete: each one's draft, and the images
     as they are before it.
     """
-    images = new_images(len(prompts), target.length, drafter.depth)
+    sequences = new_sequences(len(prompts), target.length, drafter.depth)
     target.begin(prompts, drafter.nodes)
-    drafter.begin(prompts, images, torch.empty(len(prompts), 0), None)
-    while not images.complete:
+    drafter.begin(prompts, sequences, torch.empty(len(prompts), 0), None)
+    while not sequences.complete:
         uniforms = torch.rand(len(prompts), drafter.uniforms, generator=generator)
-        draft = drafter.propose(images, uniforms)
+        draft = drafter.propose(sequences, uniforms)
         yield (
             draft,
-            [row[:count].clone() for row, count in zip(images.tokens, images.counts, strict=True)],
+            [
+                row[:count].clone()
+                for row, count in zip(sequences.tokens, sequences.counts, strict=True)
+            ],
         )
-        scores = target.score(draft, images.longest)
+        scores = target.score(draft, sequences.longest)
         verdict = random_verdict(draft, generator, target.vocab_size)
-        images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
-        target.commit(draft, verdict, images.emitted)
-        drafter.observe(images, draft, verdict, scores)
+        sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
+        target.commit(draft, verdict, sequences.emitted)
+        drafter.observe(sequences, draft, verdict, scores)
 
 
 def check_q(draft: Draft, row: int, law: Callable[[list[int]], Tensor], longest: int) -> None:
@@ -214,14 +217,14 @@ def node_paths(tree: Tree, row: int) -> list[list[int]]:
 def full_hidden(
     target: TransformerTarget,
     prompts: list[str],
-    images: list[Tensor],
+    sequences: list[Tensor],
     features: tuple[int, ...] = (),
 ) -> list[Tensor]:
     """Hidden states, and behind them inputs of layers, over the prefix and the tokens of each
     image, int64 [n], without a cache: [R of one prompt, T + n, …] each.
     """
     condition, keep = target.conditioner(prompts)
-    tokens = nn.utils.rnn.pad_sequence(images, batch_first=True)
+    tokens = nn.utils.rnn.pad_sequence(sequences, batch_first=True)
     halves = []
     for drop in (False, True)[: target.sampling.rows]:
         dropped = torch.full((len(prompts),), drop)
@@ -232,7 +235,7 @@ def full_hidden(
         halves.append(target.network.model(embeds, mask, rotation, features=features))
     return [
         torch.stack([half[i, : keep.shape[1] + len(image)] for half in halves])
-        for i, image in enumerate(images)
+        for i, image in enumerate(sequences)
     ]
 
 

@@ -28,7 +28,7 @@ from tempera.targets.glm_image import (
     glm_image,
     load_glm_decoder,
 )
-from tempera.targets.shared_vocabulary import PADDING, load_prompts
+from tempera.targets.prompt_encoder import PADDING, load_prompts
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 

@@ -17,7 +17,7 @@ from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.rules.standard import Exact
 from tempera.targets.janus import janus
-from tempera.targets.shared_vocabulary import about_as_many, load_prompts
+from tempera.targets.prompt_encoder import about_as_many, load_prompts
 
 pytestmark = pytest.mark.slow
 SPECIAL = ("<begin_of_image>", "<｜▁pad▁｜>")

@@ -17,8 +17,8 @@ from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.cosmos import load_cosmos
 from tempera.runtime.huggingface import Qwen2Config, Qwen2ForCausalLM
+from tempera.targets.prompt_encoder import load_prompts
 from tempera.targets.qwen2 import simplear
-from tempera.targets.shared_vocabulary import load_prompts
 
 TEXT, CODES = 300, 24
 

@@ -5,7 +5,7 @@ import pytest
 from tempera.errors import TemperaError
 from tempera.targets.chameleon import anole, lumina
 from tempera.targets.emu3 import NEGATIVE, emu3
-from tempera.targets.shared_vocabulary import PromptEncoder
+from tempera.targets.prompt_encoder import PromptEncoder
 from tempera.targets.token_format import ModelSpec
 
 LINED = ModelSpec(2, 3, 5, 20, prompt=(1, "{text}!", 2), null=(2,), context=20, line_end=9)

@@ -59,9 +59,9 @@ def test_attention_loads_the_keys_that_the_longest_image_can_reach():
 
     def scored(draft, longest):
         scores = score(draft, longest)
-        lengths = target.session.prompt.lengths
+        lengths = target.runner.prompt.lengths
         longest = int(lengths[lengths < target.length].max())
-        loaded.append((target.session.kv_length(), PREFIX - 1 + longest + 2 + 5))
+        loaded.append((target.runner.kv_length(), PREFIX - 1 + longest + 2 + 5))
         return scores
 
     target.score = scored

@@ -115,8 +115,8 @@ def test_a_training_that_is_stopped_loses_no_step(
     status = training.wait(100)
     assert status == (1 if launcher else 130), told(tmp_path)
     step = int(checkpoint(tmp_path).name.partition("-")[2])
-    assert 5 <= step < STEPS and f"it goes on after step {step}" in told(tmp_path)
-    assert "this goes on: " in told(tmp_path)
+    assert 5 <= step < STEPS and f"it resumes after step {step}" in told(tmp_path)
+    assert "to resume: " in told(tmp_path)
     assert begun(tmp_path, launcher).wait(500) == 0, told(tmp_path)
     assert f"resumes after step {step}." in told(tmp_path)
     expected, resumed = weights(place), weights(tmp_path)
@@ -163,5 +163,5 @@ def test_a_training_that_submitit_requeues_loses_no_step(tmp_path: Path) -> None
     assert sweep.wait(300) == 0, told(tmp_path)
     (log,) = tmp_path.glob("sweep/.submitit/*/*_log.out")
     said = log.read_text()
-    (step,) = map(int, re.findall(r"it goes on after step (\d+)", said))
+    (step,) = map(int, re.findall(r"it resumes after step (\d+)", said))
     assert 5 <= step < STEPS and f"resumes after step {step}." in said, said

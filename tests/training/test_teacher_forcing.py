@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from live_bytes import LiveBytes
-from random_drafts import new_images
+from random_drafts import new_sequences
 from tiny_networks import tiny_dflash, tiny_medusa, tiny_parallel
 from tiny_training import tiny_codes, tiny_draft, tiny_target
 
@@ -36,7 +36,7 @@ def test_training_inputs_equal_drafting_inputs(guidance: float, features: tuple[
     predicted = draft(lesson.embeds, lesson.previous, lesson.mask, lesson.rotation)
     taught = target.sampling.distribution(target.head.lm_logits(predicted[:, lesson.start]))
     drafter = EagleDraft(draft, target)
-    empty = new_images(len(images.captions), target.length)
+    empty = new_sequences(len(images.captions), target.length)
     target.begin(images.captions, 1)
     drafter.begin(images.captions, 1, empty)
     torch.testing.assert_close(drafter.roots(empty)[0], taught)
@@ -86,7 +86,7 @@ def test_slots_learn_from_what_they_draft_from(
     places = [copy * lesson.mask.shape[-1] + lesson.start + copy for copy in range(3)]
     taught = target.sampling.distribution(target.head.lm_logits(predicted[:, places]))
     drafter = draft.draft_model(draft, target)
-    empty = new_images(len(images.captions), target.length)
+    empty = new_sequences(len(images.captions), target.length)
     target.begin(images.captions, 3)
     drafter.begin(images.captions, 3, empty)
     root, above = drafter.roots(empty)

@@ -37,9 +37,9 @@ from tempera.runtime.preemption import Preemption
 from tempera.runtime.tracking import Tracker
 from tempera.training import checkpoint, trainer, validation
 from tempera.training.averaging import moving_average
-from tempera.training.checkpoint import EXTRA, NETWORK, SEAL
+from tempera.training.checkpoint import CHECKPOINT_MANIFEST, EXTRA, NETWORK
 from tempera.training.losses import AcceptanceLoss, EagleLoss, Loss
-from tempera.training.teacher_forcing import Lesson, teach
+from tempera.training.teacher_forcing import TeacherForcedBatch, teach
 from tempera.training.trainer import TrainingRun
 
 LAST = "checkpoint-12"
@@ -128,8 +128,8 @@ def test_a_training_that_is_told_to_end_loses_no_step(
     """Nor the validation that was due, for which there was no time."""
     with pytest.raises(KeyboardInterrupt):
         tiny_train(tmp_path, Notebook(at, terminate), **WHOLE)
-    assert (tmp_path / f"checkpoint-{saved}" / SEAL).is_file()
-    assert f"it goes on after step {saved}." in capsys.readouterr().out
+    assert (tmp_path / f"checkpoint-{saved}" / CHECKPOINT_MANIFEST).is_file()
+    assert f"it resumes after step {saved}." in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     tiny_train(tmp_path, **WHOLE)
     assert same_results(tmp_path, whole)
@@ -271,7 +271,7 @@ def test_training_improves_and_keeps_the_best_draft(tmp_path: Path) -> None:
 def test_sample_pictures_are_drawn_with_the_draft(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Beside one another, at every validation; if they fail, the training goes on."""
+    """Beside one another, at every validation; if they fail, training continues."""
     seen, notebook = list[torch.Tensor](), Notebook()
 
     def grey(tokens: torch.Tensor, captions: list[str]) -> Any:
@@ -381,7 +381,7 @@ def test_slots_of_medusa_learn_the_places_that_they_draft(columns: int, tmp_path
     torch.testing.assert_close(run.losses([0, 1, 2, 3])["loss"], expected)
 
 
-def state(lesson: Lesson, place: int) -> torch.Tensor:
+def state(lesson: TeacherForcedBatch, place: int) -> torch.Tensor:
     """The target's state at a place, [R, 1, H]: 0 on the padding before the caption, and before."""
     if place < 0:
         return torch.zeros_like(lesson.hidden[:, :1])
@@ -429,10 +429,12 @@ def of_seal(**changes: Any) -> Callable[[Path], None]:
     """Damages what a checkpoint says of itself."""
 
     def damage(path: Path) -> None:
-        seal = json.loads((path / SEAL).read_text())
-        seal["progress"] |= {name: changes[name] for name in changes if name in seal["progress"]}
-        seal |= {name: changes[name] for name in changes if name in seal}
-        (path / SEAL).write_text(json.dumps(seal))
+        manifest = json.loads((path / CHECKPOINT_MANIFEST).read_text())
+        manifest["progress"] |= {
+            name: changes[name] for name in changes if name in manifest["progress"]
+        }
+        manifest |= {name: changes[name] for name in changes if name in manifest}
+        (path / CHECKPOINT_MANIFEST).write_text(json.dumps(manifest))
 
     return damage
 
@@ -468,7 +470,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(
     run = run_of(tmp_path, **{**WHOLE, "steps": 12})
     made_by = json.loads((whole / "draft/metrics.json").read_text())["made_by"]
     copy = shutil.copytree(whole / LAST, tmp_path / LAST)
-    assert {path.name for path in copy.iterdir()} == {*FILES, SEAL}
+    assert {path.name for path in copy.iterdir()} == {*FILES, CHECKPOINT_MANIFEST}
     assert run.checkpoints.load(12, made_by)
     DAMAGES[told](copy)
     with pytest.raises(TemperaError, match=r"cannot resume from .*checkpoint-12") as refused:
@@ -503,11 +505,14 @@ def test_what_a_user_keeps_beside_checkpoints_stays(tmp_path: Path, whole: Path)
         "checkpoint-notes.txt",
     ]
     foreign = tmp_path / "checkpoint-2"
-    seal = json.loads((whole / LAST / SEAL).read_text()) | {"made_by": "another", "files": {}}
+    manifest = json.loads((whole / LAST / CHECKPOINT_MANIFEST).read_text()) | {
+        "made_by": "another",
+        "files": {},
+    }
 
     def keep() -> None:
         foreign.mkdir()
-        (foreign / SEAL).write_text(json.dumps(seal))
+        (foreign / CHECKPOINT_MANIFEST).write_text(json.dumps(manifest))
         for name in (*kept, "checkpoint-5/notes.txt"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text("mine")
@@ -515,7 +520,9 @@ def test_what_a_user_keeps_beside_checkpoints_stays(tmp_path: Path, whole: Path)
     tiny_train(tmp_path, Notebook(6, keep), **WHOLE)
     assert all((tmp_path / name).read_text() == "mine" for name in kept)
     assert {path.name for path in (tmp_path / "checkpoint-5").iterdir()} == {"notes.txt"}
-    assert (foreign / SEAL).is_file() and (tmp_path / LAST / SEAL).is_file()
+    assert (foreign / CHECKPOINT_MANIFEST).is_file() and (
+        tmp_path / LAST / CHECKPOINT_MANIFEST
+    ).is_file()
     assert not (tmp_path / "checkpoint-10").exists()
 
 

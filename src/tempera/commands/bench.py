@@ -96,7 +96,7 @@ def read_options(cfg: DictConfig) -> BenchmarkPlan:
         )
     if is_discrete and product(cfg.drafter) is NoDraft:
         raise TemperaError(
-            "a benchmark times rounds of draft and verification beside plain autoregression: "
+            "a benchmark times rounds of draft and verification against plain autoregression: "
             "choose another method, such as method=eagle.",
             option="method",
         )

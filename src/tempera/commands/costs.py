@@ -164,11 +164,11 @@ def _widest(decoder: AnyTokenizer, target: AnyTarget) -> int:
 def _batch(target: TransformerTarget, prompts: list[str], nodes: int) -> tuple[int, int]:
     """Bytes of the KV cache and of the logits of a batch of discrete tokens."""
     copies = target.sampling.rows
-    session = target.session
+    runner = target.runner
     keep = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
-    session.prompt = PromptState(len(keep), keep.shape[1], copies, target.length, keep.device)
-    session.cache.begin(len(keep), session.capacity(nodes))
-    return session.cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
+    runner.prompt = PromptState(len(keep), keep.shape[1], copies, target.length, keep.device)
+    runner.cache.begin(len(keep), runner.capacity(nodes))
+    return runner.cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
 
 
 def dry_training(

@@ -276,7 +276,7 @@ def _how_to_resume(config_name: str) -> str:
 
 def goes_on(option: str, place: str) -> str:
     """Which command goes on in a directory, which `option` names."""
-    return f"interrupted; this goes on: {command_line(sys.argv[1:], option, place)}"
+    return f"interrupted; to resume: {command_line(sys.argv[1:], option, place)}"
 
 
 def command_line(arguments: Sequence[str], option: str, place: str) -> str:

@@ -273,7 +273,7 @@ def fitting(value: object, hint: object, option: str) -> Any:
     else:
         if not _is_number_made_of_truth(value, fit):
             return value if type(value) is int and fit == value else fit  # 2 stays 2
-        reason = "true and false are no numbers"
+        reason = "true and false are not numbers"
     shown = value if isinstance(value, str) else json.dumps(value, default=str)
     raise TemperaError(f"`{option}={shortened(shown)}` is not possible: {reason}", option=option)
 

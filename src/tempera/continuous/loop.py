@@ -20,18 +20,18 @@ from tempera.continuous.noise import Noise, normal_of
 from tempera.continuous.rules import ContinuousVerdict, DensityRule, Proposal
 from tempera.decoding.compiled import Run
 from tempera.decoding.compiled import plain as unwrapped
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import BONUS, ImageModel
 from tempera.decoding.loop import Decoding, Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.rows import Rows
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trace import Columns, Trace
 from tempera.errors import TemperaError
 
 
 @dataclass(frozen=True)
 class Context:
-    """The input of a network: R partly decoded sequences, several of which may belong to one image.
+    """The input of a network: R partly decoded batch, several of which may belong to one image.
 
     Attributes:
         rows: image of each sequence, int64 [R].
@@ -123,7 +123,7 @@ class ContinuousRound:
     valid until the next one is asked for.
 
     Attributes:
-        images: all tokens so far, in the order of decoding.
+        sequences: all tokens so far, in the order of decoding.
         order: position in the image of each place of the order, int64 [B, T].
         draft: what was proposed; None if one model drew the tokens alone.
         scores: the target's conditions for the drafted tokens (`DensityRule.verify`); None without
@@ -132,7 +132,7 @@ class ContinuousRound:
         passes: sequences that the target's network ran on, per row.
     """
 
-    images: Images
+    sequences: Sequences
     order: Tensor
     draft: Proposal | None
     scores: Tensor | None
@@ -142,10 +142,10 @@ class ContinuousRound:
     @property
     def tokens(self) -> Tensor:
         """The images so far in raster order, float32 [B, T, D]; 0 where there is no token yet."""
-        images = self.images
-        places = torch.arange(images.length, device=images.device)
-        written = (places < images.lengths.unsqueeze(1)).unsqueeze(-1)
-        tokens = torch.where(written, images.tokens[:, : images.length], 0.0)
+        sequences = self.sequences
+        places = torch.arange(sequences.length, device=sequences.device)
+        written = (places < sequences.lengths.unsqueeze(1)).unsqueeze(-1)
+        tokens = torch.where(written, sequences.tokens[:, : sequences.length], 0.0)
         index = self.order.unsqueeze(-1).expand_as(tokens)
         return torch.zeros_like(tokens).scatter(1, index, tokens)
 
@@ -170,17 +170,17 @@ class ContinuousRecorded:
             "proposed": torch.full_like(verdict.trials, proposed),
             "passes": torch.where(places == 1, round.passes, 0).expand_as(verdict.trials),
         }
-        self.columns.write(round.images, columns)
+        self.columns.write(round.sequences, columns)
 
     def output(self, last: ContinuousRound) -> Output:
         """The tokens that the last round completed, [M, T, D], and their trace."""
-        images = last.images
-        done = torch.tensor(images.finished, device=images.device)
-        columns: dict[str, Any] = self.columns.read(images.length, done)
+        sequences = last.sequences
+        done = torch.tensor(sequences.finished, device=sequences.device)
+        columns: dict[str, Any] = self.columns.read(sequences.length, done)
         order = last.order[done]
         passes = columns.pop("passes").sum(-1)
         trace = ContinuousTrace(
-            max_depth=images.depth,
+            max_depth=sequences.depth,
             logprob=torch.zeros_like(order[:, :0]),
             order=order,
             passes=passes,
@@ -189,7 +189,7 @@ class ContinuousRecorded:
         return Output(last.tokens[done], trace)
 
 
-class Sequences(Rows):
+class ContinuousRows(Rows):
     """The rows of a batch, each in a random order of its own.
 
     Args:
@@ -200,7 +200,7 @@ class Sequences(Rows):
         who: draws the tokens that no draft is verified for, the target or the draft.
 
     Attributes:
-        images: the decoded tokens, in the order of decoding.
+        sequences: the decoded tokens, in the order of decoding.
         order: position in the image of each place of the order, int64 [B, T].
         noise: the rows' random draws, the first of which are the orders of decoding.
         started: rows that have begun, int64 [M], and the draws of their prefill, [M, ...];
@@ -228,13 +228,13 @@ class Sequences(Rows):
         self.who = who
 
     @override
-    def new_images(self, rows: int) -> Images:
+    def new_sequences(self, rows: int) -> Sequences:
         target = self.models[0]
         device = self.streams.device
         self.started = []  # of a batch that failed
         self.noise = Noise(self.streams, rows)
         self.order = torch.zeros(rows, target.length, dtype=torch.int64, device=device)
-        return Images(rows, target.length, self.depth, device, target.channels)
+        return Sequences(rows, target.length, self.depth, device, target.channels)
 
     @override
     def start(self, prompts: list[int], rows: Tensor | None) -> None:
@@ -252,8 +252,8 @@ class Sequences(Rows):
     def context(self) -> Context:
         """All that is decoded, one sequence per image: R = B."""
         rows = torch.arange(len(self.order), device=self.order.device)
-        images = self.images
-        return Context(rows, images.tokens, self.order, images.lengths, max(images.counts))
+        sequences = self.sequences
+        return Context(rows, sequences.tokens, self.order, sequences.lengths, max(sequences.counts))
 
     def drawn(self, model: Model, rows: Tensor, noise: Tensor, run: Run) -> ContinuousRound:
         """Append the next tokens of some rows, int64 [M], drawn by one model alone with noise [M,
@@ -298,9 +298,9 @@ class Sequences(Rows):
         """Append each row's emitted tokens, up to the end of the image. For the arguments see
         `ContinuousRound`.
         """
-        images = self.images
-        ahead = torch.arange(1, 1 + verdict.tokens.shape[1], device=images.device)
-        counts = torch.minimum(verdict.emitted, images.length - images.lengths)
+        sequences = self.sequences
+        ahead = torch.arange(1, 1 + verdict.tokens.shape[1], device=sequences.device)
+        counts = torch.minimum(verdict.emitted, sequences.length - sequences.lengths)
         undefined = ahead > counts.unsqueeze(1)
         broken = ~(verdict.tokens.isfinite().all(-1) | undefined).all(-1)
         if draft is not None:  # NaN in tokens that the target drew was found a round ago
@@ -310,8 +310,8 @@ class Sequences(Rows):
             broken = torch.stack([broken, torch.zeros_like(broken)])
         else:
             broken = torch.stack([torch.zeros_like(broken), broken])
-        images.append(verdict.tokens, counts, broken)
-        return ContinuousRound(images, self.order, draft, scores, verdict, passes)
+        sequences.append(verdict.tokens, counts, broken)
+        return ContinuousRound(sequences, self.order, draft, scores, verdict, passes)
 
 
 @dataclass(frozen=True)
@@ -369,11 +369,11 @@ class Parallel(Decoding):
         """A round is a step."""
         model = self.model or target
         who = "target" if self.model is None else "draft"
-        sequences = Sequences([target, model], streams, prompts, rows, who=who)
+        batch = ContinuousRows([target, model], streams, prompts, rows, who=who)
         sizes = counts(target.length, self.steps or target.length)
-        while sequences.begin():
-            yield from sequences.alone(model, sizes, run)
-            sequences.refill()
+        while batch.begin():
+            yield from batch.alone(model, sizes, run)
+            batch.refill()
 
 
 def draft_alone(drafter: Model, steps: int | None = None) -> Parallel:
@@ -460,7 +460,7 @@ class Speculative(Decoding):
     ) -> Iterator[ContinuousRound]:
         """CSpD, Algorithm 1."""
         length = target.length
-        sequences = Sequences(
+        batch = ContinuousRows(
             [target, self.drafter],
             streams,
             prompts,
@@ -472,18 +472,18 @@ class Speculative(Decoding):
         proposed = run(propose, "draft")
         scored = run(score, "target")
         verified = run(self.rule.verify, "verify")
-        while sequences.begin():
-            yield from sequences.prefilled()
-            while sequences.images.live:
-                noise = sequences.noise
+        while batch.begin():
+            yield from batch.prefilled()
+            while batch.sequences.live:
+                noise = batch.noise
                 noise.next_round()
-                context = sequences.context
+                context = batch.context
                 draft = proposed(self.drafter, context, ahead, noise)  # x̃ ~ q
                 scores = scored(target, context, draft.path.token)  # of p at the drafts
                 verdict = verified(draft, target.denoiser, scores, noise)  # or resample
-                yield sequences.append(verdict, 1 + sum(ahead), draft, scores)
-                sequences.refill()
-                yield from sequences.prefilled()
+                yield batch.append(verdict, 1 + sum(ahead), draft, scores)
+                batch.refill()
+                yield from batch.prefilled()
 
 
 def counts(length: int, steps: int) -> list[int]:

@@ -320,7 +320,9 @@ def hpsv2_texts(path: str | None, style: str) -> list[str]:
     except ValueError:
         texts = None
     if not isinstance(texts, list) or not all(map(text_of, texts)):
-        raise TemperaError(f"{file} is not a JSON list of prompts: get it again.", option="path")
+        raise TemperaError(
+            f"{file} is not a JSON list of prompts: download it again.", option="path"
+        )
     return [text_of(text) or "" for text in texts]
 
 

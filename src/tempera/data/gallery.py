@@ -111,7 +111,7 @@ def _beside(folder: Path) -> Iterator[tuple[Path, str]]:
     for item in source.items:
         if isinstance(item, Broken):
             raise TemperaError(
-                f"{item}: write captions as .txt files beside the pictures or in metadata.csv, or "
+                f"{item}: write captions as .txt files next to the pictures or in metadata.csv, or "
                 "say with captions=PLACE where they are.",
                 option="captions",
             )

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import compiled
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Round, Rule, Scores, Verdict
 from tempera.decoding.probabilities import (
     at,
@@ -17,6 +16,7 @@ from tempera.decoding.probabilities import (
     one_hot,
     total_variation,
 )
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trace import Columns
 from tempera.decoding.verification import TokenRule
 
@@ -42,9 +42,9 @@ class Diagnosed:
 
     def __call__(self, round: Round) -> None:
         """Diagnose the places of a round that emitted tokens."""
-        where = None if self.whole else _emitted(round.images)
+        where = None if self.whole else _emitted(round.sequences)
         columns = self._look(round.draft, round.verdict, round.scores, self.rule, where)
-        self.columns.write(round.images, columns | self.rule.figures(round))
+        self.columns.write(round.sequences, columns | self.rule.figures(round))
 
 
 def look(
@@ -71,16 +71,16 @@ def _everywhere(like: Tensor) -> tuple[Tensor, Tensor]:
     return rows.repeat_interleave(len(columns)), columns.repeat(len(rows))
 
 
-def _emitted(images: Images) -> tuple[Tensor, Tensor]:
+def _emitted(sequences: Sequences) -> tuple[Tensor, Tensor]:
     """Row and place of every token that the round emitted, int64 [M] each. The host has read how
     many there are.
     """
-    count = sum(images.grown)
-    emitted = images.emitted
-    rows = torch.arange(len(emitted), device=images.device)
+    count = sum(sequences.grown)
+    emitted = sequences.emitted
+    rows = torch.arange(len(emitted), device=sequences.device)
     rows = rows.repeat_interleave(emitted, output_size=count)
     first = emitted.cumsum(0) - emitted  # of each row
-    return rows, torch.arange(count, device=images.device) - first[rows]
+    return rows, torch.arange(count, device=sequences.device) - first[rows]
 
 
 def diagnose(

@@ -21,9 +21,9 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from tempera.decoding.images import Images
 from tempera.decoding.probabilities import one_hot
-from tempera.decoding.trees import Frontier, Tree, take
+from tempera.decoding.sequences import Sequences
+from tempera.decoding.trees import InnerNodes, Tree, take
 
 BONUS, RESAMPLED, ACCEPTED = 0, 1, 2
 """Origin of a token: the bonus token drawn from the target at a leaf, a token drawn from a
@@ -148,13 +148,13 @@ class Round:
     for: compiled rounds use its memory again.
 
     Attributes:
-        images: all tokens so far; the round emitted `images.emitted` of each row.
+        sequences: all tokens so far; the round emitted `sequences.emitted` of each row.
         draft: what was proposed.
         scores: the target's scores of it.
         verdict: what was accepted, and the token after it.
     """
 
-    images: Images
+    sequences: Sequences
     draft: Draft
     scores: Scores
     verdict: Verdict
@@ -162,16 +162,16 @@ class Round:
     @property
     def tokens(self) -> Tensor:
         """The images so far, int64 [B, T]; 0 where there is no token yet."""
-        images = self.images
-        places = torch.arange(images.length, device=images.device)
-        written = places < images.lengths.unsqueeze(1)
-        return torch.where(written, images.tokens[:, : images.length], 0)
+        sequences = self.sequences
+        places = torch.arange(sequences.length, device=sequences.device)
+        written = places < sequences.lengths.unsqueeze(1)
+        return torch.where(written, sequences.tokens[:, : sequences.length], 0)
 
 
 Watcher = Callable[[Any], object]
 """Looks at every round from outside: a `Round`, or of continuous tokens a
-`continuous.loop.ContinuousRound`. `images.prompts` says which prompt each row decodes, and
-`images.finished` which rows the round has completed; later rounds give them to other prompts.
+`continuous.loop.ContinuousRound`. `sequences.prompts` says which prompt each row decodes, and
+`sequences.finished` which rows the round has completed; later rounds give them to other prompts.
 """
 
 
@@ -266,8 +266,8 @@ class Drafter(ABC):
     What one round keeps for the next lies in tensors of B rows that `begin` makes with
     `compiled.kept`. Where rounds are compiled, `propose` and `observe` become graphs that later
     rounds replay: they write these tensors in place; neither assigns to `self`, nor reads numbers
-    on the host, such as `images.rounds`, which are constants of a graph. A drafter that has to do
-    so says `compiles = False`.
+    on the host, such as `sequences.rounds`, which are constants of a graph. A drafter that has to
+    do so says `compiles = False`.
     """
 
     nodes: int
@@ -296,31 +296,31 @@ class Drafter(ABC):
     """Short hash of the draft's weights; None if it has no weights."""
 
     def begin(  # noqa: B027
-        self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
+        self, prompts: list[str], sequences: Sequences, uniforms: Tensor, rows: Tensor | None
     ) -> None:
         """Start images, after the target's `begin`.
 
         Args:
             prompts: M texts.
-            images: of the batch; those that start have no tokens yet.
+            sequences: of the batch; those that start have no tokens yet.
             uniforms: float64 [M, self.first_uniforms] in [0, 1).
             rows: which rows of the batch start, int64 [M], to be passed to `compiled.kept`; None
                 for all rows of a new batch.
         """
 
     @abstractmethod
-    def propose(self, images: Images, uniforms: Tensor) -> Draft:
+    def propose(self, sequences: Sequences, uniforms: Tensor) -> Draft:
         """Draft the next round.
 
         Args:
-            images: all tokens so far.
+            sequences: all tokens so far.
             uniforms: float64 [B, self.uniforms] in [0, 1); float32 cannot hold the largest.
         """
 
     def observe(  # noqa: B027
-        self, images: Images, draft: Draft, verdict: Verdict, scores: Scores
+        self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
-        """Learn from a round, whose tokens `images` have and the target has committed."""
+        """Learn from a round, whose tokens `sequences` have and the target has committed."""
 
 
 def drafts(depth: Callable[..., int]) -> Callable[[Build], Build]:
@@ -349,8 +349,8 @@ class DraftModel(ABC):
     """See `Drafter.identity`."""
 
     longest: int | None = None
-    """Most tokens in a row that it drafts; None: any number. `images.depth` is how many it is asked
-    for.
+    """Most tokens in a row that it drafts; None: any number. `sequences.depth` is how many it is
+    asked for.
     """
 
     greedy: bool = False
@@ -359,20 +359,20 @@ class DraftModel(ABC):
     """
 
     def begin(  # noqa: B027
-        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None
+        self, prompts: list[str], nodes: int, sequences: Sequences, rows: Tensor | None
     ) -> None:
         """Start images, as `Drafter.begin`. At most `nodes` tokens per round are drafted, and at
         most `nodes` are passed to `expand`.
         """
 
     @abstractmethod
-    def roots(self, images: Images) -> tuple[Tensor, Any]:
+    def roots(self, sequences: Sequences) -> tuple[Tensor, Any]:
         """Q after the root, the last emitted token: float32 [B, V]; and what `expand` needs to know
         of the root, in any form.
         """
 
     @abstractmethod
-    def expand(self, above: Any, tokens: Tensor, level: Frontier) -> tuple[Tensor, Any]:
+    def expand(self, above: Any, tokens: Tensor, level: InnerNodes) -> tuple[Tensor, Any]:
         """Q after the inner nodes of a level, and what `expand` needs to know of them.
 
         Levels are passed in order; a level without inner nodes is skipped.
@@ -388,7 +388,7 @@ class DraftModel(ABC):
         """
 
     def observe(  # noqa: B027
-        self, images: Images, draft: Draft, verdict: Verdict, scores: Scores
+        self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
         """See `Drafter.observe`."""
 
@@ -411,7 +411,7 @@ class Rule(ABC):
 
     @abstractmethod
     def walk(
-        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+        self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Verify a whole draft of at least one node.
 
@@ -419,8 +419,8 @@ class Rule(ABC):
             draft: the proposal; N nodes.
             scores: the target's scores of the root and every node. In greedy decoding p is one-hot,
                 and `untempered` is the distribution at temperature 1.
-            images: all tokens before this round; the node n drafts the token of place
-                `images.lengths + draft.tree.depths[n] - 1`, counted from 0.
+            sequences: all tokens before this round; the node n drafts the token of place
+                `sequences.lengths + draft.tree.depths[n] - 1`, counted from 0.
             uniforms: draws in [0, 1), [B, N + 1]; the last one is reserved for the drawn token.
 
         Returns:

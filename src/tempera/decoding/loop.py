@@ -22,10 +22,10 @@ from tempera.decoding import verification
 from tempera.decoding.compiled import Run, begin_step, compiled, plain
 from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.diagnostics import Diagnosed
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Drafter, Round, Rule, Target, Watcher
 from tempera.decoding.random_streams import Draws, RandomStreams
 from tempera.decoding.rows import Rows
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trace import Recorded, Trace
 
 
@@ -89,20 +89,20 @@ def rounds(
     observe = run(own(drafter.observe, "commit"), "commit")
     batch = _Rows(target, drafter, streams, prompts, rows)
     while batch.begin():
-        images = batch.images
-        while images.live:
+        sequences = batch.sequences
+        while sequences.live:
             u = batch.draws.next(drafter.uniforms + drafter.nodes + 1)
             u_draft, u_tests = u.tensor_split([drafter.uniforms], dim=1)
-            longest = target.length if target.compiled else images.longest
+            longest = target.length if target.compiled else sequences.longest
             if target.compiled:
                 begin_step()
-            draft = propose(images, u_draft)  # 1-2: x̃ ~ q
+            draft = propose(sequences, u_draft)  # 1-2: x̃ ~ q
             scores = score(draft, longest)  # 3-4: p after the root and every node
-            verdict = verify(draft, scores, rule, images, u_tests)  # 5-16: accept, or resample
-            images.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
-            commit(draft, verdict, images.emitted)
-            observe(images, draft, verdict, scores)
-            yield Round(images, draft, scores, verdict)
+            verdict = verify(draft, scores, rule, sequences, u_tests)  # 5-16: accept, or resample
+            sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
+            commit(draft, verdict, sequences.emitted)
+            observe(sequences, draft, verdict, scores)
+            yield Round(sequences, draft, scores, verdict)
             batch.refill()
 
 
@@ -128,19 +128,19 @@ class _Rows(Rows):
         self.drafter = drafter
 
     @override
-    def new_images(self, rows: int) -> Images:
+    def new_sequences(self, rows: int) -> Sequences:
         device = self.streams.device
         if self.drafter.tree is not None:
             self.drafter.tree = self.drafter.tree.to(device)
         self.draws = Draws(self.streams, rows)
-        return Images(rows, self.target.length, self.drafter.depth, device)
+        return Sequences(rows, self.target.length, self.drafter.depth, device)
 
     @override
     def start(self, prompts: list[int], rows: Tensor | None) -> None:
         texts = [self.prompts[prompt] for prompt in prompts]
         self.target.begin(texts, self.drafter.nodes, rows)
         uniforms = self.draws.begin(prompts, self.drafter.first_uniforms, rows)
-        self.drafter.begin(texts, self.images, uniforms, rows)
+        self.drafter.begin(texts, self.sequences, uniforms, rows)
 
 
 class Recorder(Protocol):
@@ -173,10 +173,12 @@ class Recording:
 
     def output(self, round: Round) -> Output:
         """The images that the last round completed, and their trace."""
-        images = round.images
-        done = torch.tensor(images.finished, device=images.device)
-        columns = [recorder.columns.read(images.length, done) for recorder in self._recorders]
-        return Output(images.tokens[done, : images.length], Trace.of(images.depth, columns))
+        sequences = round.sequences
+        done = torch.tensor(sequences.finished, device=sequences.device)
+        columns = [recorder.columns.read(sequences.length, done) for recorder in self._recorders]
+        return Output(
+            sequences.tokens[done, : sequences.length], Trace.of(sequences.depth, columns)
+        )
 
 
 def finished(
@@ -196,8 +198,8 @@ def finished(
     for round in rounds:
         for watcher in watchers:
             watcher(round)
-        if done := round.images.finished:
-            yield round.images.prompts_of(done), recorder.output(round)
+        if done := round.sequences.finished:
+            yield round.sequences.prompts_of(done), recorder.output(round)
 
 
 def decode(

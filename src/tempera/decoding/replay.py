@@ -33,15 +33,15 @@ class DraftLog:
 
     def __call__(self, round: Round) -> None:
         """Add a round."""
-        images = round.images
-        rows = [row for row in images.live if images.ids[row] in self.wanted]
+        sequences = round.sequences
+        rows = [row for row in sequences.live if sequences.ids[row] in self.wanted]
         if not rows:
             return
         draft = round.draft
         parents = draft.tree.parents.expand_as(draft.tokens)
         columns = torch.stack([draft.tokens, parents, _fates(draft, round.verdict)])
         for row in rows:
-            self._rounds[images.ids[row]].append(columns[:, row].clone())
+            self._rounds[sequences.ids[row]].append(columns[:, row].clone())
 
     def columns(self, name: str) -> dict[str, list[int]]:
         """One image's drafts, round after round.

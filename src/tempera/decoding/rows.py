@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import NeedsNewBatch
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.sequences import Sequences
 from tempera.errors import TemperaError
 
 
@@ -23,14 +23,14 @@ class Rows(ABC):
         fixed: whether all batches have the same number of rows, as compiled rounds need.
 
     Attributes:
-        images: of the running batch; set by `begin`.
+        sequences: of the running batch; set by `begin`.
         patience: what starting prompts costs, in rounds of the whole batch.
 
     Raises:
         TemperaError: there are no prompts, or not as many streams.
     """
 
-    images: Images
+    sequences: Sequences
     patience: float
 
     def __init__(
@@ -87,14 +87,14 @@ class Rows(ABC):
         """Give the rows that have completed an image to prompts that wait; several together, as
         long as it costs less to let them be idle than to start them one by one.
         """
-        images = self.images
-        self._free += images.release()
+        sequences = self.sequences
+        self._free += sequences.release()
         self._idle += len(self._free)
-        if not images.live:
+        if not sequences.live:
             self._free = []
             self._idle = 0
             return  # `begin` starts them all
-        if self._idle < self.patience * len(images.prompts):
+        if self._idle < self.patience * len(sequences.prompts):
             return
         self._idle = 0
         while self._free and self._waiting:
@@ -107,7 +107,7 @@ class Rows(ABC):
         """
         rows = self._free[: len(chosen)]
         try:
-            self.start(chosen, torch.tensor(rows, device=self.images.device))
+            self.start(chosen, torch.tensor(rows, device=self.sequences.device))
         except (NeedsNewBatch, TemperaError) as problem:
             if len(chosen) > 1:
                 for prompt in chosen:
@@ -123,7 +123,7 @@ class Rows(ABC):
     def _start_all(self, chosen: list[int]) -> None:
         """Start a batch of prompts."""
         idle = self.count - len(chosen) if self.fixed else 0
-        self.images = self.new_images(len(chosen) + idle)
+        self.sequences = self.new_sequences(len(chosen) + idle)
         self.start([*chosen, *chosen[:1] * idle], None)
         self._begun(range(len(chosen)), chosen)
 
@@ -140,10 +140,10 @@ class Rows(ABC):
         return accepted
 
     def _begun(self, rows: Sequence[int], prompts: list[int]) -> None:
-        self.images.begin(rows, prompts, [self.streams.ids[prompt] for prompt in prompts])
+        self.sequences.begin(rows, prompts, [self.streams.ids[prompt] for prompt in prompts])
 
     @abstractmethod
-    def new_images(self, rows: int) -> Images:
+    def new_sequences(self, rows: int) -> Sequences:
         """The images of a new batch."""
 
     @abstractmethod

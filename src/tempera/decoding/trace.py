@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import ACCEPTED, BONUS, Round
+from tempera.decoding.sequences import Sequences
 
 
 @dataclass
@@ -173,15 +173,15 @@ class Columns:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def write(self, images: Images, values: Mapping[str, Tensor]) -> None:
+    def write(self, sequences: Sequences, values: Mapping[str, Tensor]) -> None:
         """Write the last round's values by name, [B, M] each, of its first M places. Those from
-        `images.emitted` on are written again by later rounds.
+        `sequences.emitted` on are written again by later rounds.
         """
         for name, of_round in values.items():
-            shape = images.tokens.shape[:2]
+            shape = sequences.tokens.shape[:2]
             if name not in self._buffers or self._buffers[name].shape != shape:  # a new batch
                 self._buffers[name] = of_round.new_zeros(shape)
-            slots = images.slots(of_round.shape[1])
+            slots = sequences.slots(of_round.shape[1])
             self._buffers[name].scatter_(1, slots, of_round)
 
     def read(self, length: int, rows: Tensor | None = None) -> dict[str, Tensor]:
@@ -202,7 +202,7 @@ class Recorded:
         """Record a round."""
         verdict = round.verdict
         columns = {"origin": verdict.origin, "logprob": verdict.logprob}
-        self.columns.write(round.images, columns)
+        self.columns.write(round.sequences, columns)
 
 
 def places(origin: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Frontier:
+class InnerNodes:
     """The P *inner* nodes of one depth, which have children.
 
     Attributes:
@@ -101,7 +101,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, eq=False)
-class TreeLevel(Frontier):
+class TreeLevel(InnerNodes):
     """The nodes of one depth of a static tree, for a drafter: M nodes, P of which are inner (have
     children).
 

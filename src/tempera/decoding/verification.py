@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import (
     ACCEPTED,
     BONUS,
@@ -24,6 +23,7 @@ from tempera.decoding.interfaces import (
     Verdict,
 )
 from tempera.decoding.probabilities import at, sample
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import Tree, take, take_one
 from tempera.errors import TemperaError
 
@@ -75,7 +75,9 @@ class TokenRule(Rule):
         """
         return token == p.argmax(-1)
 
-    def passed(self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor) -> Tensor:
+    def passed(
+        self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
+    ) -> Tensor:
         """Which nodes pass their tests, provided that the walk comes to them, bool [B, N]. Override
         it if a test looks at more than p and q: at the place in the image, or at other nodes. For
         the arguments see `Rule.walk`.
@@ -86,15 +88,17 @@ class TokenRule(Rule):
 
     @override
     def walk(
-        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+        self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
-        stop = draft.tree.walk(self.passed(draft, scores, images, uniforms))
+        stop = draft.tree.walk(self.passed(draft, scores, sequences, uniforms))
         if scores.untempered is not None:
             return stop, take_one(scores.p, stop)
         return stop, _residual_at(draft, scores.p, self, stop)
 
 
-def verify(draft: Draft, scores: Scores, rule: Rule, images: Images, uniforms: Tensor) -> Verdict:
+def verify(
+    draft: Draft, scores: Scores, rule: Rule, sequences: Sequences, uniforms: Tensor
+) -> Verdict:
     """Walk down the tree, accept a path, and draw one more token (Cool-SD, Algorithm 1, lines
     4-17).
 
@@ -102,7 +106,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule, images: Images, uniforms: T
         draft: the proposal; N nodes.
         scores: the target's scores of the root and every node.
         rule: the acceptance rule.
-        images: all tokens before this round.
+        sequences: all tokens before this round.
         uniforms: draws in [0, 1), [B, N + 1] or more: one per node, and the last one for the token
             after the path.
 
@@ -118,7 +122,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule, images: Images, uniforms: T
             option="tree",
         )
     if tree.nodes:
-        stop, probs = rule.walk(draft, scores, images, uniforms)
+        stop, probs = rule.walk(draft, scores, sequences, uniforms)
     else:  # plain autoregression: nothing to test
         stop = torch.zeros_like(scores.has_nan, dtype=torch.int64)
         probs = p[:, 0]

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.decoding.compiled import kept
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Scores, Verdict
+from tempera.decoding.sequences import Sequences
 from tempera.drafters.draft_files import builder_of, draft_to_train
 from tempera.drafters.draft_network import normed_features
 from tempera.drafters.parallel import SlotDraft
@@ -40,28 +40,28 @@ class DFlashDraft(SlotDraft):
     """
 
     def begin(
-        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+        self, prompts: list[str], nodes: int, sequences: Sequences, rows: Tensor | None = None
     ) -> None:
         """Inject the prefix and draft the first block; the target must have started the same
         prompts.
         """
         run = self.run
         prefix = run.started
-        self.depth = images.depth
+        self.depth = sequences.depth
         self.greedy = run.head.sampling.greedy
-        run.session.begin_cache(run.cache, self.depth + self.longest, prefix.keep)
-        first = run.session.roots(prefix.rows) * 0
+        run.runner.begin_cache(run.cache, self.depth + self.longest, prefix.keep)
+        first = run.runner.roots(prefix.rows) * 0
         self._inject(run.before_prefix(prefix.keep)[:, 1:], first, prefix.rows)
         block = self._block(prefix.embeds[:, -1:], prefix.rows)
         self._slots = kept(self._slots, block, prefix.rows)
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Inject the true hidden states at the last root and at the tokens accepted behind it, and
         draft the next block. What is injected of others lies in slots of the block, which
         overwrites it.
         """
         hidden = self.run.before_emitted(draft, verdict, scores)
-        self._inject(hidden, self.run.prompt.start_of(images.emitted) - 1)
+        self._inject(hidden, self.run.prompt.start_of(sequences.emitted) - 1)
         self._slots.copy_(self._block(self.run.head.embed(verdict.next_token[:, None])))
 
     def _inject(self, hidden: Tensor, start: Tensor, rows: Tensor | None = None) -> None:
@@ -70,8 +70,8 @@ class DFlashDraft(SlotDraft):
         """
         cache = self.run.cache
         slots = start[:, None] + torch.arange(hidden.shape[1], device=start.device)
-        cache.place(slots, self.run.session.kv_length(cache), rows)
-        rotation = self.run.session.turns_at(slots, rows).to(cache.dtype)
+        cache.place(slots, self.run.runner.kv_length(cache), rows)
+        rotation = self.run.runner.turns_at(slots, rows).to(cache.dtype)
         cast(DFlashModel, self.run.network).inject(hidden.to(cache.dtype), rotation, cache)
 
     def _block(self, root: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -79,8 +79,8 @@ class DFlashDraft(SlotDraft):
         drafted; of all rows, or of some.
         """
         run = self.run
-        layout = run.session.layout_of(run.in_a_row(self.longest), run.cache)
-        mask, rotation = run.session.place(layout, None, run.cache, rows)
+        layout = run.runner.layout_of(run.in_a_row(self.longest), run.cache)
+        mask, rotation = run.runner.place(layout, None, run.cache, rows)
         root = root.to(run.cache.dtype)
         states: Tensor = run.network(root, root[:, :0], mask, rotation, run.cache)
         return states[:, : self.depth]
@@ -132,8 +132,8 @@ class DFlashModel(SlotNetwork):
     ) -> Tensor:
         """The states of blocks. In decoding, with a cache that has what was injected: of one block,
         whose root has `embeds`, [R, 1, H], and without `hidden`. In training, without a cache: of
-        the block behind every token; the arguments are those of `Lesson.unrolled`, and copy k at a
-        position is its token in the block whose root lies k before.
+        the block behind every token; the arguments are those of `TeacherForcedBatch.unrolled`, and
+        copy k at a position is its token in the block whose root lies k before.
         """
         if cache is None:
             assert isinstance(mask, SharedMask)
@@ -169,8 +169,8 @@ class _Injected:
 
 
 def _with_injected(mask: SharedMask, length: int) -> SharedMask:
-    """The mask of `Lesson.unrolled` for K copies of S = `length` positions, whose tokens before a
-    root are injected states, not tokens of copy 0: [K·S, S + K·S].
+    """The mask of `TeacherForcedBatch.unrolled` for K copies of S = `length` positions, whose
+    tokens before a root are injected states, not tokens of copy 0: [K·S, S + K·S].
     """
     places = torch.arange(len(mask.visible), device=mask.visible.device)
     root = places % length - places // length

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.interfaces import Draft, Scores, Verdict
-from tempera.decoding.trees import Block, Frontier, take
+from tempera.decoding.trees import Block, InnerNodes, take
 from tempera.drafters.draft_files import check_target
 from tempera.drafters.draft_network import DraftNetwork, shifted
 from tempera.runtime.processor import arithmetic
@@ -56,25 +56,25 @@ class DraftPass:
         dtype = dtype or target.dtype
         self.dtype = arithmetic(dtype, target.device)
         self.network = model.for_decoding(target.device, dtype, target.sampling.rows)
-        self.session = target.session
+        self.runner = target.runner
         self.head = target.head
         self.head.copy_to(self.dtype)
         self._width = (1 + len(model.features)) * self.head.hidden_size
         if model.features:
-            self.session.capture_hidden_states(model.features)
-        self.cache = self.session.new_cache(len(self.network.layers), self.dtype)
+            self.runner.capture_hidden_states(model.features)
+        self.cache = self.runner.new_cache(len(self.network.layers), self.dtype)
         self._ranks = ranks
         self._in_a_row: dict[int, Block] = {}
 
     @property
     def prompt(self) -> PromptState:
         """The positions of the batch's rows."""
-        return self.session.prompt
+        return self.runner.prompt
 
     @property
     def started(self) -> Prefix:
         """The prefix of the rows that began last."""
-        return self.session.prefix
+        return self.runner.prefix
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed tokens, int64 [B, ...] -> [R, ..., H]."""
@@ -84,7 +84,7 @@ class DraftPass:
         """The target's hidden state before each prefix token of the rows that began last, [R', T,
         (1 + K)·H]; zero behind tokens that are not in `keep`, bool [R', T].
         """
-        return shifted(self.session.prefix_hidden[..., : self._width], keep)
+        return shifted(self.runner.prefix_hidden[..., : self._width], keep)
 
     def before_emitted(self, draft: Draft, verdict: Verdict, scores: Scores) -> Tensor:
         """The target's hidden state before each token of a round, [R, L + 1, (1 + K)·H]."""
@@ -96,8 +96,8 @@ class DraftPass:
         with their first tokens, [R', M, ...]; returns the predicted states, [R', M, H]. Prefix
         tokens that are not in `keep`, bool [R', T], are hidden.
         """
-        self.session.begin_cache(self.cache, nodes, keep)
-        placed = self.session.place_prefix(embeds.shape[1], self.cache, keep)
+        self.runner.begin_cache(self.cache, nodes, keep)
+        placed = self.runner.place_prefix(embeds.shape[1], self.cache, keep)
         return _run(self.network, self.cache, embeds, hidden, *placed)
 
     def rerun(self, embeds: Tensor, hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
@@ -105,8 +105,8 @@ class DraftPass:
         the predicted states at each row's root and behind it, [R, count, H]. `emitted` is the
         number of tokens, int64 [B]. Who sees whom says the network (`DraftNetwork.visible`).
         """
-        layout = self.session.layout_of(self.in_a_row(embeds.shape[1]), self.cache)
-        placed = self.session.place(layout, self.prompt.start_of(emitted), self.cache)
+        layout = self.runner.layout_of(self.in_a_row(embeds.shape[1]), self.cache)
+        placed = self.runner.place(layout, self.prompt.start_of(emitted), self.cache)
         states = _run(self.network, self.cache, embeds, hidden, *placed)
         return self.prompt.from_root(states, emitted, count)
 
@@ -115,17 +115,17 @@ class DraftPass:
         if count not in self._in_a_row:
             visible = self.network.visible(count)
             assert visible is not None
-            self._in_a_row[count] = Block.in_a_row(visible.to(self.session.device))
+            self._in_a_row[count] = Block.in_a_row(visible.to(self.runner.device))
         return self._in_a_row[count]
 
-    def level(self, above: Tensor, tokens: Tensor, level: Frontier) -> Tensor:
+    def level(self, above: Tensor, tokens: Tensor, level: InnerNodes) -> Tensor:
         """Run the inner nodes of a level, with tokens int64 [B, P], behind the predicted states of
         those above, [R, P', H]: [R, P, H].
         """
         parents = level.inner_parents
         hidden = take(above, self.prompt.by_row(parents) if level.per_row else parents)
-        layout = self.session.layout_of(level.block, self.cache)
-        placed = self.session.place(layout, None, self.cache)
+        layout = self.runner.layout_of(level.block, self.cache)
+        placed = self.runner.place(layout, None, self.cache)
         return _run(self.network, self.cache, self.embed(tokens), hidden, *placed)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ vocabulary.
 import torch
 from torch import Tensor
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
-from tempera.decoding.trees import Frontier, Tree, take
+from tempera.decoding.sequences import Sequences
+from tempera.decoding.trees import InnerNodes, Tree, take
 from tempera.errors import TemperaError
 
 
@@ -67,17 +67,17 @@ class DynamicTreeDrafter(Drafter):
         self.depth = min(depth, nodes)  # every node of a path counts
 
     def begin(
-        self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
+        self, prompts: list[str], sequences: Sequences, uniforms: Tensor, rows: Tensor | None
     ) -> None:
         """See `Drafter.begin`."""
         nodes = max(self.nodes, self.branches * (self.depth - 1))
-        self.model.begin(prompts, nodes, images, rows)
+        self.model.begin(prompts, nodes, sequences, rows)
 
-    def propose(self, images: Images, uniforms: Tensor) -> Draft:
+    def propose(self, sequences: Sequences, uniforms: Tensor) -> Draft:
         """Grow the trees: tokens int64 [B, N] and parents [B, N]. Nothing is drawn, so
         `uniforms` are not used.
         """
-        tokens, scores, parents, has_nan = self._expand(images)
+        tokens, scores, parents, has_nan = self._expand(sequences)
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
         chosen = take(tokens, best)
         above = take(parents, best)
@@ -85,15 +85,15 @@ class DynamicTreeDrafter(Drafter):
         tree = Tree(places, self.depth, min(self.branches, self.nodes))
         return Draft(chosen, None, tree, broken=has_nan)
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Pass the verdict to the draft model."""
-        self.model.observe(images, draft, verdict, scores)
+        self.model.observe(sequences, draft, verdict, scores)
 
-    def _expand(self, images: Images) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _expand(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All candidates level by level: tokens, cumulative log-probabilities and the indices of
         their parents (-1 for the root), [B, M] each; and whether the model gave NaN, bool [B].
         """
-        probs, above = self.model.roots(images)
+        probs, above = self.model.roots(sequences)
         probs = probs.unsqueeze(1)
         tokens, scores = self._children(probs, torch.zeros_like(probs[..., 0]))
         found = [(tokens, scores, torch.full_like(tokens, -1))]
@@ -107,7 +107,7 @@ class DynamicTreeDrafter(Drafter):
             # a level lists the k children of each expanded node of the level above
             grown_from = best // self.branches
             ancestors = torch.cat([take(ancestors, grown_from), itself], -1)
-            level = Frontier(depth, grown_from, ancestors)
+            level = InnerNodes(depth, grown_from, ancestors)
             probs, above = self.model.expand(above, take(tokens, best), level)
             parents = (first + best).unsqueeze(-1).expand(-1, -1, self.branches).flatten(1)
             first += tokens.shape[1]

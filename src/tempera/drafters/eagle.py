@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import kept
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
-from tempera.decoding.trees import Frontier
+from tempera.decoding.sequences import Sequences
+from tempera.decoding.trees import InnerNodes
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.drafters.draft_pass import DraftPass
 from tempera.targets.transformer import TransformerTarget
@@ -33,7 +33,7 @@ class EagleDraft(DraftModel):
         self._predicted = torch.empty(0)  # states at each row's root, [R, 1, H]
 
     def begin(
-        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+        self, prompts: list[str], nodes: int, sequences: Sequences, rows: Tensor | None = None
     ) -> None:
         """Run the prefix; the target must have started the same prompts."""
         prefix = self.run.started
@@ -42,14 +42,14 @@ class EagleDraft(DraftModel):
         states = self.run.prefix(embeds, self.run.before_prefix(real), nodes, seen)
         self._predicted = kept(self._predicted, states[:, -1:], prefix.rows)
 
-    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+    def roots(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the hidden state that
         it predicts there, [R, 1, H].
         """
         logits = self.run.logits(self._predicted)
         return self.run.distribution(logits, 0)[:, 0], self._predicted
 
-    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+    def expand(self, above: Tensor, tokens: Tensor, level: InnerNodes) -> tuple[Tensor, Tensor]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V], and the
         hidden states that it predicts there, [R, P, H].
         """
@@ -57,8 +57,8 @@ class EagleDraft(DraftModel):
         logits = self.run.logits(predicted)
         return self.run.distribution(logits, level.depth), predicted
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them."""
         hidden = self.run.before_emitted(draft, verdict, scores)
         embeds = self.run.embed(verdict.tokens)
-        self._predicted.copy_(self.run.rerun(embeds, hidden, images.emitted))
+        self._predicted.copy_(self.run.rerun(embeds, hidden, sequences.emitted))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import kept
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
-from tempera.decoding.trees import Block, Frontier, Tree
+from tempera.decoding.sequences import Sequences
+from tempera.decoding.trees import Block, InnerNodes, Tree
 from tempera.drafters.draft_files import DraftDtype, torch_dtype
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
@@ -57,42 +57,42 @@ class IndependentDraft(DraftModel):
         self._emitted: Block  # what a round emits
 
     def begin(
-        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+        self, prompts: list[str], nodes: int, sequences: Sequences, rows: Tensor | None = None
     ) -> None:
         """Run the draft's own prefix, with its last token, the first root."""
         self.greedy = self.target.sampling.greedy
         self.draft.sampling = self.target.sampling.drafting
         self.draft.begin(prompts, nodes, rows)
         if rows is None:
-            self._emitted = Tree.chain(images.depth).to(images.device).block
-        session = self.draft.session
-        self._states = kept(self._states, session.run_root(), session.prefix.rows)
+            self._emitted = Tree.chain(sequences.depth).to(sequences.device).block
+        runner = self.draft.runner
+        self._states = kept(self._states, runner.run_root(), runner.prefix.rows)
 
-    def roots(self, images: Images) -> tuple[Tensor, None]:
+    def roots(self, sequences: Sequences) -> tuple[Tensor, None]:
         """The draft's distribution after each row's root, float32 [B, V]; `expand` has what it
         needs in the draft's cache.
         """
         return self._distribution(self._states, 0)[:, 0], None
 
-    def expand(self, above: None, tokens: Tensor, level: Frontier) -> tuple[Tensor, None]:
+    def expand(self, above: None, tokens: Tensor, level: InnerNodes) -> tuple[Tensor, None]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V]."""
-        layout = self.draft.session.layout_of(level.block)
-        states = self.draft.session.run(self.draft.head.embed(tokens), layout)
+        layout = self.draft.runner.layout_of(level.block)
+        states = self.draft.runner.run(self.draft.head.embed(tokens), layout)
         return self._distribution(states, level.depth), None
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens, which overwrites rejected drafts in the cache."""
         tokens = verdict.tokens
-        emitted = images.emitted
-        session = self.draft.session
-        self.draft.advance(verdict.next_token, emitted, self.target.session.prompt.longest)
-        layout = session.layout_of(self._emitted)
-        start = session.prompt.start_of(emitted)
-        states = session.run(self.draft.head.embed(tokens), layout, start)
-        self._states.copy_(session.prompt.from_root(states, emitted))
+        emitted = sequences.emitted
+        runner = self.draft.runner
+        self.draft.advance(verdict.next_token, emitted, self.target.runner.prompt.longest)
+        layout = runner.layout_of(self._emitted)
+        start = runner.prompt.start_of(emitted)
+        states = runner.run(self.draft.head.embed(tokens), layout, start)
+        self._states.copy_(runner.prompt.from_root(states, emitted))
 
     def _distribution(self, states: Tensor, depth: int) -> Tensor:
-        lengths = self.draft.session.prompt.lengths
+        lengths = self.draft.runner.prompt.lengths
         return self.draft.head.distribution(states, lengths, depth)
 
 
@@ -139,7 +139,7 @@ def build_independent(
     network = smaller.network.to(device, stored).to(computed)
     text_encoder = smaller.text_encoder.to(device, stored).to(computed)
     draft = TransformerTarget(network, text_encoder.encode, target.sampling)
-    if target.session.packed:
+    if target.runner.packed:
         draft.pack()
     if target.compiled:
         draft.compile()

@@ -79,7 +79,6 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import kept
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, ImageTarget, Scores, Verdict, drafts
 from tempera.decoding.probabilities import (
     at,
@@ -91,6 +90,7 @@ from tempera.decoding.probabilities import (
     sample_without_replacement,
 )
 from tempera.decoding.random_streams import uniforms as hashed
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import take
 from tempera.drafters.jacobi_window import Initialisation, Shape, Window, WindowInit, spine
 from tempera.errors import TemperaError
@@ -248,8 +248,8 @@ def reuse_above(threshold: float) -> Redraft:
     """
     if not threshold >= 0:
         raise TemperaError(
-            f"reuse={threshold} is no ratio of probabilities; give 0 (keep every possible guess) "
-            "or more",
+            f"reuse={threshold} is not a ratio of probabilities; give 0 (keep every possible "
+            "guess) or more",
             option="reuse",
         )
     return Redraft(partial(reused, threshold=threshold), draws=1, continues=True)
@@ -300,17 +300,17 @@ class Jacobi(Drafter):
         self._emitted = torch.empty(0)  # tokens of the round before, [B, 1]
 
     def begin(
-        self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
+        self, prompts: list[str], sequences: Sequences, uniforms: Tensor, rows: Tensor | None
     ) -> None:
         """Start images. All positions of their first windows are new."""
         self._noise = kept(self._noise, uniforms, rows)
-        self.window = self.window.to(images.device)
+        self.window = self.window.to(sequences.device)
         length = self.window.length
         vocab_size = self.target.vocab_size
         stale = len(prompts), self.init.lookback + length + 2, vocab_size
-        uniform = torch.full(stale, 1 / vocab_size, device=images.device)
+        uniform = torch.full(stale, 1 / vocab_size, device=sequences.device)
         self._stale = kept(self._stale, uniform, rows)
-        tokens = images.tokens.new_zeros(len(prompts), length)
+        tokens = sequences.tokens.new_zeros(len(prompts), length)
         if self.redraft.continues:
             self._guesses = Guesses(
                 kept(self._guesses.tokens, tokens, rows),
@@ -318,13 +318,13 @@ class Jacobi(Drafter):
             )
         self._emitted = kept(self._emitted, tokens[:, :1], rows)
 
-    def propose(self, images: Images, uniforms: Tensor) -> Draft:
+    def propose(self, sequences: Sequences, uniforms: Tensor) -> Draft:
         """Redraft the guesses and append new positions. See `interfaces.Drafter.propose`."""
         further, draws = uniforms.split([self._further, uniforms.shape[1] - self._further], 1)
         # before the first round all positions are new, as if a whole window had been emitted
-        emitted = torch.where(images.lengths > 0, images.emitted, self.window.length + 1)
+        emitted = torch.where(sequences.lengths > 0, sequences.emitted, self.window.length + 1)
         self._emitted.copy_(emitted.unsqueeze(1))
-        base = images.lengths.unsqueeze(1) - self._emitted  # position of place 0
+        base = sequences.lengths.unsqueeze(1) - self._emitted  # position of place 0
         places = self._emitted + self.window.ahead
         positions = base + places
         new, sources, found = self.init.neighbours(places, base)
@@ -332,7 +332,7 @@ class Jacobi(Drafter):
         stale = Stale(q, self._guesses, places, positions, draws, self._noise)
         guesses = self.redraft.draw(stale)
         if self.init.repeats:
-            image = images.tokens.scatter(1, positions, guesses.tokens)
+            image = sequences.tokens.scatter(1, positions, guesses.tokens)
             copies = image.gather(1, (base + sources).clamp(min=0))
             tokens = torch.where(found, copies, guesses.tokens)
             one = one_hot(copies, q.shape[-1])
@@ -342,12 +342,12 @@ class Jacobi(Drafter):
             self._guesses.q.copy_(guesses.q)
         return self._draft(guesses, further, positions[:, :1])
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Store the target's distributions."""
         lookback = self.init.lookback
         window = self.window
         if lookback:
-            before = self._emitted + torch.arange(lookback, device=images.device)
+            before = self._emitted + torch.arange(lookback, device=sequences.device)
             self._stale[:, :lookback] = take(self._stale, before)
         p = scores.p
         if not window.tree.is_chain:

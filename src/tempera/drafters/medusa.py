@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tempera.decoding.compiled import kept
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
-from tempera.decoding.trees import Frontier, take
+from tempera.decoding.sequences import Sequences
+from tempera.decoding.trees import InnerNodes, take
 from tempera.drafters.draft_files import builder_of, draft_to_train
 from tempera.drafters.draft_network import DraftConfig, DraftNetwork
 from tempera.drafters.draft_pass import DraftPass
@@ -70,18 +70,18 @@ class MedusaDraft(DraftModel):
         self._states = torch.empty(0)  # the target's last ones, up to that before the root
 
     def begin(
-        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+        self, prompts: list[str], nodes: int, sequences: Sequences, rows: Tensor | None = None
     ) -> None:
         """Take the target's states up to the one before the root."""
         prefix = self.run.started
-        self.depth = images.depth
+        self.depth = sequences.depth
         self.greedy = self.run.head.sampling.greedy
         before = self.run.before_prefix(prefix.keep)
         count = len(self._reach)
         padded = nn.functional.pad(before, (0, 0, count, 0))
         self._states = kept(self._states, padded[:, -count:], prefix.rows)
 
-    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+    def roots(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""
         network = self.run.network
         states = self._states.to(self.run.dtype)
@@ -90,18 +90,18 @@ class MedusaDraft(DraftModel):
         logits = self.run.logits(heads[:, 0, : self.depth])
         return self.run.distribution(logits[:, :1], 0)[:, 0], logits
 
-    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+    def expand(self, above: Tensor, tokens: Tensor, level: InnerNodes) -> tuple[Tensor, Tensor]:
         """The distribution of the level's head after every node, float32 [B, P, V], and the logits
         of all.
         """
         logits = above[:, level.depth : level.depth + 1].expand(-1, tokens.shape[1], -1)
         return self.run.distribution(logits, level.depth), above
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Move on by the states before the tokens of the round."""
         before = self.run.before_emitted(draft, verdict, scores)
         states = torch.cat([self._states, before], 1)
-        moved = self.run.prompt.by_row(images.emitted)[:, None] + self._reach
+        moved = self.run.prompt.by_row(sequences.emitted)[:, None] + self._reach
         self._states.copy_(take(states, moved))
 
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import Tree
 
 
@@ -14,6 +14,6 @@ class NoDraft(Drafter):
     depth = 0
     tree = Tree.empty()
 
-    def propose(self, images: Images, uniforms: Tensor) -> Draft:
+    def propose(self, sequences: Sequences, uniforms: Tensor) -> Draft:
         """The empty draft: tokens [B, 0]."""
-        return Draft(images.tokens[:, :0], None, self.tree)
+        return Draft(sequences.tokens[:, :0], None, self.tree)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tempera.decoding.compiled import kept, static
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
-from tempera.decoding.trees import Frontier
+from tempera.decoding.sequences import Sequences
+from tempera.decoding.trees import InnerNodes
 from tempera.drafters.draft_pass import DraftPass
 from tempera.targets.transformer import TransformerTarget
 
@@ -44,14 +44,14 @@ class SlotDraft(DraftModel):
         self._markov = _markov_tables(model, target)
         self._slots = torch.empty(0)  # their hidden states, [R, L, H]
 
-    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+    def roots(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the logits of all
         slots, after guidance, [B, L, V].
         """
         logits = self.run.logits(self._slots)
         return self.run.distribution(logits[:, :1], 0)[:, 0], logits
 
-    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+    def expand(self, above: Tensor, tokens: Tensor, level: InnerNodes) -> tuple[Tensor, Tensor]:
         """The draft's distributions after the inner nodes of a level, float32 [B, P, V], and the
         logits of all slots.
         """
@@ -81,21 +81,21 @@ class ParallelDraft(SlotDraft):
         self._ahead = torch.arange(model.slots + 1, device=target.device)
 
     def begin(
-        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+        self, prompts: list[str], nodes: int, sequences: Sequences, rows: Tensor | None = None
     ) -> None:
         """Run the prefix; the target must have started the same prompts."""
         prefix = self.run.started
-        self.depth = images.depth
+        self.depth = sequences.depth
         self.greedy = self.run.head.sampling.greedy
         hidden = self.run.before_prefix(prefix.keep)
         behind = self._with_masks(prefix.embeds, hidden)
         states = self.run.prefix(*behind, 2 * self.depth, prefix.keep)
         self._slots = kept(self._slots, states[:, -self.depth :], prefix.rows)
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them, and the masks."""
         tokens = verdict.tokens
-        emitted = images.emitted
+        emitted = sequences.emitted
         real = self._ahead[: tokens.shape[1]] < emitted[:, None]
         real = self.run.prompt.by_row(real)[..., None]
         embeds = self.run.head.embed(tokens)

@@ -5,9 +5,9 @@
 import torch
 from torch import Tensor
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import most_probable, sample_without_replacement
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import Tree, take
 from tempera.errors import DraftTooShort, TemperaError
 
@@ -41,18 +41,18 @@ class StaticTreeDrafter(Drafter):
         self.uniforms = tree.nodes
 
     def begin(
-        self, prompts: list[str], images: Images, uniforms: Tensor, rows: Tensor | None
+        self, prompts: list[str], sequences: Sequences, uniforms: Tensor, rows: Tensor | None
     ) -> None:
         """See `Drafter.begin`."""
-        self.model.begin(prompts, self.nodes, images, rows)
+        self.model.begin(prompts, self.nodes, sequences, rows)
 
-    def propose(self, images: Images, uniforms: Tensor) -> Draft:
+    def propose(self, sequences: Sequences, uniforms: Tensor) -> Draft:
         """Draw a tree from uniforms [B, N]: tokens int64 [B, N] and q float32 [B, N, V]. Earlier
         siblings are removed from the q of later ones. In greedy decoding nothing is drawn: siblings
         are the most probable tokens in turn, and there is no q.
         """
         tree = self.tree
-        probs, above = self.model.roots(images)
+        probs, above = self.model.roots(sequences)
         probs = probs.unsqueeze(1)
         tokens: list[Tensor] = []
         drawn_from: list[Tensor] = []
@@ -76,6 +76,6 @@ class StaticTreeDrafter(Drafter):
             return Draft(torch.cat(tokens, 1), None, tree, broken=broken)
         return Draft(torch.cat(tokens, 1), torch.cat(drawn_from, 1), tree)
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Pass the verdict to the draft model."""
-        self.model.observe(images, draft, verdict, scores)
+        self.model.observe(sequences, draft, verdict, scores)

@@ -203,7 +203,7 @@ def _steps(method: Decoding, length: int) -> int:
     if isinstance(method, Method) and not method.is_plain:
         return method.drafter.depth
     raise TemperaError(
-        "a benchmark times rounds of draft and verification beside plain autoregression: choose "
+        "a benchmark times rounds of draft and verification against plain autoregression: choose "
         "another method, such as method=eagle, or for continuous tokens method=cspd."
     )
 
@@ -221,7 +221,7 @@ def _column(
         clocked = time_rounds(target, {"method": method}, prompts, repeats, clocked=True)
     limit = None
     if isinstance(target, TransformerTarget):
-        cache = target.session.cache.nbytes(target.session.prompt.prefix + target.length // 2)
+        cache = target.runner.cache.nbytes(target.runner.prompt.prefix + target.length // 2)
         limit = 1000 * (target.weight_bytes + cache) / speed
     ar_pace = whole["ar"]
     method_pace = clocked["method"] | whole["method"]

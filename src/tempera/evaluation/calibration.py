@@ -116,12 +116,12 @@ class TestedDrafts:
 
     def __call__(self, round: Round) -> None:
         """Note a round."""
-        if round.images.rounds == 1:
+        if round.sequences.rounds == 1:
             self.notes = []
             self._emitted = []
         self.notes.append(self.note(round.draft, round.scores.p))
-        self._emitted.append(round.images.emitted.clone())
-        self._depth = round.images.depth
+        self._emitted.append(round.sequences.emitted.clone())
+        self._depth = round.sequences.depth
 
     def statistics(self, length: int) -> Statistics:
         """Statistics, on the host, of the drafts that end within their image of `length` tokens."""

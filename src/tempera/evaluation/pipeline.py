@@ -292,10 +292,10 @@ class _ImageClock:
 
     def __call__(self, round: Any) -> None:
         """After each round; the host waits for one that may have completed an image."""
-        images = round.images
-        _ = images.finished
+        sequences = round.sequences
+        _ = sequences.finished
         now = time.perf_counter()
-        prompts = images.prompts_of(images.live)
+        prompts = sequences.prompts_of(sequences.live)
         for prompt in prompts:
             share = (now - self._last) / len(prompts)
             self.seconds[prompt] = self.seconds.get(prompt, 0.0) + share
@@ -312,18 +312,18 @@ class Progress:
 
     def __init__(self, update: Callable[[int], object]) -> None:
         self._update = update
-        self._images: Any = None
+        self._sequences: Any = None
         self._told = 0
 
     def __call__(self, round: Any) -> None:
         """After each round."""
-        images = round.images
-        _ = images.finished  # reads of rounds
-        if images is not self._images:  # a new batch
-            self._images = images
+        sequences = round.sequences
+        _ = sequences.finished  # reads of rounds
+        if sequences is not self._sequences:  # a new batch
+            self._sequences = sequences
             self._told = 0
-        self._update(images.known - self._told)
-        self._told = images.known
+        self._update(sequences.known - self._told)
+        self._told = sequences.known
 
 
 def watchers(

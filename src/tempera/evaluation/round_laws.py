@@ -20,10 +20,10 @@ from typing_extensions import override
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.diagnostics import mean_terms
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, Rule, Scores, Target, Watcher
 from tempera.decoding.loop import decode
 from tempera.decoding.random_streams import RandomStreams
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trace import Trace
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import TokenRule, drafted_keep_probs
@@ -44,7 +44,7 @@ class KeepNothing(Rule):
 
     @override
     def walk(
-        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+        self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         root = scores.p[:, 0]
         return torch.zeros(len(root), dtype=torch.int64, device=root.device), root

@@ -27,12 +27,12 @@ from scipy.stats import chi2, poisson
 from torch import Tensor
 
 from tempera.decoding.compiled import kept
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Rule, Scores, Verdict
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.probabilities import Sampling, Tables, total_variation
 from tempera.decoding.random_streams import RandomStreams
-from tempera.decoding.trees import Frontier, Tree, take
+from tempera.decoding.sequences import Sequences
+from tempera.decoding.trees import InnerNodes, Tree, take
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.exactness.theory import sequence_law
@@ -144,23 +144,23 @@ class TableDraft(DraftModel):
         self._roots = torch.zeros(0, dtype=torch.int64)
 
     def begin(
-        self, prompts: list[str], nodes: int, images: Images, rows: Tensor | None = None
+        self, prompts: list[str], nodes: int, sequences: Sequences, rows: Tensor | None = None
     ) -> None:
         """Every row starts at the empty prefix."""
         self._roots = kept(self._roots, torch.zeros(len(prompts), dtype=torch.int64), rows)
 
-    def roots(self, images: Images) -> tuple[Tensor, Tensor]:
+    def roots(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Q after the root, [B, V], and the prefixes up to it, [B, 1]."""
         return lookup(self.table, self._roots), self._roots.unsqueeze(1)
 
-    def expand(self, above: Tensor, tokens: Tensor, level: Frontier) -> tuple[Tensor, Tensor]:
+    def expand(self, above: Tensor, tokens: Tensor, level: InnerNodes) -> tuple[Tensor, Tensor]:
         """Q after the inner nodes of a level, [B, P] -> [B, P, V], and the prefixes up to them."""
         prefixes = _follow(take(above, level.inner_parents), tokens, self.vocab_size)
         return lookup(self.table, prefixes), prefixes
 
-    def observe(self, images: Images, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Append the emitted tokens to each row's prefix."""
-        self._roots = _advance(self._roots, verdict, images.emitted, self.vocab_size)
+        self._roots = _advance(self._roots, verdict, sequences.emitted, self.vocab_size)
 
     def conditionals(self) -> Tables:
         """The draft's distributions by prefix length, for `tempera.exactness.theory`."""

@@ -168,7 +168,7 @@ def layout_of(
     given = {name: size for name, size in sizes.items() if size is not None}
     for name in given:
         if name not in signature(make).parameters:
-            raise TemperaError(f"the layout of these images has no {name}: leave it away.")
+            raise TemperaError(f"the layout of these images has no {name}: leave it out.")
     spec = make(**given)
     for name, stated in family.stated(model).items():
         if getattr(spec, name) != stated:

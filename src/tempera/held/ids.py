@@ -16,7 +16,7 @@ from tempera.errors import TemperaError
 from tempera.held.target import HeldTarget
 from tempera.runtime.torch_modes import usual_modes
 from tempera.targets.glm_image import GLM_IMAGE
-from tempera.targets.shared_vocabulary import PADDING
+from tempera.targets.prompt_encoder import PADDING
 
 
 @usual_modes()

@@ -14,8 +14,8 @@ from typing_extensions import override
 from tempera.decoding.probabilities import Sampling
 from tempera.targets.cache import KVCache
 from tempera.targets.family import HeldFamily
+from tempera.targets.prompt_encoder import PADDING
 from tempera.targets.rotary import Rotary, multimodal_positions
-from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.token_head import FORBIDDEN, TokenHead
 

@@ -18,8 +18,7 @@ from tempera.held.target import read_pictures
 from tempera.runtime.files import reason
 from tempera.targets.family import HeldFamily
 from tempera.targets.glm_image import PATCH
-from tempera.targets.prompt_state import PicturedText
-from tempera.targets.shared_vocabulary import (
+from tempera.targets.prompt_encoder import (
     PADDING,
     PromptEncoder,
     Tokenize,
@@ -29,6 +28,7 @@ from tempera.targets.shared_vocabulary import (
     too_long,
     turn_of,
 )
+from tempera.targets.prompt_state import PicturedText
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 
 

@@ -15,8 +15,8 @@ from tempera.errors import TemperaError
 from tempera.held.network import HeldHead, HeldNetwork
 from tempera.runtime.network_identity import UNNAMED
 from tempera.targets.family import Asked, HeldFamily, Read
+from tempera.targets.prompt_encoder import PADDING
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
-from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
 
@@ -218,7 +218,7 @@ def _check_around(model: nn.Module, called: list[str]) -> None:
             name = path or type(model).__name__
             raise TemperaError(
                 f"{name} has {what}, and an accelerated model calls the modules inside it, so that "
-                "it would not run: take it away, or put it on a layer."
+                "it would not run: remove it, or put it on a layer."
             )
 
 

@@ -178,7 +178,7 @@ def check_activation(model: str, weights: str | None, quick_gelu: bool | None) -
         quick = [one for one in tags if _stated(model, open_clip.get_pretrained_cfg(model, one))]
         raise TemperaError(
             f"{weights} does not say which activation it was trained with: give quick_gelu=true or "
-            f"quick_gelu=false beside its path. Of {model}'s published weights it is true for "
+            f"quick_gelu=false next to its path. Of {model}'s published weights it is true for "
             f"{', '.join(quick) or 'none'}, false for the others",
             option="quick_gelu",
         )

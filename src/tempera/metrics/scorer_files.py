@@ -134,7 +134,7 @@ def geneval2(file: Path, prompts: Sequence[Prompt]) -> Given:
         lists = json.loads(read_text(regular_file(file)))
         rows = [np.array(row, np.float64) for row in lists]
     except (ValueError, TypeError):
-        raise _wrong(file, "is no JSON list of lists of numbers") from None
+        raise _wrong(file, "is not a JSON list of lists of numbers") from None
     if len(rows) != len(prompts):
         raise _wrong(file, f"has the scores of {len(rows)} prompts, and the run {len(prompts)}")
     values: Scores = {"geneval2_am": {}, "geneval2_gm": {}}

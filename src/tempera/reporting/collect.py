@@ -113,7 +113,7 @@ def read_run(directory: Path) -> Run:
     results = directory / "results.parquet"
     frame = _prompts(results)
     if content.get("results") != sha256_file(results):
-        raise TemperaError(f"{results} is not the one that {path.name} tells of: run it again.")
+        raise TemperaError(f"{results} is not the one that {path.name} describes: run it again.")
     spread = [name for name in ("accepted_length", "latency") if name in frame]
     run.deviations = frame[spread].astype(float).std().to_dict()
     by_prompt = frame.set_index(["id", "text"])

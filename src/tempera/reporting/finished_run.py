@@ -119,7 +119,7 @@ class Run(BaseModel):
         return run_name(self.method, self.changes, self.delta, option)
 
     def number(self, option: str) -> float | None:
-        """The value of an option; None if it is no number."""
+        """The value of an option; None if it is not a number."""
         value = self.changes.get(option, self.settings.get(option))
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 

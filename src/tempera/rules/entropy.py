@@ -41,7 +41,7 @@ class EntropyAware(TokenRule):
         for name, value in (("scale", self.scale), ("decay", self.decay)):
             if not 0 < value < math.inf:
                 raise TemperaError(
-                    f"{name}={value} is no entropy to compare with; give nats, above 0",
+                    f"{name}={value} is not an entropy to compare with; give nats, above 0",
                     option=name,
                 )
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Scores
 from tempera.decoding.probabilities import at, excess, ratio
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.verification import TokenRule
 from tempera.errors import TemperaError
 
@@ -43,7 +43,7 @@ class FLy(TokenRule):
     def __post_init__(self) -> None:
         if not 0 <= self.least_entropy <= 1:
             raise TemperaError(
-                f"least_entropy={self.least_entropy} is no share of the largest entropy, ln V; "
+                f"least_entropy={self.least_entropy} is not a share of the largest entropy, ln V; "
                 "give 0 to 1",
                 option="least_entropy",
             )
@@ -62,8 +62,10 @@ class FLy(TokenRule):
         return excess(p, q)
 
     @override
-    def passed(self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor) -> Tensor:
-        passing = super().passed(draft, scores, images, uniforms)
+    def passed(
+        self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
+    ) -> Tensor:
+        passing = super().passed(draft, scores, sequences, uniforms)
         p = (scores.p if scores.untempered is None else scores.untempered)[:, :-1]
         entropy = torch.special.entr(p).sum(-1)
         unsure = entropy >= self.least_entropy * math.log(p.shape[-1])

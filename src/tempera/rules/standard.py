@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Rule, Scores
 from tempera.decoding.probabilities import at, excess, normalise, one_hot, ratio, sample
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import take_one
 from tempera.decoding.verification import TokenRule
 from tempera.errors import TemperaError
@@ -133,7 +133,7 @@ class Match(Rule):
 
     @override
     def walk(
-        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+        self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         p = scores.p
         tree = draft.tree
@@ -172,7 +172,7 @@ class BlockVerification(Rule):
 
     @override
     def walk(
-        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+        self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See `Rule.walk`.
 

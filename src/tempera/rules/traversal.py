@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.decoding.images import Images
 from tempera.decoding.interfaces import Draft, Rule, Scores
 from tempera.decoding.probabilities import at, normalise, ratio
+from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import put, take, take_one
 from tempera.errors import TemperaError
 from tempera.rules.standard import passes
@@ -43,7 +43,7 @@ class Traversal(Rule):
 
     @override
     def walk(
-        self, draft: Draft, scores: Scores, images: Images, uniforms: Tensor
+        self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See `Rule.walk`.
 

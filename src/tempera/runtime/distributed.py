@@ -163,7 +163,8 @@ def _number(environment: Mapping[str, str], name: str, usual: str = "0") -> int:
     text = environment.get(name) or usual
     if not re.fullmatch("[0-9]{1,9}", text):
         raise TemperaError(
-            f"{name}={shortened(text)} is no number: launch with torchrun or srun, or unset {name}."
+            f"{name}={shortened(text)} is not a number: launch with torchrun or srun, or unset "
+            f"{name}."
         )
     return int(text)
 

@@ -161,7 +161,9 @@ def check_values(weights: Mapping[str, Tensor], source: Path | str) -> None:
         flat = tensor.flatten()
         sample = flat[:: max(1, flat.numel() >> 20)]
         if not sample.float().isfinite().all():
-            raise TemperaError(f"{source} holds infinite numbers or NaN in {name}: get it again.")
+            raise TemperaError(
+                f"{source} holds infinite numbers or NaN in {name}: download it again."
+            )
         if tensor.dim() > 1:
             zero.append(not sample.any())
     if zero and all(zero):

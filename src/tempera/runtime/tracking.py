@@ -1,6 +1,6 @@
 """Experiment tracking: Weights & Biases, online when logged in and offline otherwise, TensorBoard,
 a CSV file, or nothing. Only the main process tracks. A tracker that fails is told of in one
-sentence, and the run goes on without it.
+sentence, and the run continues without it.
 
 A tracker of one's own is a function that takes what `wandb_tracker` takes and returns a `Tracker`;
 a file of `conf/tracking/` names it.
@@ -87,7 +87,7 @@ def _unless_it_failed(
         if self.failed:
             return
         self.failed = True
-        with side_service(f"{self.called} failed ({{why}}): the run goes on without it."):
+        with side_service(f"{self.called} failed ({{why}}): the run continues without it."):
             method(self, *given, **named)
             self.failed = False
 
@@ -101,7 +101,7 @@ def _alone(
 
     def tried(self: Own, name: str, /, *given: Given.args, **named: Given.kwargs) -> None:
         if not self.failed:
-            with side_service(f"{self.called} does not get {name} ({{why}}): the run goes on."):
+            with side_service(f"{self.called} does not get {name} ({{why}}): the run continues."):
                 method(self, name, *given, **named)
 
     return update_wrapper(tried, method)
@@ -263,7 +263,7 @@ def tensorboard_tracker(
     """
     if not started_as_main():
         return Tracker()
-    with side_service("TensorBoard does not start ({why}): the run goes on without it."):
+    with side_service("TensorBoard does not start ({why}): the run continues without it."):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -316,7 +316,7 @@ def wandb_tracker(
         "resume": "allow",
         "name": (os.environ.get("WANDB_NAME") or name or directory.name)[:128],
     }
-    with side_service("W&B does not start ({why}): the run goes on without it."):
+    with side_service("W&B does not start ({why}): the run continues without it."):
         return WandbTracker(_start(arguments | {"id": _run_id(directory)}, *_mode(mode)))
     return Tracker()
 

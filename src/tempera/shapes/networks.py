@@ -13,7 +13,7 @@ from tempera.runtime.files import read_json
 from tempera.runtime.network_directory import CONFIG, parse_sizes, read_network
 from tempera.shapes.world import WORDS, parse_caption
 from tempera.targets.llamagen import LlamaGen, LlamaGenConfig, from_meta
-from tempera.targets.shared_vocabulary import numbered, too_long
+from tempera.targets.prompt_encoder import numbered, too_long
 
 SHIPPED = Path(__file__).resolve().with_name("weights")
 """Where the package keeps the trained weights."""
@@ -89,7 +89,7 @@ class WorldCaptions:
             )
         if not_captions:
             sentences.append(
-                f"{len(not_captions)} of {len(prompts)} prompts are no captions of the shapes "
+                f"{len(not_captions)} of {len(prompts)} prompts are not captions of the shapes "
                 f"world, such as '{shortened(not_captions[0], 40)}': the model draws what it takes "
                 "them for"
             )

@@ -53,7 +53,7 @@ class KVCache:
     Attributes:
         entries: of each layer, [2·R·heads·S, D], ordered by key or value, row, head and slot.
             Attention reads the tokens of a head one after the other.
-        layouts: what `forward.Session.layout_of` has computed for this capacity.
+        layouts: what `forward.ModelRunner.layout_of` has computed for this capacity.
         padding: additive mask [R, 1, 1, S] of the batch's padded prefix tokens, if there are any.
         write_index: the entries that the next pass writes, int64 [2·R·heads·Q].
         kv_length: K, the number of keys that the pass loads.

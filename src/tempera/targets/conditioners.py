@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError, shortened
 from tempera.runtime import huggingface
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
-from tempera.targets.shared_vocabulary import Tokenize, load_tokenize, numbered, too_long
+from tempera.targets.prompt_encoder import Tokenize, load_tokenize, numbered, too_long
 
 
 class CaptionTokens:

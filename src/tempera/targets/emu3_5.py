@@ -18,7 +18,7 @@ from tempera.runtime.files import sha256_file
 from tempera.runtime.github import Pinned
 from tempera.runtime.pretrained import PretrainedFiles, are_sizes_enough
 from tempera.targets.family import Family
-from tempera.targets.shared_vocabulary import PromptEncoder, Tokenize, about_as_many
+from tempera.targets.prompt_encoder import PromptEncoder, Tokenize, about_as_many
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16

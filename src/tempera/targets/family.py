@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tempera.errors import TemperaError
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.targets.decoder_layer import Decoder, LayerSizes
+from tempera.targets.prompt_encoder import PADDING
 from tempera.targets.rotary import Rotary
-from tempera.targets.shared_vocabulary import PADDING
 from tempera.targets.token_format import ModelSpec
 
 

@@ -29,7 +29,7 @@ LAYOUTS = 64
 """Most layouts that a cache keeps."""
 
 
-class Session:
+class ModelRunner:
     """A network with its cache. `begin` starts a batch, or rows of it. Then `run` runs the network
     on each row's root and a draft tree below it, or on other tokens behind it.
 

@@ -274,7 +274,7 @@ def _pipeline(kind: Any, place: Path, dtype: torch.dtype) -> Any:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise TemperaError(
-            f"{place} is not GLM-Image's pipeline ({reason(problem)}): get it again."
+            f"{place} is not GLM-Image's pipeline ({reason(problem)}): download it again."
         ) from problem
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

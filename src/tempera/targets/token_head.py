@@ -79,7 +79,7 @@ class TokenHead:
 
     def lm_logits(self, hidden: Tensor) -> Tensor:
         """Logits over the V tokens, [..., H] -> [..., V]. Features behind the H numbers of a hidden
-        state (`forward.Session.capture_hidden_states`) are not read.
+        state (`forward.ModelRunner.capture_hidden_states`) are not read.
         """
         linear = self._linear_of(hidden)
         logits: Tensor = linear(hidden[..., : self.hidden_size])

@@ -21,7 +21,7 @@ from tempera.decoding.probabilities import Sampling, greedy
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.quantised import stored_bytes
-from tempera.targets.forward import Session
+from tempera.targets.forward import ModelRunner
 from tempera.targets.network import TargetNetwork
 from tempera.targets.prompt_state import Conditioner, Prefix, PromptConditioner
 from tempera.targets.token_head import TokenHead
@@ -35,13 +35,13 @@ class TransformerTarget:
         conditioner: turns prompts into the network's condition.
         sampling: guidance, temperature, top-k and top-p.
         identity: names the weights; by default a hash of them.
-        granularity: see `forward.Session`.
+        granularity: see `forward.ModelRunner`.
         head: by default that of the network.
 
     Attributes:
         conditioner: the conditioner; inside `encoded` it reuses its result.
         weight_bytes: size of the weights that a pass reads: all but the embedding tables.
-        session: the forward passes and their cache; `session.prompt` is the batch's state.
+        runner: the forward passes and their cache; `runner.prompt` is the batch's state.
         head: embedding, head and sampling.
     """
 
@@ -59,13 +59,13 @@ class TransformerTarget:
         self.grid: tuple[int, int] = tuple((network.spec or network.config).grid)
         self.length = math.prod(self.grid) if network.spec is None else network.spec.length
         self.conditioner = PromptConditioner(conditioner)
-        self.session = Session(network, granularity)
+        self.runner = ModelRunner(network, granularity)
         self._root = torch.empty(0)  # embedding of each row's root, [R, 1, H]
         self._check_guidance(sampling)
         self.head = head or TokenHead(network, sampling, self.length)
         self.vocab_size = self.head.vocab_size
-        self.device = self.session.device
-        self.dtype = self.session.dtype
+        self.device = self.runner.device
+        self.dtype = self.runner.dtype
         decoder = network.model
         head_weights = self.head.linear.buffers()
         read = *decoder.layers.parameters(), *decoder.norm.parameters(), *head_weights
@@ -103,20 +103,20 @@ class TransformerTarget:
         """Make decoding faster at the expense of everything else: pack weights (`packed_linear`).
         They are replaced; the network can no longer be trained or saved.
         """
-        if self.session.packed:
+        if self.runner.packed:
             return
         _ = self.identity  # of the weights as they are now
-        self.session.pack(self.sampling.rows)
+        self.runner.pack(self.sampling.rows)
         self.head.pack()
 
     @property
     def compiled(self) -> bool:
         """Whether rounds are compiled."""
-        return self.session.compiled
+        return self.runner.compiled
 
     def compile(self) -> None:
         """Let the loop compile all later rounds; see `decoding.compiled`. Build drafts after it."""
-        self.session.compile()
+        self.runner.compile()
 
     def encoded(self, prompts: list[str]) -> AbstractContextManager[None]:
         """See `interfaces.ImageModel.encoded`."""
@@ -141,8 +141,8 @@ class TransformerTarget:
         condition = condition.repeat(copies, *[1] * (condition.dim() - 1))
         embedded = self.network.embed_prefix(condition, keep.repeat(copies, 1), drop)
         prefix = Prefix(*embedded, places=self.places(condition))
-        self.session.begin(prefix, copies, self.length, nodes, rows)
-        self._root = kept(self._root, prefix.embeds[:, -1:], self.session.prefix.rows)
+        self.runner.begin(prefix, copies, self.length, nodes, rows)
+        self._root = kept(self._root, prefix.embeds[:, -1:], self.runner.prefix.rows)
 
     def places(self, condition: Tensor) -> Tensor | None:
         """Of condition tokens: see `prompt_state.Prefix`."""
@@ -152,11 +152,11 @@ class TransformerTarget:
         """Score the root and all nodes in one forward pass: p float32 [B, 1 + N, V], hidden states
         [R, 1 + N, H]. See `interfaces.Target.score`.
         """
-        self.session.prompt.longest = longest
+        self.runner.prompt.longest = longest
         embeds = torch.cat([self._root, self.head.embed(draft.tokens)], 1)
-        layout = self.session.layout_of(draft.tree.block)
-        hidden = self.session.run(embeds, layout)
-        lengths = self.session.prompt.lengths
+        layout = self.runner.layout_of(draft.tree.block)
+        hidden = self.runner.run(embeds, layout)
+        lengths = self.runner.prompt.lengths
         if self.sampling.greedy:
             soft = self.head.distribution(hidden, lengths, layout.ahead, self.sampling.untempered)
             return Scores(greedy(soft), hidden, soft)
@@ -167,8 +167,8 @@ class TransformerTarget:
         token the root. See `interfaces.Target.commit`.
         """
         if not draft.tree.is_chain:
-            self.session.compact(verdict.path)
-        longest = self.session.prompt.longest + verdict.tokens.shape[1]
+            self.runner.compact(verdict.path)
+        longest = self.runner.prompt.longest + verdict.tokens.shape[1]
         self.advance(verdict.next_token, emitted, longest)
 
     def advance(self, root: Tensor, emitted: Tensor, longest: int) -> None:
@@ -179,5 +179,5 @@ class TransformerTarget:
             emitted: number of tokens to advance by, int64 [B].
             longest: upper bound of the tokens that any row has then.
         """
-        self.session.prompt.advance(emitted, longest)
+        self.runner.prompt.advance(emitted, longest)
         self._root.copy_(self.head.embed(root[:, None]))

@@ -37,7 +37,7 @@ FORMAT = 3
 RECORD = "training.json"
 PREFIX = "checkpoint-"
 """What the name of a checkpoint's directory starts with; the number of steps follows."""
-SEAL = "checkpoint.json"
+CHECKPOINT_MANIFEST = "checkpoint.json"
 """What a checkpoint holds beside the files that accelerate writes."""
 NETWORK, EXTRA = "network.safetensors", "extra.safetensors"
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -61,7 +61,7 @@ class TrainingProgress:
 
 
 @dataclass
-class Seal:
+class CheckpointManifest:
     """What `checkpoint.json` says of the checkpoint that it lies in.
 
     Attributes:
@@ -119,7 +119,10 @@ class Checkpoints:
         if is_main:
             with _writing(path):
                 files = {file.name: _flushed(file) for file in sorted(staging.iterdir())}
-                write_json(staging / SEAL, asdict(Seal(made_by, progress, files)))
+                write_json(
+                    staging / CHECKPOINT_MANIFEST,
+                    asdict(CheckpointManifest(made_by, progress, files)),
+                )
                 staging.rename(path)
             self._keep_only(path, made_by)
         self.accelerator.wait_for_everyone()
@@ -142,11 +145,11 @@ class Checkpoints:
         if path is None:
             return None
         try:
-            seal = read_seal(path)
-            if seal.made_by != made_by:
+            manifest = read_manifest(path)
+            if manifest.made_by != made_by:
                 raise ValueError("it belongs to another training")
-            if seal.progress.step > steps:
-                raise ValueError(f"step {seal.progress.step} of {steps}")
+            if manifest.progress.step > steps:
+                raise ValueError(f"step {manifest.progress.step} of {steps}")
             self.accelerator.load_state(str(path))
         except torch.OutOfMemoryError:
             raise  # the checkpoint is whole
@@ -155,7 +158,7 @@ class Checkpoints:
                 f"training cannot resume from {path} ({reason(problem)}): move it away to go on "
                 "from the one before, or anew without one."
             ) from problem
-        return seal.progress
+        return manifest.progress
 
     def _latest(self) -> Path | None:
         """The checkpoint of most steps."""
@@ -200,33 +203,33 @@ class Checkpoints:
         return {NETWORK: self.network.state_dict(), EXTRA: self.extra}
 
 
-def read_seal(path: Path) -> Seal:
-    """The seal of a checkpoint, whose files are as they were saved.
+def read_manifest(path: Path) -> CheckpointManifest:
+    """The manifest of a checkpoint, whose files are as they were saved.
 
     Raises:
-        ValueError: the seal has a wrong value, or a file was changed.
+        ValueError: the manifest has a wrong value, or a file was changed.
         TemperaError: a file is missing or cannot be read.
     """
-    seal = _seal(path)
-    for name, expected in seal.files.items():
+    manifest = _manifest(path)
+    for name, expected in manifest.files.items():
         if sha256_file(regular_file(path / name)) != expected:
             raise ValueError(f"{name} is not what was saved")
-    return seal
+    return manifest
 
 
 def _remove(path: Path, made_by: str) -> None:
     """Remove the files of a training's checkpoint, and its directory if nothing else is there."""
     with suppress(TemperaError, ValidationError, OSError):  # it is none, or cannot be removed
-        seal = _seal(path)
-        if seal.made_by == made_by:
-            for name in (*seal.files, SEAL):
+        manifest = _manifest(path)
+        if manifest.made_by == made_by:
+            for name in (*manifest.files, CHECKPOINT_MANIFEST):
                 (path / Path(name).name).unlink(missing_ok=True)
             path.rmdir()
 
 
-def _seal(path: Path) -> Seal:
-    content = json.dumps(read_json(path / SEAL))
-    return TypeAdapter(Seal).validate_json(content, strict=True)
+def _manifest(path: Path) -> CheckpointManifest:
+    content = json.dumps(read_json(path / CHECKPOINT_MANIFEST))
+    return TypeAdapter(CheckpointManifest).validate_json(content, strict=True)
 
 
 @contextmanager

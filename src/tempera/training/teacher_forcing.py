@@ -17,7 +17,7 @@ from tempera.targets.transformer import TransformerTarget
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeacherForcedBatch:
     """Whole images under teacher forcing; S = T + length − 1 positions, prefix first.
 
     Attributes:
@@ -98,7 +98,7 @@ def teach(
     codes: Tensor,
     drop: Tensor,
     features: tuple[int, ...] = (),
-) -> Lesson:
+) -> TeacherForcedBatch:
     """One forward pass of the target over whole images.
 
     Args:
@@ -122,7 +122,7 @@ def teach(
     read = decoder(embeds, mask, rotation.to(embeds), features=features)
     hidden = read[..., : embeds.shape[-1]]
     previous = shifted(read[:, :-1], keep)
-    return Lesson(embeds, hidden, previous, mask, rotation, keep, start)
+    return TeacherForcedBatch(embeds, hidden, previous, mask, rotation, keep, start)
 
 
 def add_noise(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:

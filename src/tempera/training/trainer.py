@@ -223,7 +223,7 @@ class TrainingRun:
         """Let the signal act for which a checkpoint was written; go on if its handler returns."""
         if self.is_main:
             step = self.progress.step
-            bar.write(f"{self.directory}: a signal stops this run; it goes on after step {step}.")
+            bar.write(f"{self.directory}: a signal stops this run; it resumes after step {step}.")
         self.stopping = False
         self.preemption.pass_on()
         if self._validation_is_due():
@@ -345,7 +345,7 @@ class TrainingRun:
         told = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         bar.write(f"step {progress.step}: {told}")
         if self.captions and self.pictures is not None:
-            with side_service("the sample pictures failed ({why}): the training goes on."):
+            with side_service("the sample pictures failed ({why}): training continues."):
                 captions = self.captions[:SHOWN]
                 self._show(self.pictures(drawn.tokens[:SHOWN], captions), captions)
         if better:

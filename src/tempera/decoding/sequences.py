@@ -34,7 +34,7 @@ class _Report:
         return rows
 
 
-class Images:
+class Sequences:
     """The images of a batch as far as they are decoded, in buffers that rounds write in place. Rows
     advance and finish independently, and take other images when they have finished.
 
