@@ -17,7 +17,7 @@ from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import run_directory
 from tempera.evaluation.latency import machine
-from tempera.evaluation.pipeline import Pipeline
+from tempera.evaluation.pipeline import Pipeline, pictures_of
 from tempera.evaluation.run_directory import made_by
 from tempera.metrics.distances import frechet
 from tempera.runtime.row_store import Store
@@ -285,14 +285,15 @@ class Large(torch.nn.Module):
 def test_an_image_decoder_without_memory_goes_to_the_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens = torch.arange(30).reshape(5, 6) % 4
-    moved = replace(tiny_pipeline(), image_decoder=Large("meta"))
-    assert np.array_equal(moved.pictures(tokens)[:, 0, 0] // 60, tokens.numpy())
+    tokens, meta = torch.arange(30).reshape(5, 6) % 4, torch.device("meta")
+    decoder = Large("meta")
+    pictures = pictures_of(decoder, (1, 6), meta, tokens)
+    assert np.array_equal(pictures[:, 0, 0] // 60, tokens.numpy())
     assert capsys.readouterr().out.count("the CPU decodes the images") == 1
     full = torch.OutOfMemoryError("out of memory")
     monkeypatch.setattr(Large, "decode_codes", Mock(side_effect=full))
     with pytest.raises(torch.OutOfMemoryError):
-        moved.pictures(tokens)
+        pictures_of(decoder, (1, 6), meta, tokens)
 
 
 @pytest.mark.parametrize("part", ["_draw_grid", "page.write", "_track"])

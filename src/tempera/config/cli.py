@@ -73,7 +73,7 @@ def run(config_name: str, main: Callable[[DictConfig], object]) -> None:
         directories.use()
         arguments = _read(sys.argv[1:], directories.main)
         check_choices(config_name, arguments)
-        sys.argv[1:] = for_each_choice(arguments)
+        sys.argv[1:] = for_each_choice(config_name, arguments)
         if not started_as_main():
             sys.argv.append("hydra/job_logging=disabled")  # the main process writes the run's log
         start = hydra.main(
@@ -246,20 +246,21 @@ def _is_readable(argument: str) -> bool:
     return True
 
 
-def for_each_choice(arguments: Sequence[str]) -> list[str]:
+def for_each_choice(config_name: str, arguments: Sequence[str]) -> list[str]:
     """The command line of a sweep; of several choices in a group, such as methods, an option that
     choices add, such as `gamma=2`, becomes a sweep of one value. Hydra applies other options before
-    it chooses, and the first choice may not have them.
+    it chooses, and the first choice may not have them. Options that the script has anyway stay.
     """
     directories = DIRECTORIES.get()
     swept = {found[1] for one in arguments if (found := re.match(SEVERAL, one))}
     if swept.isdisjoint(directories.groups()):
         return list(arguments)
+    fixed = directories.groups() | directories.sets(config_name)
     changed = []
     for argument in arguments:
         name, _, value = argument.partition("=")
         is_single = re.fullmatch(r"[A-Za-z_][\w.]*=[^,()]*", argument)
-        is_of_choice = is_single and name not in directories.groups() and directories.adds(name)
+        is_of_choice = is_single and name not in fixed and directories.adds(name)
         changed.append(f"{name}=choice({value})" if is_of_choice else argument)
     return changed
 
