@@ -1,6 +1,7 @@
 """Scripts that draw pictures of the docs; that each optimum is one is tested with the rules."""
 
 import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,15 @@ def test_what_a_rule_costs_is_summed_over_drafts_without_impossible_tokens(tree:
         found, _, kl = one.expected(rule)
         assert found == pytest.approx(length, rel=1e-5)
         assert kl == pytest.approx(nats / length, rel=1e-5)
+
+
+def test_images_per_minute_are_measured_by_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["ar", "jacobi", "--rows", "1", "2", "--captions", "3"]
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *options])
+    runpy.run_path(str(ROOT / "docs" / "throughput.py"), run_name="__main__")
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    methods = [(method, rows) for method in ("ar", "jacobi") for rows in ("1", "2")]
+    assert [row[:2] for row in rows] == [[f"| `{method}`", rows] for method, rows in methods]
+    assert [row[3:] for row in rows[:2]] == [["432", "100% |"], ["288", "75% |"]]

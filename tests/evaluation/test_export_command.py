@@ -187,7 +187,7 @@ def test_a_file_of_dpg_that_does_not_fit(
         ([[1.0]], "scores of 1 prompts, and the run 3"),
         ([[1.0], [], [1.0]], "no scores from 0 to 1 for b"),
         ([[1.0], [1.0], [7.0]], "no scores from 0 to 1 for c"),
-        ({"a": 1}, "no JSON list of lists"),
+        ({"a": 1}, "not a JSON list of lists"),
     ],
 )
 def test_a_file_of_geneval2_that_does_not_fit(content: object, told: str, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_what_the_world_does_not_know_is_warned_of(text: str, told: str) -> None
 
 
 def test_a_warning_reaches_who_asks_for_an_image() -> None:
-    with pytest.warns(UserWarning, match="no captions of the shapes world"):
+    with pytest.warns(UserWarning, match="not captions of the shapes world"):
         tempera.generate("red ring a")
 
 
