@@ -133,7 +133,6 @@ def test_from_the_hub_and_again_without_it(tmp_path: Path, monkeypatch: pytest.M
         assert isinstance(hub, Hub)
         commit = hub.add("phiyodr/coco2017", files, kind="datasets")
         monkeypatch.setattr(benchmarks, "COCO", Repository("phiyodr/coco2017", "dataset", commit))
-        hub.add("nateraw/parti-prompts", {"PartiPrompts.tsv": "Prompt\na cat\n"}, kind="datasets")
         drawn = {"data/test-0.parquet": parquet(prompts=["a  dog", "b"])}
         commit = hub.add("Jialuo21/DrawBench", drawn, kind="datasets")
         drawbench = Repository("Jialuo21/DrawBench", "dataset", commit)
@@ -151,7 +150,6 @@ def test_from_the_hub_and_again_without_it(tmp_path: Path, monkeypatch: pytest.M
             assert found == {("70", "a"), ("50", "c")}
             assert coco_training(**CAPTIONS).count() == 2
             assert len(coco_prompts(**COCO, split="train")) == 2
-            assert [prompt.text for prompt in parti_prompts(**SOME, seed=0)] == ["a cat"]
             drawn_prompts = drawbench_prompts(**SOME)
             assert [(one.id, one.text) for one in drawn_prompts] == [
                 ("drawbench-000", "a dog"), ("drawbench-001", "b"),

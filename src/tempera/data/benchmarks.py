@@ -27,7 +27,12 @@ COCO2014 = Repository(
 )
 """MS-COCO 2014's 40,504 validation images and their captions, 6.6 GB."""
 VAL2014 = "data/val-*.parquet"
-PARTI = Repository("nateraw/parti-prompts", "dataset")
+PARTI = Pinned(
+    "google-research/parti",
+    "5a657978134374ce28973948331b319adef164bd",
+    "PartiPrompts.tsv",
+    "f96e7125a02e48976736179a667b080ba81539fb",
+)
 DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset", "870c4ef7e6c67eafa7c6e26ba79b7c0d52c9cb16")
 """The 200 prompts as Parquet; shunk031/DrawBench is a script, which `datasets` runs no more."""
 HPSV2 = Repository("zhwang/HPDv2", "dataset")
@@ -195,11 +200,11 @@ def parti_prompts(
     """PartiPrompts; ids are PartiPrompts-<line>.
 
     Args:
-        path: PartiPrompts.tsv; None takes the hub's copy.
+        path: PartiPrompts.tsv; None takes the published one.
         limit, offset: number of prompts to take, and to skip first.
         seed: seed of their order; None keeps the file's order, which is by category.
     """
-    file = path or str(PARTI.file("PartiPrompts.tsv"))
+    file = path or str(PARTI.local())
     prompts = file_prompts(file)
     return chosen(prompts if seed is None else _permuted(prompts, seed), limit, offset, file)
 
