@@ -108,7 +108,8 @@ def rounds(target: Any, drafter: Any, rule: Any, prompts: list[str]) -> tuple[li
     """Decode ROUNDS rounds -> the reads of each, and the copies of the last but one; the last one
     completes the images, which are taken out of their rows.
     """
-    numbers = [report(len(prompts), tokens) for tokens in (*range(1, ROUNDS), target.length)]
+    lengths = *range(1, ROUNDS - 1), target.length - 1, target.length
+    numbers = [report(len(prompts), tokens) for tokens in lengths]
     with Copies() as copies, Reads(numbers) as reads:
         marked: Any = Marked(drafter, reads, copies)
         streams = RandomStreams(0, prompts, META)

@@ -54,7 +54,7 @@ def test_what_is_imported_is_declared() -> None:
         for name in imported - set(sys.stdlib_module_names) - {"tempera", "shapes_recipe"}
     }
     assert {MODULES.get(name, name) for name in foreign} - declared(
-        "diffusers", "tiktoken"
+        "diffusers", "tiktoken", "torchao"
     ) == set()
 
 
