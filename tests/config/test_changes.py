@@ -1,11 +1,13 @@
 """What runs are named by, and what they are identified by."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tempera.config.compose import composed, given
 from tempera.config.parts import Parts
+from tempera.rules.standard import Exact
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,20 @@ from tempera.config.parts import Parts
 def test_a_run_is_named_by_what_was_given(options: str, found: dict[str, Any]) -> None:
     cfg = composed("eval", options.split())
     assert Parts.of(cfg, elsewhere=True).changes(given(cfg)) == found
+
+
+@dataclass(frozen=True)
+class Named(Exact):
+    """A rule with an option that is any text."""
+
+    schedule: Any
+    residual_kind: str
+
+
+def test_a_text_is_identity_whatever_it_is() -> None:
+    rule = [f"rule._target_={__name__}.Named", "rule.residual_kind=${texture}"]
+    cfg = composed("eval", ["method=coolsd", "+texture=1/2", *rule])
+    assert Parts.of(cfg).settings({})["texture"] == "1/2"
 
 
 def test_an_option_of_ones_own_is_identity_once_a_part_takes_it() -> None:

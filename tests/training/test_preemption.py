@@ -138,7 +138,7 @@ def test_a_second_signal_stops_at_once(second: signal.Signals, tmp_path: Path) -
     time.sleep(1)
     assert training.poll() is None
     training.send_signal(second)
-    assert training.wait(60) == 130
+    assert training.wait(20) == 130
     assert list((tmp_path / "run").glob("*checkpoint*")) == []
 
 

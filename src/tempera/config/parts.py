@@ -63,6 +63,8 @@ ONE: TypeAlias = str | int | float | None
 """One value of an option."""
 PLACES = ("path", "directory")
 """Arguments that the identities of weights stand for."""
+FILES = (*PLACES, "statistics")
+"""Options at the top that name files."""
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
 
 
@@ -626,8 +628,7 @@ def _place(drafter: Part[Any]) -> str | None:
 def _is_setting(name: str, value: object) -> bool:
     """Whether a value is one or a list, of an option at the top that names no file."""
     ones = value if isinstance(value, list | tuple) else [value]
-    is_place = isinstance(value, str) and "/" in value
-    return "." not in name and not is_place and all(isinstance(one, ONE) for one in ones)
+    return "." not in name and name not in FILES and all(isinstance(one, ONE) for one in ones)
 
 
 def _part(node: DictConfig, name: str) -> Part[Any] | None:
