@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from held_models import Held, chameleon, emu3, glm_image, janus
+from markdown_pages import blocks
+from paths import ROOT
 from safetensors.torch import load_file, save_file
 
 import tempera
@@ -72,6 +74,21 @@ def test_names_and_shapes_are_those_that_the_library_reads(tmp_path: Path) -> No
     assert config["speculators_model_type"] == "eagle3"
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1]
     assert config["speculators_config"]["verifier"]["name_or_path"] == "owner/name"
+
+
+def test_the_code_of_the_page_exports_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tiny model in place of the published one."""
+    held = emu3()
+    monkeypatch.chdir(tmp_path)
+    trained(held, Path("outputs/train_draft/emu3-eagle3/draft"))
+    fast = held.accelerated("ar")
+    monkeypatch.setattr(tempera, "accelerate", lambda *_: fast)
+    (code,) = blocks(ROOT / "docs" / "training.md", "python")
+    exec(compile(code, "docs/training.md", "exec"), {"model": held.model, "processor": None})
+    assert "BAAI/Emu3-Gen-hf" in Path("speculator/config.json").read_text()
+    assert load_file("speculator/model.safetensors").keys() == SHAPES.keys()
 
 
 @pytest.mark.parametrize("make", [emu3, chameleon])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from graph_replays import replayed
 from near_codes import near, published_gsd
-from network_drafts import dflash, eagle, eagle2, independent, medusa, parallel
+from network_drafts import dflash, eagle, eagle2, eagle3, independent, medusa, parallel
 from random_drafts import new_sequences
 from tiny_networks import (
     PROMPTS,
@@ -64,6 +64,7 @@ METHODS = {
     "eagle": lambda target: eagle(target, CHAIN),
     "tree": lambda target: eagle(target, TREE),
     "eagle2": eagle2,
+    "eagle3": lambda target: eagle3(target, TREE),
     "parallel": lambda target: parallel(target, CHAIN, features=(0,)),
     "dflash": lambda target: dflash(target, CHAIN, features=(0,)),
     "medusa": lambda target: medusa(target, CHAIN),

@@ -59,7 +59,9 @@ def test_the_commands_wrote_the_documented_files(workplace: Path) -> None:
 
 
 OF_MODELS = [ROOT / "docs" / name for name in ("accelerate.md", "training.md", "tutorial.md")]
-"""Their code takes published models; tests of such models run it on tiny ones."""
+"""Their code takes published models; test_held.py and test_speculators.py run it on tiny
+ones.
+"""
 WITH_PYTHON = [
     page
     for page in PAGES

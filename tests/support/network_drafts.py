@@ -13,6 +13,7 @@ from tiny_networks import (
     llamagen,
     tiny_dflash,
     tiny_eagle,
+    tiny_eagle3,
     tiny_medusa,
     tiny_parallel,
     tiny_target,
@@ -75,6 +76,11 @@ def eagle(target: Any, tree: Tree, features: tuple[int, ...] = (), dtype: Any = 
     return StaticTreeDrafter(model, tree)
 
 
+def eagle3(target: Any, tree: Tree, dtype: Any = None, features: tuple[int, ...] = ()) -> Any:
+    model = EagleDraft(tiny_eagle3(target, features=features), target, dtype)
+    return StaticTreeDrafter(model, tree)
+
+
 def eagle2(target: Any, dtype: Any = None, sizes: tuple[int, ...] = SIZES) -> Any:
     model = EagleDraft(tiny_eagle(target), target, dtype, ranks=True)
     return DynamicTreeDrafter(model, target.vocab_size, *sizes)
@@ -106,6 +112,8 @@ DRAFTERS = {
     "eagle": lambda target, dtype=None: eagle(target, CHAIN, (), dtype),
     "eagle tree": lambda target, dtype=None: eagle(target, TREE, (0, 1), dtype),
     "eagle2": eagle2,
+    "eagle3": lambda target, dtype=None: eagle3(target, CHAIN, dtype),
+    "eagle3 tree": lambda target, dtype=None: eagle3(target, TREE, dtype, (0, 1)),
     "parallel": lambda target, dtype=None: parallel(target, CHAIN, dtype, features=(0, 1)),
     "parallel tree": lambda target, dtype=None: parallel(target, TREE, dtype),
     "dflash": lambda target, dtype=None: dflash(target, CHAIN, dtype, features=(0, 1)),

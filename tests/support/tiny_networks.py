@@ -12,6 +12,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trees import Tree
 from tempera.drafters.dflash import DFlashModel
 from tempera.drafters.draft_network import normed_features, shifted
+from tempera.drafters.eagle3 import Eagle3Model
 from tempera.drafters.eagle_network import EagleModel
 from tempera.drafters.medusa import MedusaModel
 from tempera.drafters.parallel_network import ParallelModel
@@ -102,6 +103,13 @@ def tiny_eagle(
     target: TransformerTarget, seed: int = 1, features: tuple[int, ...] = ()
 ) -> EagleModel:
     model = EagleModel.of(target.network, "tiny", target.vocab_size, target.identity, features)
+    return lively(model, seed)
+
+
+def tiny_eagle3(
+    target: TransformerTarget, seed: int = 1, features: tuple[int, ...] = ()
+) -> Eagle3Model:
+    model = Eagle3Model.of(target.network, "tiny", target.vocab_size, target.identity, features)
     return lively(model, seed)
 
 

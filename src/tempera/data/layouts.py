@@ -118,6 +118,7 @@ class Dpg(Layout):
 
     @override
     def write(self, prompts: Sequence[Prompt], picture: Pictures, folder: Path) -> None:
+        """See `Layout.write`; the pictures are squares of one size."""
         texts = Path(self.path) if self.path else DPG.local()
         edge = self._edge(prompts, picture)
         for name, group in self.groups(prompts).items():
@@ -188,6 +189,7 @@ class GenEval2(Layout):
 
     @override
     def write(self, prompts: Sequence[Prompt], picture: Pictures, folder: Path) -> None:
+        """See `Layout.write`; each prompt has one picture."""
         file = Path(self.path) if self.path else GENEVAL2.local()
         rows = [row for _, row in rows_of(file) if isinstance(row, dict) and "prompt" in row]
         by_text = {text_of(row["prompt"]): row for row in rows}

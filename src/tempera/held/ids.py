@@ -138,6 +138,7 @@ def installed(fast: LoadedModel, model: Any, seed: int | None = None) -> Iterato
         max_new_tokens: int | None = None,
         **others: Any,
     ) -> Tensor:
+        """As the model's own: ids of prompts [B, T] -> those with the image behind, [B, T + V]."""
         pictures = {name: others.pop(name, None) for name in GLM_IMAGE.given}
         unlike = [name for name, value in others.items() if value is not None]
         if do_sample == target.sampling.greedy:

@@ -244,8 +244,8 @@ def _check_weights(model: nn.Module, called: list[str]) -> None:
     if len(devices) != 1 or next(iter(devices)).type == "meta":
         raise TemperaError(
             f"the weights of the model's decoder are on {', '.join(sorted(map(str, devices)))}: "
-            "put it, with embedding and head, on one device, without offloading, by a device_map "
-            "that has other parts elsewhere, or quantise them."
+            "put it, with the embedding and the head, on one device, without offloading (a "
+            "device_map may have the other parts elsewhere), or quantise the weights."
         )
 
 

@@ -41,6 +41,10 @@ class PicturedText(str):
             and [*map(id, self.pictures)] == [*map(id, other.pictures)]
         )
 
+    def __ne__(self, other: object) -> bool:
+        """The opposite, of which `str` has its own."""
+        return not self == other
+
     def __hash__(self) -> int:
         """Of the text."""
         return str.__hash__(self)
