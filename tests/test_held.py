@@ -430,7 +430,7 @@ def test_impossible_models(held: Held) -> None:
     decoder.config._attn_implementation = "sdpa"
     kept = decoder.norm
     decoder.norm = copy.deepcopy(kept).to("meta")
-    refused("decoder are on cpu, meta: put it, with embedding and head, on one device")
+    refused("decoder are on cpu, meta: put it, with the embedding and the head, on one device")
     decoder.norm = kept
     held.model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}).eval()
     refused("is quantised so that a token depends on the others")

@@ -34,15 +34,15 @@ def placed(model: Any, on_disk: tuple[str, ...], folder: Path) -> None:
     [
         (
             lambda model, folder: accelerate.cpu_offload(model, execution_device="cpu"),
-            "decoder are on meta: put it, with embedding and head, on one device",
+            "decoder are on meta: put it, with the embedding and the head, on one device",
         ),
         (
             lambda model, folder: accelerate.disk_offload(model, str(folder), "cpu"),
-            "decoder are on meta: put it, with embedding and head, on one device",
+            "decoder are on meta: put it, with the embedding and the head, on one device",
         ),
         (
             lambda model, folder: placed(model, ("lm_head",), folder),
-            "decoder are on cpu, meta: put it, with embedding and head, on one device",
+            "decoder are on cpu, meta: put it, with the embedding and the head, on one device",
         ),
         (
             lambda model, folder: accelerate.cpu_offload_with_hook(model, "cpu"),
