@@ -78,10 +78,10 @@ DECISIONS = {  # what a row is for
     "parallel_tree": "exact, most tokens",
     "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
     "coolsd floor=1 delta=2": "**relaxed**, fewer broken pictures",
-    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, less KL at its length",
+    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, smaller KL bound",
     "priced_tree": "relaxed, most tokens",
     "coolsd delta=2": "Cool-SD as published",
-    "lantern": "LANTERN, 100 of 1,008 codes alike",
+    "lantern": "LANTERN, 100 of 1,008 codes interchangeable",
 }
 ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
 STUDY = {  # quantities of the study: table, column
