@@ -249,7 +249,7 @@ def test_what_the_builders_of_datasets_lose(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_paths_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there: dict[str, bytes] = {"hf://datasets/x/a.png": picture()}
-    hub = "tempera.data.entries.HfFileSystem.cat_file"
+    hub = "huggingface_hub.HfFileSystem.cat_file"
     monkeypatch.setattr(hub, lambda self, path: there[path])
     names = [f"hf://datasets/x/{name}.png" for name in "ab"]
     pq.write_table(pa.table({"image": names, "text": ["a", "b"]}), tmp_path / "a.parquet")

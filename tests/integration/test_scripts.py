@@ -231,6 +231,7 @@ def test_an_interrupted_sweep_says_which_command_goes_on(monkeypatch: pytest.Mon
 
 
 TORCH = {"torch", "torch._dynamo", "transformers", "torchvision", "pandas", "matplotlib", "wandb"}
+TORCH |= {"httpx", "huggingface_hub.hf_api"}
 WITHOUT = [
     ("eval/run.py", "method=x", TORCH),
     ("eval/run.py", "method=eagle delta=2", TORCH),
@@ -254,12 +255,13 @@ quickest come first.
 @pytest.mark.slow
 def test_an_answer_does_not_wait_for_imports(tmp_path: Path) -> None:
     code = (
-        "import runpy, sys\n"
+        "import gc, runpy, sys\n"
         f"for script, arguments, without in {WITHOUT}:\n"
         f"    sys.argv = [{str(ROOT)!r} + '/' + script, *arguments.split()]\n"
         "    try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
         "    except SystemExit as end: assert bool(end.code) == (arguments != '--help'), script\n"
-        "    assert not without & set(sys.modules), (arguments, without & set(sys.modules))"
+        "    assert not without & set(sys.modules), (arguments, without & set(sys.modules))\n"
+        "    assert gc.isenabled()"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

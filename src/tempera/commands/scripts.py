@@ -5,6 +5,7 @@ result and raises `TemperaError`. Each imports its module only when it runs: a w
 reported before torch is imported, and Ctrl-C, or SIGTERM, is answered from the first moment.
 """
 
+import gc
 import signal
 import sys
 from importlib import import_module
@@ -102,8 +103,16 @@ def _script(config_name: str, module: str, cfg: "DictConfig | None") -> object:
         with usual_modes(grad=True):
             return command.main(cfg)
 
+    def started(cfg: "DictConfig") -> object:
+        import_module(f"tempera.commands.{module}")
+        if not gc.isenabled():
+            gc.freeze()  # what was imported stays
+            gc.enable()
+        return main(cfg)
+
     if cfg is not None:
         return main(cfg)
+    gc.disable()  # until all is imported: it would look again and again through torch's modules
     take_all_text()
     if sys.flags.optimize > 1:
         sys.exit("error: python -OO drops the docstrings that transformers reads: use python -O")
@@ -112,8 +121,10 @@ def _script(config_name: str, module: str, cfg: "DictConfig | None") -> object:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         from tempera.config.cli import run
 
-        run(config_name, main)
+        run(config_name, started)
     except KeyboardInterrupt:
         print("interrupted; run the command again", file=sys.stderr)
         sys.exit(130)
+    finally:
+        gc.enable()
     return None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tempera.data.entries import Entry, Listed
@@ -130,6 +129,8 @@ def _coco_images(path: str | None, split: str) -> Captions:
 
 def _val2014() -> Captions:
     """The captions of the hub's copy, whose `question_id` is COCO_val2014_<image id>.jpg."""
+    import pyarrow.parquet as pq
+
     images: Captions = {}
     for file in sorted(COCO2014.snapshot([VAL2014]).glob(VAL2014)):
         for row in pq.read_table(file, columns=["question_id", "answer"]).to_pylist():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import PIL.Image
-from huggingface_hub import HfFileSystem
 from typing_extensions import override
 
 from tempera.data.prompts import NOT_UTF8, UNPRINTABLE, text_of
@@ -130,6 +129,8 @@ def row_entry(
     if image and not picture:
         return Broken(where, "no image")
     if folder is None and isinstance(picture, str) and picture.startswith("hf://"):
+        from huggingface_hub import HfFileSystem  # it takes a fifth of a second
+
         picture = bytes(HfFileSystem().cat_file(picture))
     text = text_of(row.get(caption)) if caption else None
     return usable_entry(where, key, text, picture, folder)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import torch
 
 from tempera.errors import TemperaError
@@ -85,6 +84,8 @@ class WeightsFile:
         return hub.size(self.name)
 
     def _ask_url(self, digest: str, download: bool) -> int:
+        import httpx
+
         kept = Path(torch.hub.get_dir(), "checkpoints", self.place.rpartition("/")[2])
         try:
             if (why := unreachable(self.place)) is not None:

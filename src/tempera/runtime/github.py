@@ -12,8 +12,6 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
-import httpx
-
 from tempera.errors import TemperaError
 from tempera.runtime.files import cache_directory, is_unwritable, reason, unwritable
 from tempera.runtime.hub import unreachable
@@ -59,6 +57,8 @@ class Pinned:
         return kept
 
     def _download(self, kept: Path) -> None:
+        import httpx
+
         address = f"{HOST}/{self.repository}/tar.gz/{self.commit}"
         if (why := unreachable(HOST)) is not None:
             raise self._unavailable(why)
@@ -104,6 +104,8 @@ class Pinned:
 @contextmanager
 def _downloaded(address: str) -> Iterator[IO[bytes]]:
     """The content of an address, in a temporary file."""
+    import httpx
+
     with TemporaryFile() as file:
         with httpx.stream("GET", address, follow_redirects=True, timeout=PATIENCE) as response:
             response.raise_for_status()
