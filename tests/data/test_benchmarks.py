@@ -1,6 +1,7 @@
 """Prompt sets: from local files in the published formats, and from a hub on loopback."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hub import Hub, parquet
 
 from tempera.data import benchmarks
 from tempera.data.benchmarks import (
+    HPSV2,
     coco_prompts,
     coco_training,
     dpg_prompts,
@@ -123,6 +125,24 @@ def test_parti_is_shuffled_unless_its_order_is_wanted(tmp_path: Path) -> None:
 def test_printed_prompts_are_numbered() -> None:
     found = printed_prompts(["a cat", "a dog"], limit=None, offset=1)
     assert [(one.id, one.text) for one in found] == [("prompt-2", "a dog")]
+
+
+def test_every_benchmark_of_the_hub_is_read_at_a_commit() -> None:
+    of_the_hub = [one for one in vars(benchmarks).values() if isinstance(one, Repository)]
+    assert len(of_the_hub) == 4
+    assert all(re.fullmatch("[0-9a-f]{40}", str(one.revision)) for one in of_the_hub)
+
+
+def test_the_newest_prompts_of_hpsv2_are_not_those_that_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Hub(tmp_path / "cache") as hub:
+        for text in ("a dog", "changed upstream"):
+            commit = hub.add(HPSV2.id, {"benchmark/photo.json": json.dumps([text])}, "datasets")
+            of_hpsv2 = hub.repositories["datasets", HPSV2.id]
+            of_hpsv2.commits.setdefault(str(HPSV2.revision), of_hpsv2.commits[commit])
+        hub.here(monkeypatch)
+        assert hpsv2_prompts(**SOME, styles=["photo"]) == [Prompt("photo-00000", "a dog")]
 
 
 @pytest.mark.slow

@@ -58,9 +58,11 @@ def test_the_commands_wrote_the_documented_files(workplace: Path) -> None:
     assert list(outputs.glob("frontier/*/metrics.json"))
 
 
-OF_MODELS = [ROOT / "docs" / name for name in ("accelerate.md", "training.md", "tutorial.md")]
-"""Their code takes published models; test_held.py and test_speculators.py run it on tiny
-ones.
+OF_MODELS = [
+    ROOT / "docs" / f"{name}.md" for name in ("accelerate", "metrics", "training", "tutorial")
+]
+"""Their code takes published models; test_held.py, test_speculators.py and test_export_command.py
+run it on tiny ones.
 """
 WITH_PYTHON = [
     page

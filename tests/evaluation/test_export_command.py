@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from markdown_pages import blocks
 from paths import ROOT
 from PIL import Image
 
@@ -289,6 +291,26 @@ def test_hpsv2_and_a_plain_folder(run: Run) -> None:
     assert np.array_equal(
         pixels(Path("flat/mine/photo-00002.png")), pixels(made.parents[2] / "mine/photo-00002.png")
     )
+
+
+def test_scores_of_hpsv2s_own_code_are_read_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the page's Python, with a stand-in for the package."""
+    names = ["photo-00001", "anime-00000"]
+    for name, text in zip(names, TEXTS, strict=False):
+        draw(Path("RUN"), name, text)
+    run("export.py", "runs=RUN", "layout=folder", "output=pictures")
+
+    def score(path: str, text: str, hps_version: str) -> list[np.float32]:
+        assert hps_version == "v2.1"
+        assert Path(f"RUN/{Path(path).stem}.txt").read_text() == text
+        return [np.float32(brightness(pixels(Path(path))))]
+
+    monkeypatch.setitem(sys.modules, "hpsv2", SimpleNamespace(score=score))
+    (code,) = blocks(ROOT / "docs" / "metrics.md", "python")
+    exec(compile(code, "metrics.md", "exec"), {})
+    run("score.py", "runs=RUN", "scores=hps.csv", "device=cpu")
+    found = [100 * brightness(pixels(Path(f"RUN/{name}.png"))) for name in names]
+    assert scores("RUN")["hps_own"] == pytest.approx(np.mean(found))
 
 
 def test_what_cannot_be_laid_out(run: Run) -> None:

@@ -101,6 +101,7 @@ def evaluated(options: list[str], directory: Path, *more: str) -> dict[str, Any]
         "method=coolsd schedule=calibrated",
         "method=optimal_rsd schedule=optimal",
         "method=lanternpp tree=chain",
+        "method=fly ahead=1",
     ],
 )
 def test_a_run_finds_its_parameter_and_keeps_it(

@@ -1,6 +1,6 @@
 """The field's prompt sets: MS-COCO captions, PartiPrompts, DrawBench, HPSv2, GenEval, GenEval 2,
-DPG-Bench and ImageNet's classes. Each is read from the hub or from GitHub, at a fixed commit if one
-is known, or from a local copy.
+DPG-Bench and ImageNet's classes. Each is read from the hub or from GitHub, at a fixed commit, or
+from a local copy.
 """
 
 import json
@@ -34,8 +34,10 @@ PARTI = Pinned(
 )
 DRAWBENCH = Repository("Jialuo21/DrawBench", "dataset", "870c4ef7e6c67eafa7c6e26ba79b7c0d52c9cb16")
 """The 200 prompts as Parquet; shunk031/DrawBench is a script, which `datasets` runs no more."""
-HPSV2 = Repository("zhwang/HPDv2", "dataset")
-"""HPSv2's benchmark, `benchmark/<style>.json`; the commit that hpsv2 itself reads is the newest."""
+HPSV2 = Repository("zhwang/HPDv2", "dataset", "260dbde75ab1c68e86d32a8e7739f1b49b100578")
+"""HPSv2's benchmark, `benchmark/<style>.json`, at the commit that added it. The package hpsv2 reads
+the newest one; the hub's list of files shows no later change to these.
+"""
 STYLES = ("anime", "concept-art", "paintings", "photo")
 GENEVAL = Pinned(
     "djghosh13/geneval",

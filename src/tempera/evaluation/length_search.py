@@ -24,7 +24,8 @@ Above0 = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True)
 class FreeParameter:
-    """The option of a method that `expected_length` sets. More of it accepts more.
+    """The option of a method that `expected_length` sets. More of it always accepts more, or always
+    less.
 
     Attributes:
         option: its name on the command line.
