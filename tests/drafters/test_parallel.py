@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from cases import needs_torchao
 from network_drafts import dflash, medusa, parallel, small_captions, small_model
 from random_drafts import new_sequences
 from tiny_networks import (
@@ -128,6 +129,18 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 def test_the_law_through_the_real_loop(name):
     """All images of 1×3 tokens, with real networks, caches and the Markov head."""
+    check_law(name)
+
+
+@needs_torchao
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tree", "block", "relaxed", "dflash, tree", "medusa"])
+def test_the_law_of_a_draft_of_eight_bits(name):
+    check_law(name, torch.int8)
+
+
+def check_law(name, dtype=None):
+    """It is the target's, unless the rule is relaxed."""
     rule, tree, rank = LAWS[name]
     sampling = Sampling(2.0, temperature=2.0, top_k=4)
     if rank is None:
@@ -138,11 +151,11 @@ def test_the_law_through_the_real_loop(name):
         network = llamagen(grid=(1, 3), num_hidden_layers=1)
         target = tiny_target(sampling, network=network, granularity=4)
         if rank == "medusa":
-            drafter = medusa(target, tree, length=2)
+            drafter = medusa(target, tree, dtype, length=2)
         elif rank == "dflash":
-            drafter = dflash(target, tree, length=2)
+            drafter = dflash(target, tree, dtype, length=2)
         else:
-            drafter = parallel(target, tree, rank=rank, length=2)
+            drafter = parallel(target, tree, dtype, rank=rank, length=2)
     tokens = []
     for seed in range(4):
         streams = RandomStreams(seed, [str(row) for row in range(2000)])

@@ -1,9 +1,16 @@
-"""Which cases of a parametrised test run every time; the others carry the marker `slow`."""
+"""Which cases of a parametrised test run every time; the others carry the marker `slow`. And which
+tests need an extra.
+"""
 
+import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+needs_torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is an extra"
+)
 
 
 def slow_but(cases: Iterable[Any], *quick: Any) -> list[Any]:

@@ -6,6 +6,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tempera.runtime.quantised import is_quantised
+
 
 class LiveBytes(TorchDispatchMode):
     """`live`: bytes of the storages that operations made inside the `with` block and that are not
@@ -19,7 +21,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for value in tree_leaves(result):
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not is_quantised(value):  # its parts are counted
                 self._count(value.untyped_storage())
         return result
 

@@ -30,6 +30,7 @@ from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_dir
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, sizes_only
 from tempera.runtime.processor import Place
+from tempera.runtime.quantised import check_quantises
 from tempera.targets.forward import granularity_on
 
 if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
@@ -557,8 +558,15 @@ class Parts:
 
 
 def _with_draft_dtype(cfg: DictConfig, place: Place) -> DictConfig:
-    """The configuration with the dtype that `drafter.dtype=auto` is, which runs then record."""
-    if OmegaConf.select(cfg, "drafter.dtype") != "auto":
+    """The configuration with the dtype that `drafter.dtype=auto` is, which runs then record.
+
+    Raises:
+        TemperaError: this installation cannot quantise a draft of `drafter.dtype=int8`.
+    """
+    dtype = OmegaConf.select(cfg, "drafter.dtype")
+    if dtype == "int8":
+        check_quantises("drafter.dtype", dtype)
+    if dtype != "auto":
         return cfg
     decided = cfg.copy()
     OmegaConf.update(decided, "drafter.dtype", place.draft_dtype_name)

@@ -29,8 +29,8 @@ from tempera.targets.transformer import TransformerTarget
 
 log = logging.getLogger("tempera")
 Network = TypeVar("Network", bound=DraftNetwork)
-DraftDtype = Literal["float32", "bfloat16", "float16"]
-"""Names of dtypes that a draft can compute in."""
+DraftDtype = Literal["float32", "bfloat16", "float16", "int8"]
+"""Names of dtypes that a draft's weights can have."""
 
 
 def torch_dtype(name: DraftDtype | None) -> torch.dtype | None:

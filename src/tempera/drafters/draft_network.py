@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tempera.decoding.interfaces import DraftModel
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.processor import arithmetic
+from tempera.runtime.processor import Place
 from tempera.targets.attention import SharedMask
 from tempera.targets.cache import Keys, KVCache
 from tempera.targets.decoder_layer import DecoderLayer, LayerSizes
@@ -151,12 +151,10 @@ class DraftNetwork(nn.Module):
             x = layer(x, mask, rotation, cache)
         return x
 
-    def for_decoding(self, device: torch.device, dtype: torch.dtype, least_rows: int) -> Self:
-        """A copy for decoding, with packed weights (`packed_linear.PackedLinear`); for the dtype
-        see `processor.arithmetic`.
-        """
-        made = copy.deepcopy(self).to(device, dtype).to(arithmetic(dtype, device))
-        made.eval().requires_grad_(False)
+    def for_decoding(self, place: Place, least_rows: int) -> Self:
+        """A copy for decoding, with packed weights (`packed_linear.PackedLinear`)."""
+        network = copy.deepcopy(self)
+        made = place.frozen(network, (network.fc, *network.layers))
         if not made.features:  # else drafted tokens need a part of its columns
             made.fc = PackedLinear(made.fc.weight, made.fc.bias, least_rows)  # type: ignore[arg-type]
         for layer in made.layers:

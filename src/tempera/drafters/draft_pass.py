@@ -17,7 +17,7 @@ from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.trees import Block, InnerNodes, take
 from tempera.drafters.draft_files import check_target
 from tempera.drafters.draft_network import DraftNetwork, shifted
-from tempera.runtime.processor import arithmetic
+from tempera.runtime.processor import draft_place
 from tempera.targets.cache import KVCache
 from tempera.targets.prompt_state import Prefix, PromptState
 from tempera.targets.transformer import TransformerTarget
@@ -30,9 +30,8 @@ class DraftPass:
     Args:
         model: the draft network.
         target: the target, compiled or not; start each batch on it first.
-        dtype: of the draft's weights, in which it computes (see `processor.arithmetic`); by
-            default the target's. A coarser one changes q, not what exact rules emit: tokens are
-            drawn from the q that they are tested with.
+        dtype: of the draft's weights, see `processor.draft_place`. A coarser one changes q, not
+            what exact rules emit: tokens are drawn from the q that they are tested with.
         ranks: whether its distributions only rank candidates: they are `Sampling.ranking` then,
             else `Sampling.drafting`.
 
@@ -53,9 +52,9 @@ class DraftPass:
         ranks: bool = False,
     ) -> None:
         check_target(model, target)
-        dtype = dtype or target.dtype
-        self.dtype = arithmetic(dtype, target.device)
-        self.network = model.for_decoding(target.device, dtype, target.sampling.rows)
+        place = draft_place(dtype, target.dtype, target.device)
+        self.dtype = place.arithmetic
+        self.network = model.for_decoding(place, target.sampling.rows)
         self.runner = target.runner
         self.head = target.head
         self.head.copy_to(self.dtype)

@@ -17,7 +17,8 @@ from tempera.decoding.trees import Block, InnerNodes, Tree
 from tempera.drafters.draft_files import DraftDtype, torch_dtype
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
-from tempera.runtime.processor import arithmetic
+from tempera.runtime.network_identity import identity_of
+from tempera.runtime.processor import draft_place
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -121,7 +122,7 @@ def build_independent(
         smaller: the smaller model that the target's configuration names (`model.independent`).
         target: the target.
         tree: static tree drafted every round.
-        dtype: of the smaller model's weights (see `processor.arithmetic`); by default the target's.
+        dtype: of the smaller model's weights, see `processor.draft_place`.
 
     Raises:
         TemperaError: there is no smaller model, or draft and target do not generate the same
@@ -133,12 +134,11 @@ def build_independent(
             "(model=shapes and llamagen_3b_c2i have one)",
             option="drafter",
         )
-    device = target.device
-    stored = torch_dtype(dtype) or target.dtype
-    computed = arithmetic(stored, device)
-    network = smaller.network.to(device, stored).to(computed)
-    text_encoder = smaller.text_encoder.to(device, stored).to(computed)
-    draft = TransformerTarget(network, text_encoder.encode, target.sampling)
+    place = draft_place(torch_dtype(dtype), target.dtype, target.device)
+    identity = identity_of(smaller.network)  # before it is rounded, as the target's
+    network = place.frozen(smaller.network, smaller.network.model.layers)
+    text_encoder = place.frozen(smaller.text_encoder)
+    draft = TransformerTarget(network, text_encoder.encode, target.sampling, identity=identity)
     if target.runner.packed:
         draft.pack()
     if target.compiled:

@@ -123,8 +123,8 @@ def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the networks of a run compute, and the dtype of their weights; and that of the target's
-    layers where they are quantised.
+    """Where networks compute, and the dtype of their weights; and that of their layers' where they
+    are quantised.
     """
 
     device: torch.device
@@ -147,7 +147,7 @@ class Place:
         """
         parsed = parse_device(device, dry_run)
         if weights_dtype is not None:
-            check_quantises(weights_dtype)
+            check_quantises("weights_dtype", weights_dtype)
         return cls(parsed, parse_dtype(dtype, parsed), weights_dtype)
 
     @property
@@ -174,6 +174,20 @@ class Place:
             quantise(layer.to(self.dtype).to(self.arithmetic))
         rounded = network.to(self.device, self.dtype).to(self.arithmetic)
         return rounded.eval().requires_grad_(False)
+
+
+def draft_place(dtype: torch.dtype | None, target: torch.dtype, device: torch.device) -> Place:
+    """Where a draft computes.
+
+    Args:
+        dtype: of its weights, in which it computes (see `arithmetic`); by default the target's.
+            int8: of those of its layers, which compute in the target's dtype.
+        target: dtype of the target's weights.
+        device: the target's.
+    """
+    if dtype == torch.int8:
+        return Place(device, target, "int8")
+    return Place(device, dtype or target)
 
 
 def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:

@@ -15,13 +15,13 @@ from tempera.errors import TemperaError
 WeightsDtype: TypeAlias = Literal["int8"]
 
 
-def check_quantises(kind: WeightsDtype) -> None:
-    """Raise TemperaError if this installation cannot quantise."""
+def check_quantises(option: str, kind: WeightsDtype) -> None:
+    """Raise TemperaError if this installation cannot quantise, as an option asks."""
     if find_spec("torchao") is None:
         raise TemperaError(
-            f"weights_dtype={kind} quantises by torchao, which is an extra: pip install "
+            f"{option}={kind} quantises by torchao, which is an extra: pip install "
             '"tempera-decoding[torchao]"',
-            option="weights_dtype",
+            option=option,
         )
 
 
