@@ -20,7 +20,6 @@ from tempera.data.benchmarks import (
     imagenet_classes,
     imagenet_prompts,
     parti_prompts,
-    printed_prompts,
     prompt_file,
 )
 from tempera.data.entries import Entry, Listed
@@ -120,11 +119,6 @@ def test_parti_is_shuffled_unless_its_order_is_wanted(tmp_path: Path) -> None:
     shuffled = parti_prompts(**here, seed=0)
     assert shuffled != plain and sorted(shuffled, key=lambda p: p.id) == plain
     assert keys(prompt_file(str(file))) == [prompt.id for prompt in plain]
-
-
-def test_printed_prompts_are_numbered() -> None:
-    found = printed_prompts(["a cat", "a dog"], limit=None, offset=1)
-    assert [(one.id, one.text) for one in found] == [("prompt-2", "a dog")]
 
 
 def test_every_benchmark_of_the_hub_is_read_at_a_commit() -> None:

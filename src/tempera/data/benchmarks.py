@@ -334,14 +334,6 @@ def hpsv2_texts(path: str | None, style: str) -> list[str]:
     return [text_of(text) or "" for text in texts]
 
 
-def printed_prompts(
-    prompts: list[str], limit: PositiveInt | None, offset: NonNegativeInt
-) -> list[Prompt]:
-    """Prompts that a paper prints; ids are prompt-<number>, from 1."""
-    named = [Prompt(f"prompt-{number}", text) for number, text in enumerate(prompts, start=1)]
-    return chosen(named, limit, offset, "the paper's prompts")
-
-
 PerClass = Annotated[int, Field(ge=1, le=10**4)]
 """How often a class comes."""
 

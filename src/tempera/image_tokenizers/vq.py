@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,7 +22,6 @@ from typing_extensions import override
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.interface import ImageTokenizer
 from tempera.image_tokenizers.line_ends import LinedTokenizer
-from tempera.runtime.network_directory import parse_sizes, read_network
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.runtime.tensor_files import renamed
 
@@ -316,12 +314,6 @@ class VQModel(ImageTokenizer):
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Codes int64 [B, h, w] → images [B, 3, h·f, w·f] in [−1, 1]."""
         return self.decode_latents(F.embedding(codes, self.quantize.codebook)).clamp(-1, 1)
-
-
-def read_vq(directory: str | Path) -> VQModel:
-    """The tokenizer in `directory`, saved as config.json and model.safetensors, in eval mode."""
-    model = read_network(directory, lambda values: VQModel(parse_sizes(VQConfig, values)))
-    return model.eval().requires_grad_(False)
 
 
 CHAMELEON = VQConfig(codebook_size=8192, codebook_dim=256, normalised=False, level_attention=False)
