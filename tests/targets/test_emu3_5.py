@@ -1,16 +1,22 @@
-"""Emu3.5 against transformers' Qwen3, which has its layers and their names; its text tokenizer, a
-file of tiktoken's; and its IBQ image tokenizer.
+"""Emu3.5 against numbers of its published code, which no package holds: the ids of texts, the
+guided distributions of a tiny network, and the codes and pixels of a tiny IBQ tokenizer.
+emu3_5_numbers.json has them, with the names and shapes of the tensors, whose content follows from
+their names; the ranks are those of the published file that the texts need.
 """
 
 import base64
 import json
+import zlib
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tiny_networks import lively
+from paths import ROOT
+from safetensors.torch import save_file
 from tiny_targets import composed
+from torch import Tensor
 
 from tempera.config.parts import Parts
 from tempera.decoding.interfaces import Draft
@@ -19,36 +25,33 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
 from tempera.image_tokenizers.vq import EMU3_5, VQConfig, VQModel, from_vqgan
-from tempera.runtime.huggingface import Qwen3Config, Qwen3ForCausalLM
 from tempera.targets.emu3_5 import FIRST_SPECIAL, emu3_5, load_emu3_5_prompts
 
 TEXT, CODES = 151854, 24
-SIZES = VQConfig(CODES, 12, 32, (1, 2), (1, 2), 2, 16, normalised=False, inner_product=True)
+THEIRS = json.loads((ROOT / "tests" / "support" / "emu3_5_numbers.json").read_text())
+SIZES = VQConfig(50, 12, 32, (1, 2), (1, 2), 2, 16, normalised=False, inner_product=True)
+
+
+def filled(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
+    """Weights that follow from their names; NumPy keeps what a seeded RandomState draws."""
+    state = {}
+    for name, shape in shapes.items():
+        drawn = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+        if len(shape) > 1:
+            drawn *= 1.3 / np.prod(shape[1:]) ** 0.5
+        else:
+            drawn = 0.1 * drawn + ("norm" in name and name.endswith("weight"))
+        state[name] = torch.from_numpy(drawn).float()
+    return state
 
 
 @pytest.fixture(scope="module")
-def official(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    config = Qwen3Config(
-        vocab_size=TEXT + CODES,
-        hidden_size=20,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,  # 4 · 8 is not the width
-        tie_word_embeddings=False,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )
-    model = lively(Qwen3ForCausalLM(config))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith("norm.weight"):
-                weight.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(3))
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny network in the published layout."""
     directory = tmp_path_factory.mktemp("emu3_5")
-    model.save_pretrained(directory)
-    file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "Emu3"}))
-    return model, directory
+    save_file(filled(THEIRS["layers"]["shapes"]), directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(THEIRS["layers"]["config"]))
+    return directory
 
 
 def options(directory: Path) -> list[str]:
@@ -64,30 +67,58 @@ def options(directory: Path) -> list[str]:
     ]
 
 
-def test_logits_are_those_of_transformers(official: tuple[Any, Path]) -> None:
-    model, directory = official
-    target = Parts.of(composed(*options(directory), "guidance=5")).target()
+@pytest.fixture
+def ranks(tmp_path: Path) -> Path:
+    """What the texts need of the published file."""
+    lines = [f"{word} {rank}" for word, rank in THEIRS["text"]["ranks"].items()]
+    (tmp_path / "emu3.tiktoken").write_text("\n".join(lines))
+    return tmp_path / "emu3.tiktoken"
+
+
+@pytest.mark.parametrize("text", THEIRS["text"]["ids"])
+def test_ids_are_those_of_the_published_code(text: str, ranks: Path) -> None:
+    spec = replace(emu3_5(), prompt=("{text}",), null=("",))
+    encoder = load_emu3_5_prompts(spec, str(ranks), [], "hub")
+    ids, _ = encoder.encode([text])[0][0].tolist()
+    assert ids == THEIRS["text"]["ids"][text]
+
+
+def test_guided_distributions_are_those_of_the_published_code(ranks: Path, published: Path) -> None:
+    """From the text to what a code is drawn from."""
+    of_layers = THEIRS["layers"]
+    given = [*options(published), "guidance=5", f"model.prompt_weights={ranks}"]
+    target = Parts.of(composed(*given)).target()
     target.sampling = Sampling(5.0)
-    prompts = ["a cat", "two dogs on a sofa"]
-    tokens = torch.tensor([[3, 1, 23], [0, 7, 7]])
-    target.begin(prompts, 3)
+    tokens = torch.tensor(of_layers["codes"])
+    target.begin([*of_layers["prompts"]], 3)
+    condition, _ = target.conditioner([*of_layers["prompts"]])
+    for (prompt, null), ids in zip(condition.tolist(), of_layers["prompts"].values(), strict=True):
+        assert [one for one in prompt if one >= 0] == ids
+        assert [one for one in null if one >= 0] == of_layers["null"]
     p = target.score(Draft(tokens, torch.zeros(2, 3, CODES + 1), Tree.chain(3)), 0).p
-    condition, _ = target.conditioner(prompts)
-    for row in range(2):
-        logits = []
-        for ids in condition[row]:
-            sequence = torch.cat([ids[ids >= 0], TEXT + tokens[row]])
-            with torch.no_grad():
-                logits.append(model(sequence[None]).logits[0, -4:, TEXT:].log_softmax(-1))
-        guided = logits[1] + 5 * (logits[0] - logits[1])
-        torch.testing.assert_close(p[row, :, :CODES], guided.softmax(-1), atol=1e-5, rtol=1e-4)
+    theirs = torch.tensor(of_layers["guided"]).view(2, 4, CODES)
+    torch.testing.assert_close(p[..., :CODES], theirs, atol=1e-5, rtol=1e-3)
 
 
-def test_images_with_and_without_a_draft_are_whole(official: tuple[Any, Path]) -> None:
+def test_codes_and_pixels_are_those_of_the_published_code() -> None:
+    """In the published layout, which has no tensor that is not taken."""
+    of_pictures = THEIRS["pictures"]
+    ours = VQModel(SIZES)
+    ours.load_state_dict(from_vqgan(filled(of_pictures["shapes"]), 2))
+    pictures = np.random.RandomState(7).random_sample((2, 3, 16, 24)) * 2 - 1
+    with torch.no_grad():
+        codes = ours.eval().encode(torch.from_numpy(pictures).float())
+        decoded = ours.decode_latents(ours.codebook[codes])
+    assert codes.flatten().tolist() == of_pictures["codes"]
+    theirs = torch.tensor(of_pictures["decoded"]).view(2, 3, 4, 5)
+    torch.testing.assert_close(decoded[..., ::5, ::5], theirs, atol=1e-4, rtol=1e-3)
+
+
+def test_images_with_and_without_a_draft_are_whole(published: Path) -> None:
     prompts = ["a cat", "a green bird"]
     drawn = []
     for method in (["method=ar"], ["method=jacobi", "window=4"]):
-        parts = Parts.of(composed(*options(official[1]), *method, "temperature=0"))
+        parts = Parts.of(composed(*options(published), *method, "temperature=0"))
         target = parts.target()
         streams = RandomStreams(0, prompts)
         method_of = parts.method(target, parts.rule())
@@ -116,6 +147,10 @@ def test_published_sizes_and_formats() -> None:
         assert network.spec.null[0].startswith(f"<|extra_203|>You are a helpful assistant{task}. U")
         assert weights == pytest.approx(34.1e9, rel=0.01)
         assert {file.hub for file in files} >= {"BAAI/Emu3.5-VisionTokenizer"}
+    with torch.device("meta"):
+        names = VQModel(EMU3_5).state_dict()
+    assert names["quantize.embedding.weight"].shape == (131072, 256) and EMU3_5.factor == 16
+    assert "encoder.conv_blocks.4.attn.3.q.weight" in names
 
 
 def test_the_text_tokenizer_is_a_file_of_tiktokens(tmp_path: Path) -> None:
@@ -142,35 +177,3 @@ def test_the_text_tokenizer_is_a_file_of_tiktokens(tmp_path: Path) -> None:
     file.write_text("no ranks")
     with pytest.raises(TemperaError, match="not a file of tiktoken"):
         ids()
-
-
-def test_codes_are_those_of_the_largest_inner_product() -> None:
-    """The published code's encoder is Chameleon's with attention, as transformers has both."""
-    from transformers.models.chameleon.configuration_chameleon import ChameleonVQVAEConfig
-    from transformers.models.chameleon.modeling_chameleon import ChameleonVQVAEEncoder
-
-    config = ChameleonVQVAEConfig(
-        base_channels=32,
-        channel_multiplier=[1, 2],
-        num_res_blocks=2,
-        attn_resolutions=[8],
-        attn_type="vanilla",
-        resolution=16,
-        latent_channels=16,
-        double_latent=False,
-    )
-    theirs = lively(ChameleonVQVAEEncoder(config))
-    ours = lively(VQModel(SIZES), 1)
-    named = {f"encoder.{name}": tensor for name, tensor in theirs.state_dict().items()}
-    state = {name: tensor for name, tensor in ours.state_dict().items() if "encoder." not in name}
-    ours.load_state_dict({**state, **from_vqgan(named, 2)})
-    images = torch.rand(2, 3, 16, 24, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    with torch.no_grad():
-        vectors = ours.quant_conv(theirs(images)).permute(0, 2, 3, 1)
-        scores = vectors @ ours.quantize.embedding.weight.T
-        found = ours.encode(images)
-    assert found.equal(scores.argmax(-1)) and found.unique().numel() > 5
-    with torch.device("meta"):
-        names = VQModel(EMU3_5).state_dict()
-    assert names["quantize.embedding.weight"].shape == (131072, 256) and EMU3_5.factor == 16
-    assert "encoder.conv_blocks.4.attn.3.q.weight" in names
