@@ -80,6 +80,9 @@ SENTENCES = {
     "eval/run.py -cd shadow": "has the name of a configuration in",
     "eval/run.py -cp absent": "absent",
     "eval/tune.py method=coolsd": "there is no `method` to choose: leave it out",
+    "eval/run.py method=eagle draft=mine": "`draft` to choose with method=eagle: leave it out, or "
+    "give `model.draft`",
+    "eval/score.py runs=one,two": "gives several values: write runs=[one,two] for a list, add -m",
     "eval/run.py experiment=[debug,lumina2_readme]": "a run has one experiment, and experiment=[d",
     "eval/run.py -m rule=[exact,relaxed] method=eagle": "-m rule=A,B for a run of each",
     "eval/run.py model=[shapes]": "give model=CHOICE",

@@ -137,8 +137,11 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
 
 def _composition(text: str, config_name: str, arguments: Sequence[str]) -> str:
     if ambiguous := re.search(r"Ambiguous value for argument '(.*?)'\n", text):
-        advice = "add -m to run them all, or quote a value that contains commas"
-        return f"'{ambiguous[1]}' gives several values: {advice}"
+        option, _, values = ambiguous[1].partition("=")
+        return (
+            f"'{ambiguous[1]}' gives several values: write {option}=[{values}] for a list, add -m "
+            "for a run with each, or quote a value that contains commas"
+        )
     if wrong := re.fullmatch("Error merging override (.*)", text, re.DOTALL):
         return f"`{wrong[1]}` is not possible: the option has values of another kind"
     if unknown := re.search(r"Could not (?:override|delete)(?: from config\.)? ?'([^'=]+)", text):
@@ -152,14 +155,15 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     groups = directories.groups()
     chosen = [argument for argument in arguments if argument.partition("=")[0] in groups]
     method = next((choice for choice in chosen if choice.startswith("method=")), "these choices")
+    names = _names_of(config_name, chosen) or _names_of(config_name, [])
+    inside = [name for name in names if name.endswith(f".{option}")]
     if option in groups:
         with_others = "" if option == "method" else f" with {method}"
-        return f"there is no `{option}` to choose{with_others}: leave it out"
+        instead = f", or give `{inside[0]}`" if inside else ""
+        return f"there is no `{option}` to choose{with_others}: leave it out{instead}"
     if owners := directories.owners(option):
         return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
-    names = _names_of(config_name, chosen) or _names_of(config_name, [])
-    near = difflib.get_close_matches(option, names, n=1, cutoff=0.75)
-    near = near or [name for name in names if name.endswith(f".{option}")]
+    near = difflib.get_close_matches(option, names, n=1, cutoff=0.75) or inside
     top = ", ".join(name for name in names if "." not in name)
     meant = f"did you mean `{near[0]}`?" if near else f"the options are {top}"
     return f"there is no option `{option}`: {meant}"
