@@ -93,23 +93,23 @@ class LoadedModel:
         turns: whose turn it is.
     """
 
-    def __init__(self, cfg: DictConfig, own: "CustomParts", images: int | None = None) -> None:
+    def __init__(self, cfg: DictConfig, custom: "CustomParts", images: int | None = None) -> None:
         objects = "rule, drafter and target can be objects with discrete tokens"
-        parts = Parts.of(cfg, discrete="" if own == CustomParts() else objects)
+        parts = Parts.of(cfg, discrete="" if custom == CustomParts() else objects)
         rule = parts.rule()
-        if own.rule is not None:
-            rule = own.rule
+        if custom.rule is not None:
+            rule = custom.rule
             parts.check_rule(rule)
         if parts.shrinks:
             raise TemperaError("give batch_size a number here", option="batch_size")
         self.turns = Turns()
-        self._captions = parts.captions() if own.target is None else None
-        target = own.made(parts.sampling)
+        self._captions = parts.captions() if custom.target is None else None
+        target = custom.made(parts.sampling)
         if target is None:
             target = parts.fast_target(images)
         else:
-            parts = replace(parts, place=own.place(target, parts.place))
-        self.pipeline: Pipeline = own.placed(parts.pipeline(target, rule, own.decoder))
+            parts = replace(parts, place=custom.place(target, parts.place))
+        self.pipeline: Pipeline = custom.placed(parts.pipeline(target, rule, custom.decoder))
         self.model: str = parts.model
         self.method: str = cfg.choices.method
         self.batch_size = parts.batch_size
@@ -486,11 +486,11 @@ def _loaded(
     for name in ("rule", "drafter"):
         if isinstance(objects[name], str):
             options[name] = objects.pop(name)
-    own = CustomParts(**objects)
-    own.check(options)
-    if own.drafter is not None:
-        method = own.without_draft(method)
-    if own.rule is not None:
+    custom = CustomParts(**objects)
+    custom.check(options)
+    if custom.drafter is not None:
+        method = custom.without_draft(method)
+    if custom.rule is not None:
         options["rule"] = "exact"  # so that options of the method's rule are refused
     _check_names(options)
     if method is not None:
@@ -499,7 +499,7 @@ def _loaded(
     arguments = [written(name, value) for name, value in all_options.items()]
     cfg = composed("generate", arguments)
     with in_one_sentence("generate", arguments):
-        return LoadedModel(cfg, own, images)
+        return LoadedModel(cfg, custom, images)
 
 
 def _check_names(options: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 
-class OwnGPU(Callback):
+class GPUPerJob(Callback):
     """Take the first GPU that no other job of this user has taken, until the job ends; nothing with
     one GPU, or where `device` names it. Used in `hydra.callbacks`.
     """

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from paths import CONF
 
 from tempera.config.resolvers import jobs
-from tempera.runtime.own_gpu import OwnGPU
+from tempera.runtime.gpu_per_job import GPUPerJob
 
 AUTO = OmegaConf.create({"device": "auto"})
 
@@ -29,14 +29,14 @@ def taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 
 def test_each_job_takes_a_free_gpu(taken: list[int]) -> None:
-    first, second, third = OwnGPU(), OwnGPU(), OwnGPU()
+    first, second, third = GPUPerJob(), GPUPerJob(), GPUPerJob()
     first.on_job_start(AUTO)
     second.on_job_start(AUTO)
     first.on_job_end(AUTO, JobReturn())
     third.on_job_start(AUTO)
     assert taken == [0, 1, 0]
-    OwnGPU().on_job_start(AUTO)  # all are taken: one is shared
-    OwnGPU().on_job_start(OmegaConf.create({"device": "cuda:1"}))
+    GPUPerJob().on_job_start(AUTO)  # all are taken: one is shared
+    GPUPerJob().on_job_start(OmegaConf.create({"device": "cuda:1"}))
     assert taken[3] in (0, 1) and len(taken) == 4
 
 
@@ -47,5 +47,5 @@ def test_as_many_jobs_as_gpus_or_cores(taken: list[int], monkeypatch: pytest.Mon
 
 def test_the_launcher_has_the_callback() -> None:
     launcher: Any = OmegaConf.load(CONF / "launcher" / "joblib.yaml")
-    made = instantiate(launcher.hydra.callbacks.own_gpu)
-    assert isinstance(made, OwnGPU)
+    made = instantiate(launcher.hydra.callbacks.gpu_per_job)
+    assert isinstance(made, GPUPerJob)
