@@ -117,7 +117,7 @@ class LoadedModel:
 
     @property
     def batch_size(self) -> int:
-        """How many prompts are decoded together."""
+        """How many prompts are decoded together; setting it to less than 1 raises TemperaError."""
         return self._batch_size
 
     @batch_size.setter
@@ -635,7 +635,11 @@ def _no_prompt(value: Any) -> TemperaError:
 
 
 def whole_seed(seed: Any) -> int:
-    """The seed as an int."""
+    """The seed as an int.
+
+    Raises:
+        TemperaError: it is not a whole number below 2⁶³.
+    """
     if not isinstance(seed, bool) and isinstance(seed, Integral) and abs(int(seed)) < 2**63:
         return int(seed)
     raise TemperaError(f"seed={shown(seed)} is not possible: give a whole number")

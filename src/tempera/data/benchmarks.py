@@ -278,6 +278,9 @@ def dpg_prompts(
         path: dpg_bench/prompts of a clone of TencentQQGYLab/ELLA; None downloads it.
         limit, offset: number of images to take, and to skip first.
         per_prompt: images per prompt.
+
+    Raises:
+        TemperaError: a file has no prompt, or the prompts cannot be downloaded.
     """
     folder = Path(path) if path else DPG.local()
     texts = []
@@ -306,6 +309,9 @@ def hpsv2_prompts(
         path: a directory with <style>.json; None takes the hub's copy.
         limit, offset: number of prompts to take, and to skip first.
         styles: among anime, concept-art, paintings and photo.
+
+    Raises:
+        TemperaError: there is no such style, or a file is not a JSON list of prompts.
     """
     for style in styles:
         if style not in STYLES:
@@ -321,7 +327,11 @@ def hpsv2_prompts(
 
 
 def hpsv2_texts(path: str | None, style: str) -> list[str]:
-    """The prompts of one of HPSv2's styles, in order."""
+    """The prompts of one of HPSv2's styles, in order.
+
+    Raises:
+        TemperaError: the file is not a JSON list of prompts.
+    """
     file = Path(path, f"{style}.json") if path else HPSV2.file(f"benchmark/{style}.json")
     try:
         texts = json.loads(read_text(file))

@@ -73,7 +73,10 @@ class VQEncoder:
     @torch.no_grad()
     def encode(self, entries: list[Entry]) -> Encoded:
         """Encode the pictures; those that cannot be decoded are broken. The keys of the entries get
-        a hash of the pixels in front, which tells pictures that are there more than once.
+        a hash of the pixels in front, by which copies of a picture are found.
+
+        Raises:
+            TemperaError: an entry has no picture.
         """
         kept: list[Entry] = []
         pixels: list[Tensor] = []

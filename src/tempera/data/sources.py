@@ -359,6 +359,9 @@ def suffix(file: Path) -> str:
 def matching(pattern: str, ending: str) -> list[Path]:
     """The files of a directory whose names end so, in any case, or those that match a glob pattern,
     in order.
+
+    Raises:
+        TemperaError: there is none.
     """
     folder = Path(pattern)
     if os.path.isdir(folder):  # noqa: PTH112 (False for a name that is too long)

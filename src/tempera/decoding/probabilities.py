@@ -311,7 +311,9 @@ def at(p: Tensor, token: Tensor) -> Tensor:
 
 
 def ratio(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q), with 0/0 = 1. So NaN counts as 1, too: the loop reports NaN itself."""
+    """min(1, p/q), [...] and [...] -> [...], with 0/0 = 1. NaN counts as 1, too: the loop reports
+    NaN itself.
+    """
     return torch.fmin(p / q, torch.ones((), dtype=p.dtype, device=p.device))
 
 
@@ -322,10 +324,10 @@ chains.
 
 
 def total_variation(a: Tensor, b: Tensor) -> Tensor:
-    """½ Σ |a - b| along the last dimension."""
+    """½ Σ |a - b| of distributions: [..., V] and [..., V] -> [...]."""
     return 0.5 * (a - b).abs().sum(-1)
 
 
 def kl_divergence(a: Tensor, b: Tensor) -> Tensor:
-    """Σ a·log(a/b) along the last dimension, in nats; 0·log 0 = 0."""
+    """Σ a·log(a/b) of distributions, in nats: [..., V] and [..., V] -> [...]; 0·log 0 = 0."""
     return torch.where(a > 0, a * (a / b).log(), 0.0).sum(-1)

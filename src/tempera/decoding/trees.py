@@ -183,7 +183,11 @@ class Tree:
 
     @classmethod
     def chain(cls, length: int) -> "Tree":
-        """`length` drafted tokens, each continuing the one before."""
+        """`length` drafted tokens, each continuing the one before.
+
+        Raises:
+            TemperaError: the length is negative.
+        """
         if length < 0:
             raise TemperaError(f"a chain cannot have {length} tokens; give a depth of 0 or more")
         return _chain(length)
@@ -426,7 +430,11 @@ class Tree:
 
     @_Once
     def levels(self) -> tuple[TreeLevel, ...]:
-        """The tree by depth, for a drafter that grows it from the root. Static trees only."""
+        """The tree by depth, for a drafter that grows it from the root.
+
+        Raises:
+            TemperaError: the rows of the batch have trees of their own.
+        """
         if self.per_row:
             raise TemperaError(
                 "a per-row draft tree has no shared levels; only a static tree can be grown "

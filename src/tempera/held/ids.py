@@ -138,7 +138,9 @@ def installed(fast: LoadedModel, model: Any, seed: int | None = None) -> Iterato
         max_new_tokens: int | None = None,
         **others: Any,
     ) -> Tensor:
-        """As the model's own: ids of prompts [B, T] -> those with the image behind, [B, T + V]."""
+        """As the model's own: ids of prompts, int64 [B, T] -> those followed by the image, [B, T +
+        V]. Raises TemperaError for arguments that would change the distribution.
+        """
         pictures = {name: others.pop(name, None) for name in GLM_IMAGE.given}
         unlike = [name for name, value in others.items() if value is not None]
         if do_sample == target.sampling.greedy:

@@ -289,6 +289,9 @@ class VQModel(ImageTokenizer):
     def latents(self, images: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [−1, 1] → vectors [B, h, w, D] before quantisation, of length 1
         where the codebook is normalised.
+
+        Raises:
+            TemperaError: H or W is not a multiple of `factor`.
         """
         height, width = images.shape[-2:]
         if height % self.factor or width % self.factor:

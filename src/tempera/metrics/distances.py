@@ -119,7 +119,7 @@ def frechet(generated: Features, real: Features, resamples: int = 200) -> Interv
 
 def frechet_to(mean: Array, covariance: Array) -> Distance:
     """`frechet` to real pictures of whose features the mean [D] and covariance [D, D] are known,
-    whatever pictures are given.
+    whatever pictures are given. Its features must have D columns, or it raises TemperaError.
     """
     values, vectors = np.linalg.eigh(covariance)
     spread = vectors * np.sqrt(values.clip(min=0))

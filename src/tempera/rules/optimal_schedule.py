@@ -134,7 +134,11 @@ def schedule_for(chains: Chains, expected_length: float, ceiling: float = CEILIN
 
 
 def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
-    """The expected lengths of exact decoding, and of ω = `ceiling` at every depth (≤ L + 1)."""
+    """The expected lengths of exact decoding, and of ω = `ceiling` at every depth (≤ L + 1).
+
+    Raises:
+        TemperaError: the ceiling is below 1 or infinite.
+    """
     if not 1 <= ceiling < math.inf:
         raise TemperaError(f"ceiling={ceiling} is not possible; the largest ω is at least 1")
     return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted(

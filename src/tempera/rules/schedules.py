@@ -42,7 +42,11 @@ def uniform(delta: float, length: int) -> Omegas:
 
 
 def exponential(delta: float, length: int, nu: float = 0.7) -> Omegas:
-    """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L."""
+    """Cool-SD, Eq. 16: ω_i = δ·exp(-ν·i - μ), with μ such that Σ_i exp(-ν·i - μ) = L.
+
+    Raises:
+        TemperaError: nu is not above 0, or so large that ω underflows.
+    """
     most = min(100, 700 / max(1, length))  # a double holds exp(-700)
     if not 0 < nu <= most:
         raise TemperaError(
@@ -54,7 +58,11 @@ def exponential(delta: float, length: int, nu: float = 0.7) -> Omegas:
 
 
 def linear(delta: float, length: int, ell: int = 8) -> Omegas:
-    """Cool-SD, Eq. 17: ω_i = δ·L·w_i / Σw, with w_i = (ℓ - i) / (ℓ(ℓ + 1))."""
+    """Cool-SD, Eq. 17: ω_i = δ·L·w_i / Σw, with w_i = (ℓ - i) / (ℓ(ℓ + 1)).
+
+    Raises:
+        TemperaError: ell is not above the draft length.
+    """
     if ell <= length:
         raise TemperaError(
             f"ell={ell} lets the relaxation reach 0 within {length} drafted tokens; give an ell "
@@ -66,6 +74,9 @@ def linear(delta: float, length: int, ell: int = 8) -> Omegas:
 def skip(delta: float, length: int, free: int = 1) -> Omegas:
     """VVS (arXiv 2511.13587) as a relaxation: the first `free` drafts are kept untested, unless
     p(x) = 0, and the others tested with ω = δ; 1 is exact.
+
+    Raises:
+        TemperaError: free is negative or above the draft length.
     """
     if not 0 <= free <= length:
         raise TemperaError(

@@ -40,11 +40,11 @@ class Exact(TokenRule):
         return type(self) is Exact
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """min(1, p/q) everywhere."""
+        """min(1, p/q) of every token: [..., V] -> [..., V]."""
         return ratio(p, q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """Norm[p - q]+."""
+        """Norm[p - q]+, [..., V]."""
         return excess(p, q)
 
 
@@ -96,11 +96,11 @@ class Relaxed(TokenRule):
         return type(self) is Relaxed and (removes or self.residual_kind == "vanilla")
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
-        """min(1, ω_i·p/q) everywhere."""
+        """min(1, ω_i·p/q) of every token, at depth i: [..., V] -> [..., V]."""
         return ratio(self.omega(depth).unsqueeze(-1) * p, q)
 
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """min(1, ω_i·p/q) at `token`."""
+        """min(1, ω_i·p/q) of one token: [..., V] and [...] -> [...]."""
         return ratio(self.omega(depth) * at(p, token), at(q, token))
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:

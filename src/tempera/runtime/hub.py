@@ -241,7 +241,11 @@ class Repository:
             ) from None
 
     def upload(self, directory: Path) -> None:
-        """Make the repository unless it exists, and commit the files of a directory to it."""
+        """Make the repository unless it exists, and commit the files of a directory to it.
+
+        Raises:
+            TemperaError: the hub cannot be reached or refuses.
+        """
         try:
             huggingface_hub.create_repo(self.id, exist_ok=True)
             huggingface_hub.upload_folder(repo_id=self.id, folder_path=directory)
