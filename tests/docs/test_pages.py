@@ -47,6 +47,11 @@ def test_files_behind_links_exist(name: str) -> None:
 
 
 @each_page
+def test_a_table_has_a_row_a_line(page: Path) -> None:
+    assert [line for line in outside_fences(page) if re.search(r"[^|-]\|--", line)] == []
+
+
+@each_page
 def test_the_files_it_names_exist(page: Path) -> None:
     roots = "src|tests|conf|eval|train_draft|examples|notebooks|docs|findings"
     named = re.findall(rf"`((?:{roots})/[\w/.]*)`", text_of(page))
