@@ -3,7 +3,7 @@ stand each run's command, commit, machine and date, so collect on the machine th
 
     python docs/results/collect.py rows             # of outputs/results and outputs/results_mar
     python docs/results/collect.py speed SESSION    # of outputs/SESSION, timed on this machine
-    python docs/results/collect.py study            # of the report in outputs/study_report
+    python docs/results/collect.py study            # new rows of the report in outputs/study_report
 
 What is not there keeps the numbers that it has.
 """
@@ -50,10 +50,7 @@ UNNAMED = (
 )
 """Options that a row's name leaves out."""
 PAIRED = ("broken", "attribute_accuracy", "shape_accuracy", "colour_accuracy", "clip_score")
-COMMANDS = {
-    "speed": "python eval/run.py -m experiment=results_speed outputs=outputs/{}",
-    "study": "python eval/run.py -m experiment=study limit=512 matching.prompts=64",
-}
+SPEED = "python eval/run.py -m experiment=results_speed outputs=outputs/{}"
 TABLES = {
     "overview": "Study: relaxations at equal accepted length",
     "losses": "Study: difference from plain autoregression",
@@ -143,7 +140,7 @@ def speed(session: str) -> None:
     for row, directory in directories(place).items():
         efficiency = read_run(directory).metrics["efficiency"]
         ends = (efficiency["value"], efficiency["high"], efficiency["low"])
-        timed["run"] = [COMMANDS["speed"].format(session), *origin(directory)[1:]]
+        timed["run"] = [SPEED.format(session), *origin(directory)[1:]]
         timed[row] = [round(1 / float(end or math.nan), 3) for end in ends]
     for path in place.rglob("bench.json"):
         (column,) = json.loads(path.read_text(encoding="utf-8"))["columns"]
@@ -162,12 +159,21 @@ def processor() -> str:
 
 
 def study() -> None:
-    """Write the study's tables."""
+    """Add the runs that the study lacks, with where they come from. Those that it has keep their
+    numbers: a row's intervals belong to all comparisons of its own report.
+    """
     cells = pd.read_csv(ROOT / "outputs" / "study_report" / "tables.csv")
     results = read()
-    results["study"] = {table: by_row(cells, title) for table, title in TABLES.items()}
-    first = next(iter(directories(ROOT / "outputs" / "study").values()))
-    results["runs"]["study"] = [COMMANDS["study"], *origin(first)[1:]]
+    stored: dict[str, dict[str, Any]] = results.setdefault("study", {})
+    added = by_row(cells, TABLES["overview"]).keys() - stored.get("overview", {}).keys()
+    for table, title in TABLES.items():
+        lines = by_row(cells, title)
+        if table in stored:
+            lines = {row: line for row, line in lines.items() if row in added}
+        stored[table] = stored.get(table, {}) | lines
+    for directory in directories(ROOT / "outputs" / "study").values():
+        if (name := read_run(directory).name) in added:
+            results["runs"][f"study, {name}"] = origin(directory)
     write(results)
 
 
@@ -180,6 +186,8 @@ def by_row(cells: pd.DataFrame, title: str) -> dict[str, dict[str, Any]]:
         row = rows.setdefault(cell.row, {})
         if isinstance(cell.text, str):
             row[cell.column] = cell.text
+            continue
+        if math.isnan(cell.value):
             continue
         stored: list[float | bool] = [float(f"{cell.value:.5g}")]
         if not math.isnan(cell.low):

@@ -229,6 +229,8 @@ def beside_uniform(rows: Rows, relaxed: Rows) -> None:
     for key in ("tv", "kl"):
         parabola = np.polyfit(lengths, [getattr(row, key).value for row in uniform], 2)
         for row in relaxed.values():
+            if not hasattr(row, key):  # a rule without bounds
+                continue
             more = getattr(row, key).value / np.polyval(parabola, row.length.value) - 1
             setattr(row, f"{key}_more", more)
             setattr(row, f"{key}_less", -more)

@@ -138,18 +138,27 @@ def test_finished_runs_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyP
     command = "python eval/run.py method=coolsd delta=1.1 experiment=results"
     about = ["00000000-dirty", "abacus", "2026-11-26"]
     assert found["runs"]["coolsd delta=1.1"] == [command, *about]
-    assert found["sessions"]["day"]["run"] == [collect.COMMANDS["speed"].format("day"), *about]
+    assert found["sessions"]["day"]["run"] == [collect.SPEED.format("day"), *about]
     runs.rename(tmp_path / "outputs" / "study")
     report = tmp_path / "outputs" / "study_report"
     report.mkdir()
-    title = collect.TABLES["overview"]
-    (report / "tables.csv").write_text(
-        "table,row,column,value,low,high,n,significant,text\n"
-        f"{title},coolsd at 3.8,option,,,,,,delta\n"
-        f"{title},coolsd at 3.8,summed TV bound,13.4,,,,,\n"
-        f"{title},coolsd at 3.8,FID ↓,1.5,1,2,60,True,\n"
-    )
-    collect.study()
-    line = collect.read()["study"]["overview"]["coolsd at 3.8"]
-    assert collect.read()["runs"]["study"] == [collect.COMMANDS["study"], *about]
-    assert line == {"option": "delta", "summed TV bound": [13.4], "FID ↓": [1.5, 1.0, 2.0, True]}
+    for bound in (13.4, 7.0):
+        titles = [collect.TABLES[table] for table in ("overview", "correlations")]
+        (report / "tables.csv").write_text(
+            "table,row,column,value,low,high,n,significant,text\n"
+            f"{titles[0]},coolsd δ=1.1,option,,,,,,delta\n"
+            f"{titles[0]},coolsd δ=1.1,summed TV bound,{bound},,,,,\n"
+            f"{titles[0]},coolsd δ=1.1,KL bound per token,,,,,,\n"
+            f"{titles[0]},coolsd δ=1.1,FID ↓,1.5,1,2,60,True,\n"
+            f"{titles[0]},fly at {bound},FID ↓,{bound},1,2,60,False,\n"
+            f"{titles[1]},KL of {bound},FID ↓,{bound},,,,,\n"
+        )
+        collect.study()
+    found = collect.read()
+    overview = found["study"]["overview"]
+    assert overview.pop("coolsd δ=1.1") == {  # the later report has other comparisons
+        "option": "delta", "summed TV bound": [13.4], "FID ↓": [1.5, 1.0, 2.0, True],
+    }  # fmt: skip
+    assert [*overview] == ["fly at 13.4", "fly at 7.0"]
+    assert [*found["study"]["correlations"]] == ["KL of 13.4"]
+    assert found["runs"]["study, coolsd δ=1.1"] == [command, *about]
