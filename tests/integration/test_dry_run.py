@@ -101,7 +101,10 @@ def test_what_fits_one_card_is_what_dry_runs_tell(
             options = ["device=cuda", "batch_size=1", "dry_run=true", "metrics=none"]
             cfg = composed(f"model={name}", "method=scd", "prompt=a red bicycle", *options)
             assert evaluate(cfg)["memory"] / 1e9 == pytest.approx(float(memory), abs=0.06), name
-            assert f"1 image of {tokens} tokens" in capsys.readouterr().out
+            told = capsys.readouterr().out
+            assert f"1 image of {tokens} tokens" in told
+            unweighed = {"simplear_05b": "Cosmos", "simplear_15b": "Cosmos", "glm_image": "7B"}
+            assert unweighed.get(name, "") in told and ("on top" in told) == (name in unweighed)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -21,6 +21,7 @@ from tempera.continuous.target import MARTarget
 from tempera.data.prompts import Prompt
 from tempera.drafters.draft_network import DraftNetwork
 from tempera.errors import TemperaError
+from tempera.image_tokenizers.cosmos import UntrainedDecoder
 from tempera.metrics.evaluators import Evaluator
 from tempera.metrics.torch_metrics import TorchMetrics
 from tempera.runtime.files import free_at
@@ -102,10 +103,13 @@ def dry_decoding(
     with parts.sized() as (sized, files):
         target = sized.fast_target()
         memory = decoding_memory(target, sized, batch, pictures=pictures)
+        unweighed = _unweighed(sized.image_decoder()) if pictures else []
     work = work.format(tokens=f"{target.length:,}")
     checks = [partial(parts.check_draft, of_the_hub=False)] if checks_draft else []
     problems = list(_refusals(checks, parts.model, scorers))
     found = _shown(work, parts.place, memory, files, () if problems else scorers, unread)
+    for what in unweighed:
+        print(f"memory of {what} comes on top; a dry run cannot tell how much")
     for problem in problems:
         print(f"the run would stop: {problem}")
     return found
@@ -140,6 +144,12 @@ def decoding_memory(
         "logits": logits,
         "image decoder": max((_widest(decoder, target) for decoder in decoders), default=0),
     }
+
+
+def _unweighed(decoder: AnyTokenizer) -> list[str]:
+    """What the parts of an image decoder stand for."""
+    parts = (part for part in decoder.modules() if isinstance(part, UntrainedDecoder))
+    return [part.instead_of for part in parts if part.instead_of]
 
 
 def _widest(decoder: AnyTokenizer, target: AnyTarget) -> int:

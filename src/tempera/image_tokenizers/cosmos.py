@@ -61,10 +61,15 @@ class CosmosTokenizer(ImageTokenizer):
 class UntrainedDecoder(nn.Module):
     """What stands in for the published decoder with `weights=random`, since its architecture is not
     published as code: a colour of `factor`×`factor` pixels for every code.
+
+    Args:
+        codes, factor: their number, and pixels of each along a side.
+        instead_of: what a dry run cannot weigh; "" for random weights, which this is all of.
     """
 
-    def __init__(self, codes: int, factor: int = FACTOR) -> None:
+    def __init__(self, codes: int, factor: int = FACTOR, instead_of: str = "") -> None:
         super().__init__()
+        self.instead_of = instead_of
         self.colours = nn.Embedding(codes, 3)
         self.factor = factor
 
@@ -106,9 +111,11 @@ def load_cosmos(weights: str, files: list[str], hub: str, codes: int = 64000) ->
     if decoder.random or note(decoder):
         note(encoder)
         nothing = PretrainedFiles("random", files, hub)
+        instead_of = "" if decoder.random else "NVIDIA's Cosmos decoder"
 
         def untrained() -> CosmosTokenizer:
-            return CosmosTokenizer(UntrainedEncoder(codes), UntrainedDecoder(codes), config)
+            colours = UntrainedDecoder(codes, instead_of=instead_of)
+            return CosmosTokenizer(UntrainedEncoder(codes), colours, config)
 
         return load_pretrained(untrained, nothing)
     return CosmosTokenizer(_script(encoder), _script(decoder), config)

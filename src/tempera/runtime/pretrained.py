@@ -216,11 +216,10 @@ class PretrainedFiles:
         return repository.to_download(self._patterns()) if repository else 0
 
     def _patterns(self) -> list[str]:
-        return [
-            pattern
-            for name in self.files
-            for pattern in (name, f"{name}.index.json", re.sub(r"(\.\w+)$", r"-*\1", name))
-        ] + [self._sizes_file]
+        sharded = [name for name in self.files if name.endswith((".safetensors", ".bin"))]
+        indices = [f"{name}.index.json" for name in sharded]
+        shards = [re.sub(r"(\.\w+)$", r"-*\1", name) for name in sharded]
+        return [*dict.fromkeys([*self.files, *indices, *shards, self._sizes_file])]
 
 
 def _take(source: str, values: Mapping[str, Any]) -> None:

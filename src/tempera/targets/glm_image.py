@@ -117,6 +117,7 @@ def _halves(head_dim: int, turned: int) -> Tensor:
 
 
 PARTS = ("transformer", "text_encoder", "vae")
+PIPELINE = "diffusers' pipeline (a transformer of 7B, a text encoder and an autoencoder)"
 FILES = ("model_index.json", "tokenizer/*", "scheduler/*", *(f"{part}/*" for part in PARTS))
 
 
@@ -178,17 +179,17 @@ class GlmDecoder(ImageTokenizer):
 
 class UntrainedGlmDecoder(ImageTokenizer):
     """What stands in for the pipeline with `weights=random`: a colour of 32×32 pixels for every
-    code.
+    code. `instead_of`: see `UntrainedDecoder`.
     """
 
     factor = PATCH
     reads_prompts = True
 
-    def __init__(self, config: GlmDecoderConfig) -> None:
+    def __init__(self, config: GlmDecoderConfig, instead_of: str = "") -> None:
         super().__init__()
         self.config = config
         self.vocab_size = config.codebook_size
-        self.colours = UntrainedDecoder(config.codebook_size, PATCH)
+        self.colours = UntrainedDecoder(config.codebook_size, PATCH, instead_of)
 
     def decode_codes(self, codes: Tensor, prompts: Sequence[str] = ()) -> Tensor:
         """Codes int64 [B, h, w] → images [B, 3, 32·h, 32·w]."""
@@ -220,7 +221,8 @@ def load_glm_decoder(
     files = PretrainedFiles(weights, FILES, hub)
     if files.random or note(files):
         nothing = PretrainedFiles("random", FILES, hub)
-        return load_pretrained(lambda: UntrainedGlmDecoder(config), nothing)
+        instead_of = "" if files.random else PIPELINE
+        return load_pretrained(lambda: UntrainedGlmDecoder(config, instead_of), nothing)
     kind = _pipeline_class()
     return GlmDecoder(_pipeline(kind, _place(weights, hub), dtype), config)
 
