@@ -157,6 +157,7 @@ def test_what_no_file_states_is_told_and_recorded(
         (tmp_path / "config.json").unlink()
         PretrainedFiles(str(tmp_path), ["w.pt"], "a/b").stated({"hidden_size": 8}, "chameleon")
     decoders = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "rope_type": "default"}
+    decoders |= {"use_sliding_window": False}
     assert [one["source"] for one in taken] == [str(tmp_path / "config.json"), str(tmp_path)]
     assert taken[0]["values"] == {"num_hidden_layers": 2, "rms_norm_eps": 1e-5}
     assert taken[1]["values"] == {"hidden_size": 8, **decoders}
@@ -191,6 +192,7 @@ def test_sizes_are_those_of_the_config_beside_the_weights(tmp_path: Path) -> Non
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type=linear, and only default"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5, and only 1.0 is supported"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu, and only silu is supported"),
+        ({"use_sliding_window": True}, "use_sliding_window=True, and only False is supported"),
         ({"model_type": "llama"}, "model_type=llama, and only chameleon is supported"),
         ({"rope_theta": [1]}, r"rope_theta=\[1\]"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0"),

@@ -77,7 +77,12 @@ def note(files: "PretrainedFiles") -> bool:
 
 MOST_LAYERS = 1000
 _ONLY = MappingProxyType(
-    {"hidden_act": "silu", "partial_rotary_factor": 1.0, "rope_type": "default"}
+    {
+        "hidden_act": "silu",
+        "partial_rotary_factor": 1.0,
+        "rope_type": "default",
+        "use_sliding_window": False,
+    }
 )
 """Of decoders."""
 
@@ -143,7 +148,8 @@ class PretrainedFiles:
 
         Raises:
             TemperaError: the file states a network that would load with other logits: of another
-                kind, or with an activation or a rotary embedding that is not supported.
+                kind, or with an activation, a rotary embedding or a window of attention that is
+                not supported.
         """
         if self.random:
             return dict(defaults)
