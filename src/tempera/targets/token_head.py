@@ -83,7 +83,7 @@ class TokenHead:
         """
         linear = self._linear_of(hidden)
         logits: Tensor = linear(hidden[..., : self.hidden_size])
-        return nn.functional.pad(logits, (0, self._line_ends), value=FORBIDDEN)
+        return self._with_line_ends(logits, FORBIDDEN)
 
     def directions(self, vectors: Tensor) -> Tensor:
         """What adding vectors to hidden states adds to the logits, [..., H] -> [..., V]: the head
@@ -92,7 +92,7 @@ class TokenHead:
         logits: Tensor = self._linear_of(vectors)(vectors)
         if self.linear.bias is not None:
             logits = logits - self.linear.bias
-        return nn.functional.pad(logits, (0, self._line_ends))
+        return self._with_line_ends(logits, 0.0)
 
     def guided_logits(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states after guidance, [R, M, H] -> [B, M, V]; −∞ of line ends.
@@ -105,7 +105,13 @@ class TokenHead:
         if self.sampling.guided:
             conditional, unconditional = last.chunk(2)
             last = torch.lerp(unconditional, conditional, self.sampling.guidance)
-        return nn.functional.pad(linear(last), (0, self._line_ends), value=-torch.inf)
+        return self._with_line_ends(linear(last), -torch.inf)
+
+    def _with_line_ends(self, logits: Tensor, value: float) -> Tensor:
+        """[..., V - line ends] -> [..., V]; padding would copy logits without line ends, too."""
+        if not self._line_ends:
+            return logits
+        return nn.functional.pad(logits, (0, self._line_ends), value=value)
 
     def distribution(
         self, hidden: Tensor, lengths: Tensor, ahead: Tensor | int, sampling: Sampling | None = None
