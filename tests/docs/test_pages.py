@@ -47,8 +47,9 @@ def test_files_behind_links_exist(name: str) -> None:
 
 
 @each_page
-def test_a_table_has_a_row_a_line(page: Path) -> None:
-    assert [line for line in outside_fences(page) if re.search(r"[^|-]\|--", line)] == []
+def test_tables_and_lists_have_lines_of_their_own(page: Path) -> None:
+    inside = r"[^|-]\|--|[.:] - |[.:] \d\. [A-Z]"
+    assert [line for line in outside_fences(page) if re.search(inside, line)] == []
 
 
 @each_page
