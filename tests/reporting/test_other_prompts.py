@@ -39,7 +39,7 @@ def test_equal_ids_of_other_texts_are_not_compared(tmp_path: Path) -> None:
     made_up_runs(tmp_path / "two", [EAGLE], text="a blue star")
     text = reported(tmp_path)
     assert "> The runs differ in their prompts: of 12, each an id with its text, 0 are in" in text
-    told = "> No difference is given of eagle: the prompts of the baseline are other ones"
+    told = "> eagle: not compared with the baseline, which has other prompts"
     assert f"{told}, even where their ids agree.\n" in text
     assert "## Difference" not in text
 
@@ -53,7 +53,7 @@ def test_a_few_prompts_that_agree_by_chance_are_not_compared(texts: str, count: 
     ]
     compare(runs)
     assert runs[1].differences.get("clip_score", {}).get("n", 0) == count
-    told = "No difference is given of eagle: the prompts of the baseline are other ones, even where"
+    told = "eagle: not compared with the baseline, which has other prompts, even where"
     assert any(told in line for line in cautions(runs)) == (not count)
 
 
@@ -86,7 +86,7 @@ def test_the_baseline_shares_most_prompts() -> None:
 def test_a_run_of_other_settings_says_which() -> None:
     runs = [finished("ar", {"fid": [1.0]}, seed=1), finished("eagle", {"fid": [1.0]}, seed=2)]
     compare(runs)
-    assert cautions(runs)[-1] == "No difference is given of eagle seed=2: the baseline has seed=1."
+    assert cautions(runs)[-1] == "eagle seed=2: not compared with the baseline, which has seed=1."
 
 
 def test_other_real_pictures_are_told_and_not_subtracted(tmp_path: Path) -> None:

@@ -214,6 +214,16 @@ def test_a_sweep_of_schedules_names_them_all() -> None:
     assert labels(runs[::2]) == ["coolsd δ=2", "coolsd δ=1.1"]
 
 
+def test_runs_of_one_name_are_told_apart_by_their_directories() -> None:
+    days, values = ("monday", "tuesday"), {"accepted_length": [1.0, 2.0]}
+    twice = [finished("eagle", values, directory=f"sweeps/{day}/1") for day in days]
+    runs = [finished("ar", directory="sweeps/monday/0"), *twice]
+    assert labels(runs) == ["ar", "eagle (monday/1)", "eagle (tuesday/1)"]
+    assert labels(runs, runs[:2]) == ["ar", "eagle (monday/1)"]
+    compare(runs, "eagle (tuesday/1)")
+    assert runs[1].baseline == "eagle"
+
+
 def test_accepted_lengths_are_compared_as_tokens_per_round_with_their_t_statistic() -> None:
     """Not as a mean over prompts of each one's ratio; t as in Cool-SD, Appendix C.4."""
     both = [

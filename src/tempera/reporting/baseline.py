@@ -121,15 +121,15 @@ def _other_settings(run: Run, other: Run) -> list[str]:
 
 
 def _reason(run: Run, chosen: Sequence[Run], candidates: Sequence[Run]) -> str:
-    """Why a run is compared with none of the chosen ones."""
+    """What the chosen runs have that this one cannot be compared with."""
     if candidates:
         ids = set(run.texts) & {name for other in candidates for name in other.texts}
         same_ids = ", even where their ids agree" if ids else ""
-        return f"the prompts of the baseline are other ones{same_ids}"
+        return f"other prompts{same_ids}"
     other = min(chosen, key=lambda one: len(_other_settings(run, one)))
     names = _other_settings(run, other)
     pairs = [f"{name}={other.settings.get(name)}" for name in names]
-    return f"the baseline has {', '.join(pairs)}"
+    return ", ".join(pairs)
 
 
 def _gaps(run: Run, other: Run) -> pd.DataFrame:

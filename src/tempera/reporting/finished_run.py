@@ -1,7 +1,9 @@
 """A finished run, and several as the names and the table of a report."""
 
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -57,7 +59,7 @@ class Run(BaseModel):
             accepted length (`tempera.reporting.baseline`).
         gaps: the difference of each prompt that both have, a column a metric's key.
         differences: by metric, the mean difference from that run.
-        uncompared: why there are none, where another run could have been the baseline.
+        uncompared: what the baseline has for which there are none.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
@@ -205,22 +207,32 @@ def with_schedule(run: Run, runs: Sequence[Run]) -> Run:
 
 def labels(runs: Sequence[Run], shown: Sequence[Run] | None = None) -> list[str]:
     """Names that tell the runs of a report apart: with their model, seed and schedule where these
-    differ.
+    differ, and with their directory where two would have one name.
 
     Args:
         shown: some of the runs; all by default.
     """
-    names = []
-    several_models = len({run.model for run in runs}) > 1
-    several_seeds = len({run.seed for run in runs}) > 1
-    for run in runs if shown is None else shown:
-        parts = [with_schedule(run, runs).name]
-        if several_models and run.model:
-            parts.insert(0, run.model)
-        if several_seeds and run.seed is not None:
-            parts.append(f"seed={run.seed}")
-        names.append(" ".join(parts))
-    return names
+    names = [_label(run, runs) for run in runs]
+    alike: dict[str, set[str]] = {}
+    for run, name in zip(runs, names, strict=True):
+        alike.setdefault(name, set()).add(run.directory)
+    told = {}
+    for run, name in zip(runs, names, strict=True):
+        told[id(run)] = name
+        if len(alike[name]) > 1:
+            parent = os.path.commonpath(alike[name])
+            told[id(run)] += f" ({Path(run.directory).relative_to(parent).as_posix()})"
+    return [told[id(run)] for run in (runs if shown is None else shown)]
+
+
+def _label(run: Run, runs: Sequence[Run]) -> str:
+    """The name of a run with its model, seed and schedule where those of all runs differ."""
+    parts = [with_schedule(run, runs).name]
+    if len({run.model for run in runs}) > 1 and run.model:
+        parts.insert(0, run.model)
+    if len({run.seed for run in runs}) > 1 and run.seed is not None:
+        parts.append(f"seed={run.seed}")
+    return " ".join(parts)
 
 
 def round_seconds(runs: Sequence[Run]) -> list[float | None]:

@@ -331,6 +331,6 @@ def _uncompared(runs: Sequence[Run], baseline: str | None) -> list[str]:
         if run.uncompared:
             labels_by_reason.setdefault(run.uncompared, []).append(label)
     return [
-        f"No difference is given of {', '.join(names)}: {reason}."
+        f"{', '.join(names)}: not compared with the baseline, which has {reason}."
         for reason, names in labels_by_reason.items()
     ]
