@@ -7,7 +7,9 @@ packed products are twice as fast from two rows on; on a Xeon without AMX they a
 about eight rows, and twice as fast above. So both are timed for the first weight of each shape that
 is packed, once for a kind of processor: the cache keeps the decision, because the two differ by
 rounding, and a run that is resumed ends as one that is not. Where the plain product is faster at
-few rows, the plain weight is kept beside the packed one, which doubles its memory.
+few rows, the plain weight is kept beside the packed one, which doubles its memory. On the EPYC
+packed products of one to three rows take up to 1.5 times as long as those of four: there rows of
+zeros are added.
 
 The public interface (`torch.utils.mkldnn`) does not pack and is slower than `F.linear`, so this
 uses the operators that TorchInductor uses, and `F.linear` where there are none.
@@ -16,10 +18,11 @@ Shapes: I inputs, O outputs.
 """
 
 import platform
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +31,9 @@ from tempera.errors import TemperaError
 from tempera.runtime.files import cache_directory, create_json, read_json
 from tempera.runtime.processor import computes_bfloat16
 from tempera.runtime.quantised import is_quantised
+
+Products: TypeAlias = tuple[Callable[[Tensor, Tensor], Tensor], Sequence[Tensor]]
+"""What multiplies rows by a weight, and weights."""
 
 ROWS = 16
 """Rows that weights are packed for. Blocks chosen for 2 to 64 rows are equally fast at 1 to 240
@@ -42,13 +48,21 @@ longer than PyTorch's own product. This choice involves no timing.
 TIMED_ROWS = 1, 2, 4, 8, 16, 32
 """Numbers of rows that both products are timed at."""
 
+FILLED = 4
+"""Rows that packed products of fewer are filled up to with zeros, where that is faster."""
+
 GAIN = 1.1
-"""How many times as fast the plain products must be to be used: a smaller gain is not worth a
-second copy of the weights.
+"""How many times as fast plain or filled products must be to be used: a smaller gain is not worth a
+second copy of the weights, and may be chance.
 """
 
 TIMED_ENTRIES = 2**24
-"""Entries of a larger weight that are timed: 64 MB, more than most caches hold."""
+"""Entries that are timed, of a larger weight or of several: 64 MB, more than most caches hold,
+because a pass reads its weights from memory.
+"""
+
+LAYERS = 32
+"""Most weights that are timed: those of so many layers."""
 
 
 def packs(weight: Tensor) -> bool:
@@ -77,6 +91,7 @@ class PackedLinear(nn.Module):
         plain: W, or None if only the packed weight is kept.
         packed: W in oneDNN's blocks, or None if it is not packed.
         plain_rows: most rows of x that the plain weight multiplies.
+        least_packed: rows of zeros are added up to so many, for the packed weight.
     """
 
     bias: Tensor | None
@@ -89,10 +104,10 @@ class PackedLinear(nn.Module):
         super().__init__()
         weight = weight.detach()
         packed = None
-        self.plain_rows = 0
+        self.plain_rows, self.least_packed = 0, 0
         if least_rows is not None and packs(weight):
             packed = _packed(weight)
-            self.plain_rows = faster_plain_rows(
+            self.plain_rows, self.least_packed = faster_rows(
                 *weight.shape, weight.dtype, least_rows, torch.get_num_threads()
             )
         keeps_plain = packed is None or self.plain_rows > 0
@@ -109,8 +124,11 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         plain, packed = self.plain, self.packed
-        if packed is None or (plain is not None and x.numel() <= self.plain_rows * x.shape[-1]):
+        rows = x.numel() // x.shape[-1]
+        if packed is None or (plain is not None and rows <= self.plain_rows):
             return nn.functional.linear(x, self.weight, self.bias)
+        if rows < self.least_packed:
+            return _multiply_filled(x, packed, self.bias)
         return _multiply_packed(x, packed, self.bias)
 
     def to_dtype(self, dtype: torch.dtype, least_rows: int) -> "PackedLinear":
@@ -121,23 +139,28 @@ class PackedLinear(nn.Module):
 
 
 @lru_cache
-def faster_plain_rows(
+def faster_rows(
     outputs: int, inputs: int, dtype: torch.dtype, least_rows: int, threads: int
-) -> int:
-    """Most of `TIMED_ROWS`, from `least_rows` on, up to which the plain product with weights [O, I]
-    is `GAIN` times as fast as the packed one; 0 if it never is. Timed once for the same arguments:
-    later processes read what the first one has decided, where there is a cache.
+) -> tuple[int, int]:
+    """Which products with weights [O, I] are fast, of `least_rows` rows on. Timed once for the same
+    arguments: later processes read what the first one has decided, where there is a cache.
+
+    Returns:
+        most of `TIMED_ROWS` up to which the plain product is `GAIN` times as fast as the packed
+        one, 0 if it never is; and rows to which packed ones are filled up, 0 if that is not `GAIN`
+        times as fast.
     """
     kind = f"{outputs}x{inputs} {str(dtype).removeprefix('torch.')} from {least_rows}"
     name = f"{kind}, {threads} threads, {processor()}, torch {torch.__version__}"
-    path = cache_directory() / "products" / f"{name.replace('/', ' ')}.json"
+    path = cache_directory() / "faster_products" / f"{name.replace('/', ' ')}.json"
     if not path.exists():
         decided = _timed_rows(outputs, inputs, dtype, least_rows)
         try:
-            create_json(path, {"plain_rows": decided})
+            create_json(path, {"plain_rows": decided[0], "least_packed": decided[1]})
         except TemperaError:  # of a cache that cannot be written: the decision is this process's
             return decided
-    return int(cast(int, read_json(path)["plain_rows"]))
+    read = cast(dict[str, int], read_json(path))
+    return read["plain_rows"], read["least_packed"]
 
 
 def processor() -> str:
@@ -148,33 +171,41 @@ def processor() -> str:
     return next(iter(names), platform.processor() or platform.machine())
 
 
-def _timed_rows(outputs: int, inputs: int, dtype: torch.dtype, least_rows: int) -> int:
-    """See `faster_plain_rows`."""
+def _timed_rows(outputs: int, inputs: int, dtype: torch.dtype, least_rows: int) -> tuple[int, int]:
+    """See `faster_rows`."""
     timed = min(outputs, max(1, TIMED_ENTRIES // inputs))
-    weight = torch.ones(timed, inputs, dtype=dtype)
-    packed = _packed(weight)
+    count = min(LAYERS, max(1, TIMED_ENTRIES // (timed * inputs)))
+    weights = [torch.ones(timed, inputs, dtype=dtype) for _ in range(count)]
+    blocks = [_packed(weight) for weight in weights]
+    plain = nn.functional.linear, weights
+    packed = _multiply_packed, blocks
+    filled = _multiply_filled, blocks
+
+    def is_faster(rows: int, one: Products, other: Products) -> bool:
+        one_time, other_time = _times(torch.ones(rows, inputs, dtype=dtype), one, other)
+        return GAIN * one_time <= other_time
+
+    fills = least_rows < FILLED and is_faster(least_rows, filled, packed)
+    least_packed = FILLED if fills else 0
     faster = 0
     for rows in TIMED_ROWS:
         if rows >= least_rows:
-            plain_time, packed_time = _times(rows, weight, packed)
-            if GAIN * plain_time > packed_time:
-                return faster
+            if not is_faster(rows, plain, filled if rows < least_packed else packed):
+                break
             faster = rows
-    return faster
+    return faster, least_packed
 
 
-def _times(rows: int, weight: Tensor, packed: Tensor) -> tuple[float, float]:
-    """The least seconds of the plain and of the packed product, in five turns after a first."""
-    x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
-    plain_times, packed_times = [], []
+def _times(x: Tensor, *kinds: Products) -> list[float]:
+    """The least seconds of each kind of products, in five turns after a first."""
+    times: list[list[float]] = [[] for _ in kinds]
     for _ in range(6):
-        start = perf_counter()
-        nn.functional.linear(x, weight)
-        between = perf_counter()
-        _multiply_packed(x, packed)
-        plain_times.append(between - start)
-        packed_times.append(perf_counter() - between)
-    return min(plain_times[1:]), min(packed_times[1:])
+        for found, (multiply, weights) in zip(times, kinds, strict=True):
+            start = perf_counter()
+            for weight in weights:
+                multiply(x, weight)
+            found.append(perf_counter() - start)
+    return [min(found[1:]) for found in times]
 
 
 def _packed(weight: Tensor) -> Tensor:
@@ -187,6 +218,14 @@ def _multiply_packed(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> T
         out: Tensor = _compiled_product(x, packed, bias)
         return out
     return _product(x, packed, bias)
+
+
+def _multiply_filled(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Of fewer rows than `FILLED`, with rows of zeros behind them."""
+    rows = x.reshape(-1, x.shape[-1])
+    filled = nn.functional.pad(rows, (0, 0, 0, FILLED - len(rows)))
+    out = _multiply_packed(filled, packed, bias)
+    return out[: len(rows)].view(*x.shape[:-1], out.shape[-1])
 
 
 def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
