@@ -297,7 +297,10 @@ def test_objects_in_place_of_names(loaded: LoadedModel) -> None:
             "those of model=shapes_mar are continuous",
         ),
         ({"drafter": 3}, "drafter=3 is not possible"),
-        ({"drafter": tempera.NoDraft(), "method": "eagle"}, "takes the place of method=eagle"),
+        (
+            {"drafter": tempera.NoDraft(), "method": "eagle"},
+            "a custom drafter replaces method=eagle",
+        ),
         ({"target": object()}, "target=.* is not possible: give a tempera.Target"),
         (
             {"target": TableTarget(), "method": "ar"},
@@ -315,5 +318,7 @@ def test_objects_that_do_not_fit(given: dict[str, Any], sentence: str) -> None:
 def test_a_model_of_continuous_tokens_is_loaded_with_its_guidance() -> None:
     """Its draft has a copy, which another guidance in memory would not reach."""
     loaded = tempera.load(model="shapes_mar", method="cspd")
-    with pytest.raises(TemperaError, match="takes no other guidance in memory: load it with guid"):
+    with pytest.raises(
+        TemperaError, match="cannot change its guidance after loading: load it with guid"
+    ):
         loaded.generate(CAPTIONS[0], guidance=1.0)

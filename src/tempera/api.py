@@ -101,7 +101,9 @@ class LoadedModel:
             rule = custom.rule
             parts.check_rule(rule)
         if parts.shrinks:
-            raise TemperaError("give batch_size a number here", option="batch_size")
+            raise TemperaError(
+                "batch_size=auto is not possible here: give a number", option="batch_size"
+            )
         self.turns = Turns()
         self._captions = parts.captions() if custom.target is None else None
         target = custom.made(parts.sampling)
@@ -264,7 +266,7 @@ class LoadedModel:
         usual = getattr(target, "sampling", None)
         if usual is None or not isinstance(usual, Sampling):  # a MAR's draft has its own
             raise TemperaError(
-                f"model={self.model} takes no other guidance in memory: load it with "
+                f"model={self.model} cannot change its guidance after loading: load it with "
                 f"guidance={guidance}",
                 option="guidance",
             )
@@ -363,7 +365,7 @@ class CustomParts:
         """
         if method not in (None, "ar"):
             raise TemperaError(
-                f"a drafter of your own takes the place of method={method}: leave one of them out",
+                f"a custom drafter replaces method={method}: leave one of them out",
                 option="drafter",
             )
         return "ar"

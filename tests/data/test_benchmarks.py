@@ -96,7 +96,7 @@ def test_dpg_and_hpsv2_are_named_as_their_scorers_name_them(tmp_path: Path) -> N
     assert [prompt.id for prompt in prompts[3:5]] == ["0-0003", "b-0000"]
     assert prompts[8] == Prompt("partiprompts9-0000", "a red fox") and len(prompts) == 12
     (tmp_path / "b.txt").write_text(" ")
-    with pytest.raises(TemperaError, match=r"b\.txt holds no prompt"):
+    with pytest.raises(TemperaError, match=r"b\.txt contains no prompt"):
         dpg_prompts(**here, per_prompt=1)
 
     for style in ("anime", "photo"):

@@ -122,7 +122,7 @@ def test_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.txt", "", r"a\.txt holds no prompts"),
+        ("a.txt", "", r"a\.txt contains no prompts"),
         ("a.txt", "one\n\nthree\n", r"a\.txt:2 "),
         ("a.txt", "one\ntwo\x00\n", r"a\.txt:2 "),
         ("a.tsv", "words\tCategory\nx\ty\n", r"a\.tsv:1 "),
@@ -135,11 +135,11 @@ def test_parquet(tmp_path: Path) -> None:
         ("a.jsonl", '"x"\n{oops\n', r"a\.jsonl:2 "),
         ("a.jsonl", '"x"\n"\\ud800"\n', r"a\.jsonl:2 "),
         ("a.md", "x", r"a\.md is not a prompt file"),
-        ("a.json", "[1]", "holds no JSON object"),
+        ("a.json", "[1]", "contains no JSON object"),
         ("a.json", "{}", "is not an MS-COCO captions file"),
         ("a.json", coco({"id": 1, "image_id": 1, "caption": "x"}, 3), "annotation 2"),
         ("a.json", coco({"id": True, "image_id": 1, "caption": "x"}), "annotation 1"),
-        ("a.json", coco({"id": 1, "image_id": 1, "caption": ""}), "holds no prompts"),
+        ("a.json", coco({"id": 1, "image_id": 1, "caption": ""}), "contains no prompts"),
     ],
 )
 def test_broken_files_are_refused_in_one_sentence(

@@ -122,7 +122,7 @@ def test_a_run_without_a_point_is_named(browser: Any, tmp_path: Path) -> None:
     page.locator("#axis-y").select_option("kl_per_token")
     page.wait_for_selector("#chart text:text-is('KL bound per token ↓')")
     told = page.locator("#chart-note").inner_text()
-    assert told == "No point, for want of a finite value: coolsd δ=1.1."
+    assert told == "Not plotted, because a value is not finite: coolsd δ=1.1."
     page.close()
 
 

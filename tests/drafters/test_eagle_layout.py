@@ -183,7 +183,7 @@ def test_other_files_are_refused_and_nothing_is_unpickled(tmp_path):
         with pytest.raises(TemperaError, match=word):
             build_eagle(str(tmp_path), target, TREE)
     (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(TemperaError, match="holds no model.safetensors"):
+    with pytest.raises(TemperaError, match="contains no model.safetensors"):
         build_eagle(str(tmp_path), target, TREE)
 
 

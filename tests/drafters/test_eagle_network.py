@@ -73,7 +73,7 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
 
     refuses("there is no directory", tmp_path / "none")
     weights.unlink()
-    refuses("holds no model.safetensors")
+    refuses("contains no model.safetensors")
     weights.write_bytes(whole)
     values = json.loads(text)
     for content, what in (

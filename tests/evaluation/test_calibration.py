@@ -198,15 +198,15 @@ def test_not_a_file_of_statistics(
     """No other file is read, or replaced; nor are statistics at other prices."""
     other = tmp_path / "thesis.txt"
     other.write_text("x")
-    with pytest.raises(TemperaError, match="holds no statistics of a draft"):
+    with pytest.raises(TemperaError, match="has no statistics of a draft"):
         load_statistics(other)
-    with pytest.raises(TemperaError, match="holds no statistics .*: delete it, or give a new name"):
+    with pytest.raises(TemperaError, match="has no statistics .*: delete it, or give a new name"):
         is_measured(other, Tree.chain(LENGTH), NOW)
     draft = SHIPPED / "draft"
     weights = sha256_file(draft / "model.safetensors")
     assert conditions("shapes", str(draft))["draft"] == weights[:16]
     monkeypatch.setattr(calibration, "GRID", (0.5, *GRID[1:]))
-    with pytest.raises(TemperaError, match="holds no statistics of a draft"):
+    with pytest.raises(TemperaError, match="has no statistics of a draft"):
         load_statistics(Path(statistics))
 
 
@@ -230,7 +230,7 @@ def test_what_cannot_have_been_measured_is_refused(
     tensors = load_file(statistics)
     load_statistics(Path(statistics))
     save_file(tensors | {name: change(tensors[name]).contiguous()}, statistics, notes)
-    with pytest.raises(TemperaError, match="holds no statistics of a draft: delete it"):
+    with pytest.raises(TemperaError, match="has no statistics of a draft: delete it"):
         load_statistics(Path(statistics))
 
 

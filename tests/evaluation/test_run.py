@@ -194,7 +194,7 @@ def test_one_prompt_and_plain_autoregression(
     assert metrics["accepted_length"] == metrics["speedup"] == 1
     assert "fid" not in metrics
     lines = capsys.readouterr().out.splitlines()
-    assert "1.00 tokens per round: 6 rounds an image." in lines
+    assert "1.00 tokens per round: 6 rounds per image." in lines
     assert lines[-2:] == [
         f"pictures: {tmp_path / 'images' / 'a.png'}",
         f"report: {tmp_path / 'report.html'}",

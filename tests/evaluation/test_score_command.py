@@ -197,7 +197,7 @@ def damaged(folder: Path) -> None:
 
 
 WRONG = {
-    without_captions: "captions=PLACE",
+    without_captions: "captions=PATH",
     without_a_picture: "1 .txt files without a picture",
     without_a_caption: "1.png",
     empty: "there are no images in theirs",
@@ -226,7 +226,7 @@ def test_pictures_that_changed_or_are_missing(run: Run, tmp_path: Path) -> None:
     run("runs=theirs", *VARIATION)
     assert len(texts(made)) == 4 and metrics(made) != before
     picture_path(made, "2").unlink()
-    assert "lacks 1 of 4 pictures, such as that of 2" in run(f"runs={made}", *VARIATION)
+    assert "has no pictures for 1 of 4 prompts, such as 2" in run(f"runs={made}", *VARIATION)
     draw(tmp_path / "theirs/1.png", 7)
     assert "1.png or its caption changed since" in run("runs=theirs", *VARIATION)
     assert len(texts(made)) == 4

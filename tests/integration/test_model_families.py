@@ -308,7 +308,7 @@ def test_a_smaller_llamagen_drafts_for_a_larger_one(
     assert rounds(same).tolist() == [4, 4]  # 16 tokens, 3 drafted and 1 more
     assert 4 < rounds().sum() / 2 < 16
     (tmp_path / "c2i_L_384.pt").unlink()
-    with pytest.raises(TemperaError, match=r"holds no c2i_L_384.pt: .* give .*weights=DIR"):
+    with pytest.raises(TemperaError, match=r"contains no c2i_L_384.pt: .* give .*weights=DIR"):
         rounds()
 
 

@@ -166,7 +166,7 @@ def test_files_of_an_independent_draft_are_checked_too(tmp_path: Path) -> None:
     given.append(f"model.tokenizer_weights={file}")
     plain = composed("eval", [*given, "method=ar"])
     check_files([plain])
-    with pytest.raises(TemperaError, match="holds no c2i_L_384.pt"):
+    with pytest.raises(TemperaError, match="contains no c2i_L_384.pt"):
         check_files([plain, composed("eval", [*given, "method=independent"])])
 
 

@@ -82,7 +82,7 @@ def test_a_batch_of_adms(tmp_path: Path) -> None:
         ("z.PNG", b"junk", "cannot be read as an image"),
         ("a.npz", {"arr_0": PICTURES[:15]}, "holds 15 images"),
         ("a.npz", {"arr_0": PICTURES / 255}, r"arr_0 is float64 \[60, 8, 8, 3\], not uint8"),
-        ("a.npz", b"junk", "holds no pictures"),
+        ("a.npz", b"junk", "contains no pictures"),
         ("a.npz", os.mkfifo, "is a pipe or a device"),
         ("a.npz", str, "there is no file"),
     ],

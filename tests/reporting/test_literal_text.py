@@ -128,7 +128,7 @@ def test_a_thing_that_a_tracker_does_not_take_is_named_and_costs_itself_alone(
     tracker.table("images", ["image"], [[tmp_path / "missing.png"]])
     tracker.finish()
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("W&B does not get grid (")
+    assert line.startswith("grid could not be sent to W&B (")
     assert run.log.call_count == 1 and run.finish.call_count == 1
 
 

@@ -313,8 +313,8 @@ def test_the_console_begins_with_gain_and_cost_and_tells_of_other_work(
     run.metrics["efficiency"] |= {"low": 1 / 3, "high": 1 / 2.75, "n": 5}
     run.length = 144
     assert headline(run) == [
-        "3.70 tokens per round: 39 rounds an image instead of 144.",
-        "A round takes as long as 2.90 AR rounds here: 1.10× the speed.",
+        "3.70 tokens per round: 39 rounds per image instead of 144.",
+        "A round takes 2.90 times as long as an AR round here: 1.10× the speed.",
     ]
     for load, told in ((9, "running (9 processes share 2 cores), so"), (2, "target 75%.")):
         parts = {"draft": {"share": 0.25}, "target": {"share": 0.75}}

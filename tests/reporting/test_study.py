@@ -51,7 +51,7 @@ def lines(found: Section) -> dict[str, dict[str, str]]:
 
 def test_tables_of_one_seed() -> None:
     overview, losses, differences, correlations = study.tables(runs())
-    assert "60 images a run, seed 0" in overview.text
+    assert "60 images per run, seed 0" in overview.text
     assert [*lines(overview)] == ["ar", "eagle", *(f"{one} at 3.5" for one in (
         "uniform_rsd", "coolsd", "lantern"))]  # fmt: skip
     assert [*lines(overview)["coolsd at 3.5"].values()][:4] == [

@@ -33,7 +33,7 @@ def test_how_fast_each_run_is_and_what_that_costs() -> None:
     compare(runs)
     assert verdict(runs) == (
         "coolsd δ=2.5: 2.5 times as fast, KL infinite; "
-        "coolsd δ=1.81: 1.8 times as fast, KL 0.065, CLIP score -0.2500; "
+        "coolsd δ=1.81: 1.8 times as fast, KL at most 0.065 nats per token, CLIP score -0.2500; "
         "coolsd δ=0.82: slower, 0.8 times as fast, no significant loss in 64 pictures; "
         "eagle: 3.00 tokens per round, not timed, exact: same distribution."
     )
@@ -45,9 +45,9 @@ def test_of_many_runs_those_that_no_other_beats_are_named() -> None:
     speeds = ((1.0, 0.0), (1.5, 0.1), (1.5, 0.05), (1.4, 0.06), (2.0, 0.2))
     runs = [run_at(*one) for one in speeds]
     assert verdict(runs) == (
-        "coolsd δ=2: 2.0 times as fast, KL 0.2; coolsd δ=1.5: 1.5 times as fast, KL 0.05; "
-        "coolsd δ=1: 1.0 times as fast; 2 left out, each of which gains no more than one of these "
-        "and is no nearer to the target."
+        "coolsd δ=2: 2.0 times as fast, KL at most 0.2 nats per token; coolsd δ=1.5: 1.5 times as "
+        "fast, KL at most 0.05 nats per token; coolsd δ=1: 1.0 times as fast; 2 other runs, each "
+        "no faster than one of these and no closer to the target."
     )
 
 
@@ -59,9 +59,10 @@ def test_accepted_lengths_do_not_beat_speed_ups() -> None:
     untimed = [run_at(None, 0.05, 3.0), run_at(None, 0.06, 2.0)]
     elsewhere = finished("gsd", metrics=timed[1].metrics, machine="another")
     assert verdict([*untimed, *timed, elsewhere]) == (
-        "coolsd δ=2.1: 2.1 times as fast, KL 0.2; coolsd δ=1.8: 1.8 times as fast, KL 0.1; "
-        "gsd: 1.8 times as fast, KL 0.1; coolsd δ=3: 3.00 tokens per round, not timed, KL 0.05; "
-        "1 left out, each of which gains no more than one of these and is no nearer to the target."
+        "coolsd δ=2.1: 2.1 times as fast, KL at most 0.2 nats per token; coolsd δ=1.8: 1.8 times "
+        "as fast, KL at most 0.1 nats per token; gsd: 1.8 times as fast, KL at most 0.1 nats per "
+        "token; coolsd δ=3: 3.00 tokens per round, not timed, KL at most 0.05 nats per token; "
+        "1 other run, each no faster than one of these and no closer to the target."
     )
 
 
@@ -77,7 +78,9 @@ def test_an_exact_rule_loses_nothing_whatever_its_pictures_are() -> None:
     compare(runs)
     first, second = verdict(runs).split("; ")
     assert first == "parallel_block: 1.8 times as fast, exact: same distribution"
-    assert second.endswith("not timed, KL 0.03, although its rule says that it is exact.")
+    assert second.endswith(
+        "not timed, KL at most 0.03 nats per token, although its rule says that it is exact."
+    )
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,9 @@ def test_a_price_of_each_depth_and_the_last_one_below():
 
 @pytest.mark.parametrize("price", [-0.1, 20.1, float("nan"), float("inf")])
 def test_impossible_prices(price):
-    with pytest.raises(TemperaError, match="a kept draft cannot cost .* nats; give prices from 0"):
+    with pytest.raises(
+        TemperaError, match="an accepted draft cannot cost .* nats; give prices from 0"
+    ):
         Priced(price)
 
 

@@ -67,9 +67,9 @@ def test_downloaded_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert sorted(file.name for file in first.iterdir()) == ["a-1.txt", "a.txt", "b.txt"]
         readme = Pinned("a/b", "c0ffee", "README.md", git_id(tmp_path / "here/README.md"))
         assert readme.local().read_text() == "# x\n"
-        with pytest.raises(TemperaError, match="holds no nothing.md"):
+        with pytest.raises(TemperaError, match="contains no nothing.md"):
             replace(readme, path="nothing.md").local()
-        with pytest.raises(TemperaError, match=r"404.*give path=PLACE"):
+        with pytest.raises(TemperaError, match=r"404.*give path=PATH"):
             replace(readme, repository="a/c", git_id="0" * 40).local()
         changed = replace(pinned, git_id="1" * 40)
         with pytest.raises(TemperaError, match=rf"{data[:12]}, not 111111111111"):

@@ -129,11 +129,11 @@ def refusal(options: list[str], *more: str) -> str:
 def test_missing_weights_say_which_file_and_how_to_get_it(tmp_path: Path) -> None:
     message = refusal(["model=llamagen_xl_stage1", f"model.weights={tmp_path}"])
     assert (
-        f"{tmp_path} holds no t2i_XL_stage1_256.pt: get it with `hf download "
+        f"{tmp_path} contains no t2i_XL_stage1_256.pt: get it with `hf download "
         'peizesun/llamagen_t2i --include "t2i_XL_stage1_256.pt"' in message
     )
     message = refusal(["model=llamagen_b_c2i", "model.weights=/absent/c2i.pt"])
-    assert "/absent/c2i.pt holds no c2i_B_384.pt: get it with `hf download" in message
+    assert "/absent/c2i.pt contains no c2i_B_384.pt: get it with `hf download" in message
     message = refusal(["model=emu3"])  # the tests are offline
     assert message.startswith("BAAI/Emu3-Gen is not in the hub's cache, and the hub")
     assert "`hf download BAAI/Emu3-Gen --include" in message
@@ -278,7 +278,7 @@ def program() -> bytes:
     ("name", "content", "words"),
     [
         ("a.pt", saved(WEIGHTS)[:500], "is cut off"),
-        ("a.pt", saved([1, 2]), "holds no named tensors"),
+        ("a.pt", saved([1, 2]), "contains no named tensors"),
         ("a.pt", pickle.dumps(Evil()), "is cut off or no file of weights"),
         ("a.pt", program(), "is cut off .*it is a TorchScript program"),
         ("a.safetensors", b"rubbish", "is cut off"),

@@ -54,19 +54,19 @@ COLUMNS = {
 GOOD = {"id": "a", "tokens": [1, 2, 299], "seconds": 0.5, "tested": [2, 1], "kept": [2, 0],
         "sizes": [1, None, 7], "name": "x"}  # fmt: skip
 BELIEVED: list[tuple[dict[str, Any], str]] = [
-    ({"tokens": [1, 2]}, "tokens has rows of other than 3"),
-    ({"tokens": [1, 2, 300]}, "tokens holds numbers outside"),
-    ({"tokens": [1, 2, -1]}, "tokens holds numbers outside"),
-    ({"tokens": [1.5, 2, 3]}, "tokens holds numbers that are not whole"),
-    ({"seconds": 0.0}, "seconds holds numbers that are not above 0"),
+    ({"tokens": [1, 2]}, "tokens has rows without exactly 3"),
+    ({"tokens": [1, 2, 300]}, "tokens contains numbers outside"),
+    ({"tokens": [1, 2, -1]}, "tokens contains numbers outside"),
+    ({"tokens": [1.5, 2, 3]}, "tokens contains numbers that are not whole"),
+    ({"seconds": 0.0}, "seconds contains numbers that are not above 0"),
     ({"kept": [2, 2]}, "kept holds more than tested"),
     ({"kept": [0]}, "kept holds more than tested"),
-    ({"sizes": [1, None, -7]}, "sizes holds numbers outside"),
-    ({"tokens": ["1", "2", "3"]}, "tokens holds other things"),
-    ({"tokens": 7}, "tokens has rows of other than 3"),
+    ({"sizes": [1, None, -7]}, "sizes contains numbers outside"),
+    ({"tokens": ["1", "2", "3"]}, "tokens contains values that are not"),
+    ({"tokens": 7}, "tokens has rows without exactly 3"),
     ({"seconds": None}, "seconds lacks values"),
     ({"name": None}, "name lacks values"),
-    ({"name": 7}, "name holds other things"),
+    ({"name": 7}, "name contains values that are not"),
 ]
 
 

@@ -73,7 +73,7 @@ def test_a_caption_that_is_too_long_is_refused_or_truncated(tmp_path: Path) -> N
 
 
 def test_missing_text_weights_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TemperaError, match=rf"{tmp_path} holds no tokenizer.json"):
+    with pytest.raises(TemperaError, match=rf"{tmp_path} contains no tokenizer.json"):
         load_flan_t5(str(tmp_path), "google/flan-t5-xl", sizes=T5_SIZES)
     write_t5(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -150,7 +150,9 @@ def test_the_decoder_gets_the_prompts_and_finer_codes() -> None:
 
 def test_files_that_are_no_pipeline(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
-    with pytest.raises(TemperaError, match=r"holds no model_index.json: get the pipeline with `hf"):
+    with pytest.raises(
+        TemperaError, match=r"contains no model_index.json: get the pipeline with `hf"
+    ):
         load_glm_decoder(str(tmp_path), "zai-org/GLM-Image")
     (tmp_path / "model_index.json").write_text("{}")
     with pytest.raises(TemperaError, match="is not GLM-Image's pipeline"):

@@ -616,12 +616,12 @@ def test_launchers_that_split_networks_are_refused(
 
 SETTINGS: dict[str, dict[str, str]] = {
     "": {},
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is not followed: this training has "
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is ignored: this training has "
     "gradient_accumulation=1": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
-    "ACCELERATE_MIXED_PRECISION=bf16 is not followed: this training has mixed_precision=no": {
+    "ACCELERATE_MIXED_PRECISION=bf16 is ignored: this training has mixed_precision=no": {
         "ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_MODE": "reduce-overhead",
     },
-    "ACCELERATE_DYNAMO_BACKEND=eager is not followed: this training has dynamo=no": {
+    "ACCELERATE_DYNAMO_BACKEND=eager is ignored: this training has dynamo=no": {
         "ACCELERATE_DYNAMO_BACKEND": "EAGER", "ACCELERATE_MIXED_PRECISION": "no",
     },
 }  # fmt: skip
@@ -638,7 +638,7 @@ def test_options_count_and_not_what_accelerates_launcher_sets(tmp_path: Path) ->
         command = [sys.executable, "-c", code, str(tmp_path / str(number))]
         done = subprocess.run(command, env=usual | variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        lines = [line for line in done.stdout.splitlines() if "not followed" in line]
+        lines = [line for line in done.stdout.splitlines() if "is ignored" in line]
         assert lines == [told] * bool(told)
         found.append(load_file(tmp_path / str(number) / LAST / NETWORK))
     assert all(torch.equal(run[key], found[0][key]) for run in found for key in found[0])

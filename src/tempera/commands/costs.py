@@ -109,7 +109,7 @@ def dry_decoding(
     problems = list(_refusals(checks, parts.model, scorers))
     found = _shown(work, parts.place, memory, files, () if problems else scorers, unread)
     for what in unweighed:
-        print(f"memory of {what} comes on top; a dry run cannot tell how much")
+        print(f"memory of {what} is not included, because a dry run cannot estimate it")
     for problem in problems:
         print(f"the run would stop: {problem}")
     return found

@@ -323,8 +323,8 @@ def _group(value: object) -> DictConfig:
     """A value that is a group of options."""
     if not isinstance(value, DictConfig):
         raise TemperaError(
-            f"'{shortened(str(value))}' stands where several options belong: give them one by one, "
-            "as in speed.prompts=4"
+            f"'{shortened(str(value))}' is one value where several options are expected: give them "
+            "one by one, as in speed.prompts=4"
         )
     return value
 

@@ -154,7 +154,7 @@ def _annotations(path: Path) -> Iterator[tuple[str, str, str | None]]:
         ids = [fields.get("id"), fields.get("image_id")]
         if not all(type(name) in (int, str) for name in ids):
             raise TemperaError(
-                f"{path}, annotation {number}, holds no id or image_id: repair or delete it."
+                f"{path}, annotation {number}, contains no id or image_id: repair or delete it."
             )
         yield str(ids[0]), str(ids[1]), text_of(fields.get("caption"))
 
@@ -286,7 +286,7 @@ def dpg_prompts(
     texts = []
     for file in sorted(folder.glob("*.txt")):
         if (text := text_of(read_text(file))) is None:
-            raise TemperaError(f"{file} holds no prompt: repair or delete it.", option="path")
+            raise TemperaError(f"{file} contains no prompt: repair or delete it.", option="path")
         texts.append((file.stem, text))
     return chosen(_repeated(texts, per_prompt), limit, offset, str(folder))
 

@@ -39,7 +39,7 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
         caption: name of the caption column; None takes the first of `CAPTION_NAMES` that exists.
 
     Raises:
-        TemperaError: it holds no pictures, or its metadata cannot be read.
+        TemperaError: it contains no pictures, or its metadata cannot be read.
     """
     folder = Path(path)
     files, left_out = _walked(folder)

@@ -112,7 +112,7 @@ def _beside(folder: Path) -> Iterator[tuple[Path, str]]:
         if isinstance(item, Broken):
             raise TemperaError(
                 f"{item}: write captions as .txt files next to the pictures or in metadata.csv, or "
-                "say with captions=PLACE where they are.",
+                "say with captions=PATH where they are.",
                 option="captions",
             )
         assert isinstance(item.image, Path)
@@ -127,10 +127,10 @@ def _geneval(places: list[Path]) -> Iterator[tuple[Path, str]]:
             raise TemperaError(f"{place.parent} has no {METADATA[0]}: add it, with the prompt.")
         texts = [field_of(row) for _, row in rows_of(table)]
         if len(texts) != 1 or texts[0] is None:
-            raise TemperaError(f"{table} holds no prompt: write one, as GenEval does.")
+            raise TemperaError(f"{table} contains no prompt: write one, as GenEval does.")
         pictures, _ = pictures_in(place)
         if not pictures:
-            raise TemperaError(f"{place} holds no pictures: add them, or delete {place.parent}.")
+            raise TemperaError(f"{place} contains no pictures: add them, or delete {place.parent}.")
         for picture in pictures:
             yield picture, texts[0]
 

@@ -263,7 +263,7 @@ def by_name(prompts: Iterable[Prompt]) -> dict[tuple[str, int], Prompt]:
         key = parts[1], int(parts[2])
         if key in found:
             raise TemperaError(
-                f"{found[key].id} and {prompt.id} would have one place: rename one of them."
+                f"{found[key].id} and {prompt.id} would have one file name: rename one of them."
             )
         found[key] = prompt
     return found

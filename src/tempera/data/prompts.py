@@ -159,7 +159,7 @@ def file_prompts(
     for number, row in rows_of(file):
         text = field_of(row, names)
         if text is None or UNPRINTABLE.search(text):
-            why = "holds no text for a prompt" if text is None else f"is {NOT_UTF8}"
+            why = "contains no text for a prompt" if text is None else f"is {NOT_UTF8}"
             raise TemperaError(f"{file}:{number} {why}: repair or delete it.")
         prompts.append(Prompt(f"{stem}-{number:06d}", text))
     return chosen(prompts, limit, offset, path)
@@ -173,7 +173,7 @@ def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) ->
     """
     check_unique(prompts)
     if not prompts:
-        raise TemperaError(f"{place} holds no prompts: give another file.", option="path")
+        raise TemperaError(f"{place} contains no prompts: give another file.", option="path")
     if offset >= len(prompts):
         raise TemperaError(
             f"{place} holds {len(prompts)} prompts: give a smaller offset than {offset}.",

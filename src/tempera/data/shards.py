@@ -114,7 +114,7 @@ class Manifest:
         path = directory / MANIFEST
         if not path.is_file():
             raise TemperaError(
-                f"{directory} holds no {MANIFEST}: give a directory made by `{command('prepare')}`."
+                f"{directory} has no {MANIFEST}: give a directory made by `{command('prepare')}`."
             )
         try:
             return TypeAdapter(cls).validate_python(read_json(path))

@@ -226,7 +226,7 @@ def _check_head(place: Path, tensors: dict[str, Tensor], target: TransformerTarg
     drawn = ours > ours.min()  # others are forbidden
     if not torch.allclose(ours[drawn], theirs[drawn], rtol=0.05, atol=0.05 * theirs.std().item()):
         raise TemperaError(
-            f"the draft in {place} has a head of its own, and drafts here use the target's: give "
+            f"the draft in {place} has its own head, but tempera's drafts use the target's: give "
             "one that tempera has written."
         )
 

@@ -251,7 +251,7 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
         _check(rounds, tensors.get("ratios"))
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError):
         raise TemperaError(
-            f"{path} holds no statistics of a draft: delete it, or give a new name as statistics=",
+            f"{path} has no statistics of a draft: delete it, or give a new name as statistics=",
             option="statistics",
         ) from None
     return Statistics(tensors.get("ratios"), rounds), notes

@@ -49,8 +49,8 @@ class Pictured:
         ]
         if missing:
             raise TemperaError(
-                f"{self.directory} lacks {len(missing)} of {len(self.prompts)} pictures, such as "
-                f"that of {missing[0]}: run there again what made them."
+                f"{self.directory} has no pictures for {len(missing)} of {len(self.prompts)} "
+                f"prompts, such as {missing[0]}: run there again what made the others."
             )
 
 

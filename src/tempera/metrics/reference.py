@@ -125,7 +125,7 @@ class Reference:
         if mu.ndim != 1 or sigma.shape != (len(mu), len(mu)):
             raise _refused(
                 f"{self.place} has mu {list(mu.shape)} and sigma {list(sigma.shape)}, which are no "
-                "mean and covariance: get the file again, or take both out."
+                "mean and covariance: download the file again, or take both out."
             )
         return mu, sigma
 
@@ -191,7 +191,7 @@ def _array(path: Path) -> Pictures:
     except Exception as fault:  # zipfile, zlib and numpy raise anything on damaged bytes
         problem = reason(fault)
     raise _refused(
-        f"{path} holds no pictures ({problem}): give a reference batch of ADM's, such as "
+        f"{path} contains no pictures ({problem}): give a reference batch of ADM's, such as "
         "VIRTUAL_imagenet256_labeled.npz."
     )
 

@@ -46,7 +46,7 @@ def headline(run: Run) -> list[str]:
         return ["The draft's own images, without the target."]
     length = run.length
     tokens = run.value("accepted_length")
-    rounds = f"{length / tokens:.0f} rounds an image"
+    rounds = f"{length / tokens:.0f} rounds per image"
     if tokens != 1:
         rounds += f" instead of {length:.0f}"
     lines = [f"{tokens:.2f} tokens per round: {rounds}."]
@@ -55,7 +55,9 @@ def headline(run: Run) -> list[str]:
         cost = f"{1 / efficiency:.2f}"
         speed = f"{run.value('speedup'):.2f}"
         slower = ", slower than plain autoregression" if run.value("speedup") < 1 else ""
-        lines.append(f"A round takes as long as {cost} AR rounds here: {speed}× the speed{slower}.")
+        lines.append(
+            f"A round takes {cost} times as long as an AR round here: {speed}× the speed{slower}."
+        )
     return lines
 
 

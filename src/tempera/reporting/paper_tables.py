@@ -157,7 +157,7 @@ def _sections_of_table(data: Mapping[str, Any], runs: Sequence[Run]) -> list[Sec
         rows = [Row(line, matched.rows.get((title, row), [])) for row, line in enumerate(lines)]
         if title == last_group:
             rows += [Row({}, others, name) for name, others in matched.others.items()]
-        heading = ", ".join(filter(None, [f"Beside the paper: {data['title']}", title]))
+        heading = ", ".join(filter(None, [f"Compared with the paper: {data['title']}", title]))
         sections.append(_section(heading, quantities, rows))
     source = f"Paper: {results()['papers'][data['paper']]}"
     notes = [source, *(data.get("notes") or []), *_about(runs), *matched.left_out, *quantity_notes]
@@ -316,5 +316,5 @@ def _about(runs: Sequence[Run]) -> list[str]:
         images = "–".join(map(str, sorted({run.images for run in on_model})))
         machines = ", ".join(sorted({run.machine for run in on_model}))
         small = SMALL if model in SHIPPED else ""
-        notes.append(f"{model}: {images} images a run, {machines}.{small}")
+        notes.append(f"{model}: {images} images per run, {machines}.{small}")
     return notes

@@ -47,7 +47,7 @@ def write(runs: Sequence[Run], output: Path) -> list[Path]:
         name = re.sub(r"[^\w.-]+", "-", str(model))
         path = output / (f"pareto_{name}.png" if several else "pareto.png")
         images = "–".join(map(str, sorted({frame["images"].min(), frame["images"].max()})))
-        title = f"{model}, images a run: {images}. Bars are 95% intervals, bare numbers δ, the "
+        title = f"{model}, images per run: {images}. Bars are 95% intervals, bare numbers δ, the "
         _draw(panels, f"{title}dashed line is plain autoregression.", path)
         paths.append(path)
     return paths

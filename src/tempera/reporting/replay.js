@@ -55,13 +55,13 @@
     spec.datasets = { runs: among.filter(placed) };
     const others = among.filter((row) => !placed(row) && !row.plain).map((row) => row.name);
     at("chart-note").textContent =
-      others.length ? `No point, for want of a finite value: ${others.join(", ")}.` : "";
+      others.length ? `Not plotted, because a value is not finite: ${others.join(", ")}.` : "";
     at("chart").dataset.points = spec.datasets.runs.length;
     const has = (plain) => spec.datasets.runs.some((row) => row.plain === plain);
     const isPlain = (layer) => layer.transform[0].filter === "datum.plain";
     spec.layer = spec.layer.filter((layer) => has(isPlain(layer))); // Vega warns of empty ones
     if (!has(false)) {
-      at("chart").textContent = "No run beside plain autoregression has both of these metrics.";
+      at("chart").textContent = "No run except plain autoregression has both of these metrics.";
       return;
     }
     const columns = Math.max(1, Math.floor(at("chart").clientWidth / 190));
@@ -116,7 +116,7 @@
     if (run.prompts.some((one) => one.replay))
       notes.push("Open a picture to see its tokens, and how they were decoded.");
     else if (run.decoded)
-      notes.push("This run kept no replays: run it again in another directory.");
+      notes.push("This run stored no replays. To get them, run it again in another directory.");
     at("pictures-note").textContent = notes.join(" ");
     at("pictures").replaceChildren(
       ...run.prompts.map((prompt) => {
@@ -248,7 +248,7 @@
       pen.imageSmoothingEnabled = picture.naturalWidth > 200;
       if (picture.naturalWidth) pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
       if (!replay)
-        return this.say(this.run.decoded ? "no replay kept" : "drawn by other code", "finished");
+        return this.say(this.run.decoded ? "no replay stored" : "drawn by other code", "finished");
       const known = replay.known(round);
       for (let token = 0; token < replay.length; token++) this.fill(pen, token, known, mode);
       if (round >= 1 && known < replay.length) this.marks(pen, round);
@@ -462,7 +462,7 @@
       const parts = [`${replay.nodes[round - 1]} drafted`, `${accepted} accepted`];
       if (drafts.length) parts.push(`${count(1)} rejected`, `${count(0)} not tested`);
       const drawn = `then one drawn from the ${last === RESAMPLED ? "residual" : "target"}`;
-      const end = last === ACCEPTED ? `of which the image lacked ${shown}` : drawn;
+      const end = last === ACCEPTED ? `of which the image needed ${shown}` : drawn;
       tell(`round ${round} of ${replay.rounds}: ${[...parts, end].join(", ")}`);
       this.list(drafts);
     },

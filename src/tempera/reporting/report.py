@@ -209,7 +209,7 @@ def _speed(runs: Sequence[Run]) -> list[Section]:
     if not timed:
         return []
     columns: dict[str, list[Cell]] = {
-        "seconds an image": [_seconds(run) for run in timed],
+        "seconds per image": [_seconds(run) for run in timed],
         "peak memory, GiB": [_memory(run) for run in timed],
     }
     text = (

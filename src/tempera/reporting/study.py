@@ -130,7 +130,7 @@ def _overview(arms: Sequence[Run]) -> Section:
         formats[metric.title] = metric.format
     images = " or ".join(map(str, sorted({arm.images for arm in arms})))
     text = (
-        f"{images} images a run, seed {arms[0].seed}. Each relaxation's free parameter was found "
+        f"{images} images per run, seed {arms[0].seed}. Each relaxation's free parameter was found "
         "on calibration prompts; its accepted length there, and on the evaluation's prompts."
     )
     title = "Study: relaxations at equal accepted length"

@@ -49,8 +49,8 @@ def verdict(runs: Sequence[Run]) -> str:
     others = len(drafted) - len(shown)
     if others:
         clauses.append(
-            f"{others} left out, each of which gains no more than one of these and is no nearer to "
-            "the target"
+            f"{others} other run{'s' * (others > 1)}, each no faster than one of these and no "
+            "closer to the target"
         )
     return f"{'; '.join(clauses)}." if clauses else ""
 
@@ -106,7 +106,8 @@ def _costs(run: Run, losses: Sequence[Metric] | None) -> list[str]:
     bound = _bound(run)
     if run.exact and not bound > 0:
         return ["exact: same distribution"]
-    costs = [f"KL {number(bound, '.2g')}"] if bound > 0 else []
+    most = f"at most {number(bound, '.2g')} nats per token" if np.isfinite(bound) else "infinite"
+    costs = [f"KL {most}"] if bound > 0 else []
     if run.exact:
         return [*costs, "although its rule says that it is exact"]
     if losses is None:

@@ -49,7 +49,7 @@ class FLy(TokenRule):
             )
         if self.ahead < 1:
             raise TemperaError(
-                f"ahead={self.ahead} drafts cannot speak for a token; give 1 or more",
+                f"ahead={self.ahead} drafts cannot confirm a token; give 1 or more",
                 option="ahead",
             )
 

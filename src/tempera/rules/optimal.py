@@ -77,8 +77,8 @@ class Priced(Median):
         wrong = [f"{price:g}" for price in self.prices if not 0 <= price <= HIGHEST]
         if wrong:
             raise TemperaError(
-                f"a kept draft cannot cost {', '.join(dict.fromkeys(wrong))} nats; give prices "
-                f"from 0 (exact decoding) to {HIGHEST:g}"
+                f"an accepted draft cannot cost {', '.join(dict.fromkeys(wrong))} nats; give "
+                f"prices from 0 (exact decoding) to {HIGHEST:g}"
             )
 
     @property

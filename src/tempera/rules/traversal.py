@@ -98,13 +98,13 @@ def _check(draft: Draft) -> None:
         )
     if draft.shared:
         raise TemperaError(
-            "rule=traversal is not lossless if the candidates of a place are the same under all "
+            "rule=traversal is not lossless if the candidates of a position are the same under all "
             "parents, as in a window of several levels: give levels=1, or take rule=exact",
             option="rule",
         )
     if not draft.fresh:
         raise TemperaError(
-            "rule=traversal is not lossless with guesses that live on from round to round: draw "
+            "rule=traversal is not lossless with guesses that survive a round: draw "
             "new ones in every round (drafter=sjd), or take rule=exact",
             option="rule",
         )

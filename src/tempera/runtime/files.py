@@ -197,7 +197,7 @@ def read_json(path: Path) -> dict[str, object]:
         ) from problem
     if not isinstance(value, dict):
         raise TemperaError(
-            f"{path} holds no JSON object: restore it, or delete it and build it again."
+            f"{path} contains no JSON object: restore it, or delete it and build it again."
         )
     return value
 
@@ -212,7 +212,7 @@ def check_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     if before.get("format") != now.get("format"):
         raise TemperaError(
             f"{place} was begun by another version of tempera: give another directory, delete this "
-            "one, or go on with that version."
+            "one, or continue with that version."
         )
     old, new = (_flat(json.loads(json.dumps(facts))) for facts in (before, now))
     for name in sorted(old.keys() | new.keys()):

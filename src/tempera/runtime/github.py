@@ -90,13 +90,13 @@ class Pinned:
                 with place.open("wb") as file:
                     shutil.copyfileobj(content, file)
         if not made.exists():
-            raise tarfile.TarError(f"the archive holds no {self.path}")
+            raise tarfile.TarError(f"the archive contains no {self.path}")
 
     def _unavailable(self, why: str) -> TemperaError:
         page = f"https://github.com/{self.repository}/tree/{self.commit}/{self.path}"
         return TemperaError(
             f"{self.path} of {self.repository} cannot be downloaded ({why}): get it from {page}, "
-            f"and give {self.option}=PLACE.",
+            f"and give {self.option}=PATH.",
             option=self.option,
         )
 

@@ -136,6 +136,6 @@ def check_files(directory: Path, advice: str = WHOLE, weights: Sequence[str] = (
     for names in ((CONFIG,), weights):
         if not any((directory / name).is_file() for name in names):
             raise TemperaError(
-                f"the directory {directory} holds no {names[0]}: {advice}; weights in a pickle "
+                f"the directory {directory} contains no {names[0]}: {advice}; weights in a pickle "
                 "(.bin, .pt) must be converted to safetensors."
             )

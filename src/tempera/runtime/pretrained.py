@@ -132,7 +132,7 @@ class PretrainedFiles:
         wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])  # or its parts
         command = Repository(self.hub).command([wanted], "DIR")
         raise TemperaError(
-            f"{place} holds no {self.files[0]}: get it with `{command}` and give weights=DIR"
+            f"{place} contains no {self.files[0]}: get it with `{command}` and give weights=DIR"
         )
 
     def stated(

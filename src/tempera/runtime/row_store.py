@@ -51,11 +51,11 @@ class Numbers:
         """Raise ValueError unless these are such numbers; `limit` are those of `at_most`."""
         known = numbers if self.needed else numbers[numbers == numbers]  # NaN: none
         if not ((known >= self.least) & (known < self.below)).all():
-            raise ValueError(f"holds numbers outside of [{self.least}, {self.below})")
+            raise ValueError(f"contains numbers outside [{self.least}, {self.below})")
         if self.positive and not (known > 0).all():
-            raise ValueError("holds numbers that are not above 0")
+            raise ValueError("contains numbers that are not above 0")
         if self.whole and (known % 1).any():
-            raise ValueError("holds numbers that are not whole")
+            raise ValueError("contains numbers that are not whole")
         if limit is not None and (limit.shape != numbers.shape or (numbers > limit).any()):
             raise ValueError(f"holds more than {self.at_most}")
 
@@ -224,15 +224,15 @@ def _values(
     if column.null_count and (wanted is None or wanted.needed):
         raise ValueError("lacks values")
     if wanted is None and not (is_string(kind) or is_large_string(kind)):
-        raise ValueError("holds other things than texts")
+        raise ValueError("contains values that are not texts")
     if wanted is None or column.null_count:
         return column.to_pylist()  # type: ignore[no-any-return]
     lengths = list_value_length(column).to_numpy(zero_copy_only=False) if lists else np.zeros(1)
     if wanted.length is not None and (lengths != wanted.length).any():
-        raise ValueError(f"has rows of other than {wanted.length} numbers")
+        raise ValueError(f"has rows without exactly {wanted.length} numbers")
     numbers = _flat(column)
     if not np.issubdtype(numbers.dtype, np.number) and len(numbers):
-        raise ValueError("holds other things than numbers")
+        raise ValueError("contains values that are not numbers")
     wanted.check(numbers, None if limit is None else _flat(limit.combine_chunks()))
     if not lists or _is_list(kind.value_type):
         return column.to_pylist()  # type: ignore[no-any-return]

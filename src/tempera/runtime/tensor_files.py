@@ -99,7 +99,7 @@ def _named_tensors(loaded: object, path: Path) -> dict[str, Tensor]:
         tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
         if tensors:
             return tensors
-    raise TemperaError(f"{path} holds no named tensors: give the file that was published.")
+    raise TemperaError(f"{path} contains no named tensors: give the file that was published.")
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
@@ -167,4 +167,4 @@ def check_values(weights: Mapping[str, Tensor], source: Path | str) -> None:
         if tensor.dim() > 1:
             zero.append(not sample.any())
     if zero and all(zero):
-        raise TemperaError(f"the weights in {source} are all zero: get the file again.")
+        raise TemperaError(f"the weights in {source} are all zero: download the file again.")

@@ -101,7 +101,9 @@ def _alone(
 
     def tried(self: Own, name: str, /, *given: Given.args, **named: Given.kwargs) -> None:
         if not self.failed:
-            with side_service(f"{self.called} does not get {name} ({{why}}): the run continues."):
+            with side_service(
+                f"{name} could not be sent to {self.called} ({{why}}): the run continues."
+            ):
                 method(self, name, *given, **named)
 
     return update_wrapper(tried, method)

@@ -238,7 +238,7 @@ def _place(weights: str, hub: str) -> Path:
     if not (place / FILES[0]).is_file():
         command = Repository(hub).command(list(FILES), "DIR")
         raise TemperaError(
-            f"{place} holds no {FILES[0]}: get the pipeline with `{command}` and give "
+            f"{place} contains no {FILES[0]}: get the pipeline with `{command}` and give "
             "model.tokenizer_weights=DIR, or random for patches of colour instead of pictures."
         )
     return place

@@ -180,7 +180,9 @@ def _end_of_text(tokenizer: PretrainedFiles) -> str:
     end = read_json(file).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     if not isinstance(end, str):
-        raise TemperaError(f"{file} names no eos_token, with which prompts begin: get it again.")
+        raise TemperaError(
+            f"{file} names no eos_token, with which prompts begin: download it again."
+        )
     return end
 
 
@@ -202,7 +204,9 @@ def _templated(tokenizer: PretrainedFiles, files: PretrainedFiles) -> Turn:
     except TemperaError:
         raise
     except Exception as problem:  # Jinja's have no common class but this
-        raise TemperaError(f"{file} is not a chat template ({problem}): get it again.") from problem
+        raise TemperaError(
+            f"{file} is not a chat template ({problem}): download it again."
+        ) from problem
 
 
 def turn_of(apply: Callable[[list[dict[str, Any]]], str], template: str) -> Turn:
@@ -220,7 +224,7 @@ def turn_of(apply: Callable[[list[dict[str, Any]]], str], template: str) -> Turn
         return apply([{"role": "user", "content": [{"type": "text", "text": prompt}]}])
 
     if turn(PROBE).count(PROBE) != 1:
-        raise TemperaError(f"{template} does not give a prompt's text back: get it again.")
+        raise TemperaError(f"{template} does not give a prompt's text back: download it again.")
     return turn
 
 
