@@ -12,6 +12,7 @@ from paths import ROOT
 from PIL import Image
 from report_runs import RUNS, finished, made_up_runs
 
+import tempera
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.trees import Tree
 from tempera.errors import TemperaError
@@ -106,3 +107,27 @@ def test_images_per_minute_are_measured_by_rows(
     methods = [(method, rows) for method in ("ar", "jacobi") for rows in ("1", "2")]
     assert [row[:2] for row in rows] == [[f"| `{method}`", rows] for method, rows in methods]
     assert [row[3:] for row in rows[:2]] == [["432", "100% |"], ["288", "75% |"]]
+
+
+def test_a_peers_loop_takes_turns_with_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A peer that draws noise, beside the shipped model: all lanes are in the table."""
+    models = tmp_path / "autoregressive" / "models"
+    models.mkdir(parents=True)
+    network = "from torch import nn\n\n\ndef GPT_B(**_):\n    made = nn.Module()\n"
+    network += "    made.output = nn.Linear(8, 8)\n    return made\n"
+    (models / "gpt.py").write_text(network, encoding="utf-8")
+    noise = "def generate(network, cond, tokens, **_):\n"
+    noise += "    [network.output(cond.expand(1, 8).float()) for _ in range(tokens)]\n"
+    (models / "generate.py").write_text(noise, encoding="utf-8")
+    load = tempera.load
+    monkeypatch.setattr(tempera, "load", lambda *_, batch_size, **__: load(batch_size=batch_size))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    options = [str(tmp_path), "--rows", "1", "2", "--turns", "1"]
+    monkeypatch.setattr(sys, "argv", ["peers.py", *options])
+    runpy.run_path(str(ROOT / "docs" / "peers.py"), run_name="__main__")
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[3:]]
+    names = ["| LlamaGen's generate", "| tempera, 1 row", "| tempera, 2 rows"]
+    assert [row[0] for row in rows] == names
+    assert rows[0][3] == "1.00 |" and all(float(row[1]) > 0 for row in rows)
