@@ -330,7 +330,7 @@ def test_what_cannot_be_laid_out(run: Run) -> None:
     assert "'a-1' is not GenEval's" in run("export.py", "runs=third", *again)
     assert "'a-1' is not HPSv2's" in run("export.py", "runs=third", "output=h", "layout=hpsv2")
     picture_path(Path("outputs/scored/mine"), "00001-0000").unlink()
-    assert "lacks 1 of 6 pictures" in run("export.py", "runs=outputs/scored/mine", *again)
+    assert "no pictures for 1 of 6 prompts" in run("export.py", "runs=outputs/scored/mine", *again)
     assert not list(Path("again").glob("*"))
 
 
