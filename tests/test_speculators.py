@@ -141,7 +141,7 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
     config.write_text(text.replace('"num_attention_heads": 4', '"num_attention_heads": 8'))
     refused("num_attention_heads=8, and 4 is needed")
     save_file({**tensors, "lm_head.weight": tensors["lm_head.weight"] * 2}, weights)
-    refused("has a head of its own")
+    refused("has its own head")
     save_file({**tensors, "t2d": ~tensors["t2d"]}, weights)
     refused("drafts other tokens")
 
