@@ -20,7 +20,7 @@ import tempera
 from tempera.decoding.diagnostics import mean_terms
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import TokenRule, drafted_keep_probs
+from tempera.decoding.verification import TokenRule, drafted_acceptance_probs
 from tempera.rules.cactus import Cactus
 from tempera.rules.mentored import Mentored
 from tempera.rules.mixture import Mixture
@@ -72,7 +72,7 @@ class Drafts:
         for first in range(0, len(self.p), 64):
             part = slice(first, first + 64)
             draft = Draft(self.tokens[part], self.q[part], self.tree)
-            reach = reached(self.tree, drafted_keep_probs(draft, self.p[part], rule))
+            reach = reached(self.tree, drafted_acceptance_probs(draft, self.p[part], rule))
             of_tv, of_kl = mean_terms(draft, self.p[part], rule)
             tokens += float(reach.sum())
             tv += float((reach * of_tv).sum())
@@ -145,7 +145,7 @@ def with_prices_by_depth(drafts: Drafts, wanted: float) -> tuple[float, float, f
         part = slice(first, first + 64)
         draft = Draft(drafts.tokens[part], drafts.q[part], drafts.tree)
         measured = PricedRounds.measured(draft, drafts.p[part])
-        keep.append(measured.keep)
+        keep.append(measured.accept_probs)
         divergence.append(measured.divergence)
     rounds = PricedRounds.equal(drafts.tree, torch.cat(keep), torch.cat(divergence))
     return drafts.expected(Priced(prices_for(rounds, wanted)))

@@ -36,7 +36,7 @@ def result(loaded: LoadedModel) -> Result:
 def test_a_result(result: Result) -> None:
     assert result.prompts == tuple(CAPTIONS)
     assert [image.size for image in result.images] == [(48, 48)] * 3
-    assert result.tokens.shape == result.trace.place.shape == (3, 144)
+    assert result.tokens.shape == result.trace.step.shape == (3, 144)
     rounds = result.trace.rounds.sum()
     assert result.accepted_length == pytest.approx(3 * 144 / rounds)
     accepted = (result.trace.depth > 0).sum()

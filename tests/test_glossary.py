@@ -11,8 +11,14 @@ from paths import ROOT
 SRC, CONF = ROOT / "src", ROOT / "conf"
 REPLACED = {
     "frontier": "inner nodes",
+    "held": "wrapped",
+    "keep": "accept, mask",
+    "keeps": "accepts",
+    "kept": "accepted, persistent",
     "lesson": "teacher-forced batch",
     "own": "custom",
+    "place": "index, position, path",
+    "places": "indices, positions, paths",
     "seal": "manifest",
     "session": "runner",
     "settle": "commit",

@@ -18,8 +18,8 @@ import tempera
 from tempera import TemperaError
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle3 import Eagle3Model
-from tempera.held.ids import generate_ids
-from tempera.held.speculators import export_draft
+from tempera.wrapped.ids import generate_ids
+from tempera.wrapped.speculators import export_draft
 
 SHAPES = {
     "d2t": [13],

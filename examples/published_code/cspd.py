@@ -23,7 +23,7 @@ from tempera.continuous.loop import (
     Model,
     Parallel,
     counts,
-    next_places,
+    next_indices,
     propose,
 )
 from tempera.continuous.noise import Noise
@@ -184,5 +184,5 @@ def score(target: Model, context: Context, count: int) -> Tensor:
     """The target's conditions for `count` drafted tokens, of which it sees none; all have the
     guidance of the last one: [B, M, C].
     """
-    places = next_places(context, count, target.length)
+    places = next_indices(context, count, target.length)
     return target.conditions(context, places, places[:, -1:].expand_as(places) + 1)

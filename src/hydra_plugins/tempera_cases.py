@@ -85,14 +85,14 @@ class CaseSweeper(BasicSweeper):
         except KeyboardInterrupt as problem:
             from tempera.config.cli import goes_on
 
-            place = str(self.config.hydra.sweep.dir) if self.config else "."
-            raise KeyboardInterrupt(str(problem) or goes_on("hydra.sweep.dir", place)) from None
+            directory = str(self.config.hydra.sweep.dir) if self.config else "."
+            raise KeyboardInterrupt(str(problem) or goes_on("hydra.sweep.dir", directory)) from None
         jobs = [job for batch in batches for job in batch]
-        self._tell_places(jobs)
+        self._tell_directories(jobs)
         self._tell_failures(jobs)
         return batches
 
-    def _tell_places(self, jobs: Sequence[JobReturn]) -> None:
+    def _tell_directories(self, jobs: Sequence[JobReturn]) -> None:
         """Say where jobs of presets with directories of their own are: the table at the end is of
         the sweep's.
         """
@@ -100,14 +100,18 @@ class CaseSweeper(BasicSweeper):
         from tempera.runtime.installation import command
 
         own = Path(str(self.config.hydra.sweep.dir) if self.config else ".").absolute()
-        places = [
+        directories = [
             Path(str(job.hydra_cfg.hydra.runtime.output_dir)) for job in jobs if job.hydra_cfg
         ]
-        elsewhere = {place.parent for place in places if not place.absolute().is_relative_to(own)}
-        for place in sorted(elsewhere):
+        elsewhere = {
+            directory.parent
+            for directory in directories
+            if not directory.absolute().is_relative_to(own)
+        }
+        for directory in sorted(elsewhere):
             print(
                 f"runs of this sweep in a directory of their own: {command('report')} "
-                f"{pasted('runs', place)}"
+                f"{pasted('runs', directory)}"
             )
 
     def _tell_failures(self, jobs: Sequence[JobReturn]) -> None:
@@ -123,8 +127,10 @@ class CaseSweeper(BasicSweeper):
             self.hydra_context.callbacks.on_multirun_end(config=self.config, config_name=None)
         for job in failed:
             assert job.hydra_cfg is not None
-            place = str(job.hydra_cfg.hydra.runtime.output_dir)
-            command = command_line([*FLAGS.get(), *(job.overrides or ())], "hydra.run.dir", place)
+            directory = str(job.hydra_cfg.hydra.runtime.output_dir)
+            command = command_line(
+                [*FLAGS.get(), *(job.overrides or ())], "hydra.run.dir", directory
+            )
             print(f"failed: {command}\n  {job.return_value.sentence}", file=sys.stderr)
         raise TemperaError(f"{len(failed)} of {len(jobs)} jobs failed: see above")
 
@@ -145,10 +151,10 @@ class CaseSweeper(BasicSweeper):
         for own in parsed or [[]]:
             _check_number([*own, *overrides])
             given = {override.get_key_element() for override in overrides} - {"model"}
-            kept = [override for override in own if override.get_key_element() not in given]
-            named = {override.get_key_element() for override in kept}
+            remaining = [override for override in own if override.get_key_element() not in given]
+            named = {override.get_key_element() for override in remaining}
             left = [one for one in overrides if one.get_key_element() not in named]
-            jobs += BasicSweeper.split_arguments([*kept, *left], None)[0]
+            jobs += BasicSweeper.split_arguments([*remaining, *left], None)[0]
         distinct = self._checked([job for at, job in enumerate(jobs) if job not in jobs[:at]])
         return list(BasicSweeper.split_overrides_to_chunks(distinct, max_batch_size))
 
@@ -278,26 +284,26 @@ def _with_methods(
     if not given:
         return cases, overrides
     wanted = _values(given[-1])
-    kept: list[list[Override]] = []
+    remaining: list[list[Override]] = []
     found: list[str] = []
     for case in cases:
-        for place, option in enumerate(case):
+        for index, option in enumerate(case):
             if option.get_key_element() != "method":
                 continue
             methods = _values(option)
             found += methods
             if left := [method for method in methods if method in wanted]:
                 narrowed = OverridesParser.create().parse_override(f"method={','.join(left)}")
-                kept.append([*case[:place], narrowed, *case[place + 1 :]])
+                remaining.append([*case[:index], narrowed, *case[index + 1 :]])
     if not found:
         return cases, overrides
-    if not kept:
+    if not remaining:
         raise TemperaError(
             f"no case of this preset has method={','.join(wanted)}: give one of "
             f"{', '.join(dict.fromkeys(found))}, or leave experiment= out",
             option="method",
         )
-    return kept, [override for override in overrides if override.get_key_element() != "method"]
+    return remaining, [override for override in overrides if override.get_key_element() != "method"]
 
 
 def _check_number(overrides: list[Override]) -> None:

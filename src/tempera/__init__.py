@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from tempera.decoding.verification import TokenRule as TokenRule
     from tempera.drafters.none import NoDraft as NoDraft
     from tempera.errors import TemperaError as TemperaError
-    from tempera.held.accelerated import accelerate as accelerate
     from tempera.rules import schedules as schedules
     from tempera.rules.standard import Exact as Exact
     from tempera.rules.standard import Relaxed as Relaxed
+    from tempera.wrapped.accelerated import accelerate as accelerate
 
 _HOME = {
     "Draft": "tempera.decoding.interfaces",
@@ -70,7 +70,7 @@ _HOME = {
     "Sampling": "tempera.decoding.probabilities",
     "Target": "tempera.decoding.interfaces",
     "TemperaError": "tempera.errors",
-    "accelerate": "tempera.held.accelerated",
+    "accelerate": "tempera.wrapped.accelerated",
     "TokenRule": "tempera.decoding.verification",
     "Trace": "tempera.decoding.trace",
     "Tree": "tempera.decoding.trees",

@@ -36,7 +36,7 @@ from tempera.decoding.probabilities import Sampling
 from tempera.decoding.trace import Trace
 from tempera.errors import TemperaError, shown
 from tempera.evaluation.pipeline import ImageDecoder, Method, NoPictures, Pipeline, watchers
-from tempera.runtime.processor import Place
+from tempera.runtime.processor import Placement
 from tempera.runtime.torch_modes import usual_modes
 from tempera.runtime.turns import Turns
 
@@ -67,7 +67,7 @@ class Result:
     @property
     def accepted_length(self) -> float:
         """Tokens ÷ rounds, over all images; 1 for plain autoregression."""
-        return self.trace.place.numel() / int(self.trace.rounds.sum())
+        return self.trace.step.numel() / int(self.trace.rounds.sum())
 
     @property
     def tau(self) -> float:
@@ -110,8 +110,10 @@ class LoadedModel:
         if target is None:
             target = parts.fast_target(images)
         else:
-            parts = replace(parts, place=custom.place(target, parts.place))
-        self.pipeline: Pipeline = custom.placed(parts.pipeline(target, rule, custom.decoder))
+            parts = replace(parts, placement=custom.placement(target, parts.placement))
+        self.pipeline: Pipeline = custom.with_placement(
+            parts.pipeline(target, rule, custom.decoder)
+        )
         self.model: str = parts.model
         self.method: str = cfg.choices.method
         self.batch_size = parts.batch_size
@@ -303,7 +305,7 @@ class LoadedModel:
         groups = []
         for done in decoded:
             seconds += sum(done.seconds)
-            groups.append((done.places, done.output.cpu()))
+            groups.append((done.indices, done.output.cpu()))
         output = Output.collected(groups)
         texts = tuple(prompt.text for prompt in prompts)
         if images:
@@ -406,12 +408,12 @@ class CustomParts:
             )
         return target
 
-    def place(self, target: Any, usual: Place) -> Place:
+    def placement(self, target: Any, usual: Placement) -> Placement:
         """Where the parts beside the caller's target are to be: with it, if it says where it is."""
         device = getattr(target, "device", None)
-        return usual if device is None else Place(device, target.dtype)
+        return usual if device is None else Placement(device, target.dtype)
 
-    def placed(self, pipeline: Pipeline) -> Pipeline:
+    def with_placement(self, pipeline: Pipeline) -> Pipeline:
         """The pipeline with the caller's drafter.
 
         Raises:

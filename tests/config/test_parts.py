@@ -35,7 +35,7 @@ def test_another_value_of_an_option_is_that_of_the_command_line(
 def test_parts_without_data_have_the_sizes_and_the_files() -> None:
     whole = parts("method=eagle", "dtype=bfloat16", "drafter.path=nowhere")
     with whole.sized() as (sized, files):
-        assert sized.place.device == META and sized.place.dtype == whole.place.dtype
+        assert sized.placement.device == META and sized.placement.dtype == whole.placement.dtype
         assert sized.draft == "random" and whole.draft == "nowhere"
         assert {one.device for one in sized.discrete_target().network.parameters()} == {META}
     assert isinstance(files, list)

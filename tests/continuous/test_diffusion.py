@@ -71,7 +71,7 @@ def test_ancestral_sampling_with_the_true_noise_draws_the_data() -> None:
 
         def kernel(self, condition: Tensor, x: Tensor, stage: Tensor) -> Kernel:
             t = self.stages - 1 - stage
-            kept = schedule.kept[t].unsqueeze(-1)
+            kept = schedule.alphas_cumprod[t].unsqueeze(-1)
             noise = (1 - kept).sqrt() * (x - kept.sqrt() * 3) / (kept / 4 + 1 - kept)
             return schedule.kernel(torch.cat([noise, torch.zeros_like(noise)], -1), x, t)
 

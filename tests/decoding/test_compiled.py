@@ -478,7 +478,7 @@ class Repeats(Drafter):
 
     def begin(self, prompts, images, uniforms, rows):
         none = images.tokens.new_zeros(len(prompts), 1)
-        self.last = compiled.kept(self.last, none, rows)
+        self.last = compiled.persistent(self.last, none, rows)
 
     def propose(self, images, uniforms):
         return Draft(self.last, None, self.tree)
@@ -804,11 +804,15 @@ def test_out_of_memory_in_compilation_is_raised_unchanged(monkeypatch):
 
 
 def test_a_buffer_keeps_its_address_while_shape_and_dtype_stay():
-    first = compiled.kept(torch.empty(0), torch.arange(3))
+    first = compiled.persistent(torch.empty(0), torch.arange(3))
     assert first.tolist() == [0, 1, 2] and hasattr(first, "_dynamo_static_input_type")
-    assert compiled.kept(first, torch.tensor([4, 5, 6])) is first and first.tolist() == [4, 5, 6]
+    assert compiled.persistent(first, torch.tensor([4, 5, 6])) is first and first.tolist() == [
+        4,
+        5,
+        6,
+    ]
     for other in (torch.ones(3), torch.arange(2)):
-        assert compiled.kept(first, other) is not first
+        assert compiled.persistent(first, other) is not first
 
 
 def test_marks_are_those_that_torch_sets():

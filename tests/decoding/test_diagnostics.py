@@ -44,13 +44,13 @@ def test_the_terms_add_up_over_the_tests_performed(rule, tree):
     for row in range(40):
         path = verdict.path[row].tolist()
         for index in range(int(verdict.accepted[row]) + 1):
-            node, kept_child = path[index - 1] if index else -1, (*path, -1)[index]
-            expected = by_definition(parents[row], draft, p, rule, row, node, kept_child)
+            node, accepted_child = path[index - 1] if index else -1, (*path, -1)[index]
+            expected = by_definition(parents[row], draft, p, rule, row, node, accepted_child)
             terms = [found[name][row, index].item() for name in ("tv", "bound", "kl")]
             assert terms == pytest.approx(expected, abs=2e-6, nan_ok=True)
 
 
-def by_definition(parents, draft, p, rule, row, node, kept_child):
+def by_definition(parents, draft, p, rule, row, node, accepted_child):
     """TV(p, q), and the terms of the docstring of `diagnose`, for one visited node. On a chain the
     second is equation 8.
     """
@@ -76,7 +76,7 @@ def by_definition(parents, draft, p, rule, row, node, kept_child):
             whole += reach * kept
             reach = reach * rejected
             weight = weight * ((1 - f[token]).item() / rejected if rejected > 0 else 1.0)
-        undecided = undecided and child != kept_child
+        undecided = undecided and child != accepted_child
         target, ideal = residual, left / left.sum() if left.sum() > 0 else ideal
     distance = total_variation(here, draft.q[row, children[0]].double()).item()
     return distance, bound, weight * kl_divergence(whole, here).item()

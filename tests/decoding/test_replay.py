@@ -5,7 +5,7 @@ from table_models import RULE
 
 from tempera.decoding import replay
 from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
-from tempera.decoding.replay import KEPT, REJECTED, UNTESTED, DraftLog, replays
+from tempera.decoding.replay import PASSED, REJECTED, UNTESTED, DraftLog, replays
 from tempera.decoding.trees import Tree
 from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.none import NoDraft
@@ -45,18 +45,18 @@ def test_a_replay_leads_to_the_finished_tokens(name):
                 row[key][first : first + nodes] for key in ("drafted", "parent", "fate")
             )
             first += nodes
-            kept = [token for token, one in zip(drafted, fate, strict=True) if one == KEPT]
+            kept = [token for token, one in zip(drafted, fate, strict=True) if one == PASSED]
             accepted = row["origin"][start:end].count(ACCEPTED)
             assert kept[: end - start] == tokens[start : start + len(kept)]
             assert len(kept) >= accepted
             assert accepted == min(len(kept), end - start)
             for node, one in enumerate(fate):
-                reached = parent[node] < 0 or fate[parent[node]] == KEPT
+                reached = parent[node] < 0 or fate[parent[node]] == PASSED
                 assert reached or one == UNTESTED
             if end - start > len(kept) and row["origin"][end - 1] == RESAMPLED:
                 assert REJECTED in fate
             if row["origin"][end - 1] == BONUS and nodes:
-                deepest = max(range(nodes), key=lambda n: fate[n] == KEPT and n)
+                deepest = max(range(nodes), key=lambda n: fate[n] == PASSED and n)
                 assert deepest not in parent
         assert first == len(row["drafted"])
 
@@ -68,13 +68,13 @@ def test_siblings_after_the_kept_one_are_not_tested():
         for row in rows
         for start in range(0, len(row["fate"]), SMALL.nodes)
     }
-    assert (KEPT, UNTESTED, UNTESTED) in firsts
-    assert (REJECTED, KEPT, UNTESTED) in firsts
+    assert (PASSED, UNTESTED, UNTESTED) in firsts
+    assert (REJECTED, PASSED, UNTESTED) in firsts
     assert not any(fates[0] == UNTESTED for fates in firsts)
 
 
 def test_fates_are_stored_as_these_numbers():
-    assert (UNTESTED, REJECTED, KEPT) == (0, 1, 2)
+    assert (UNTESTED, REJECTED, PASSED) == (0, 1, 2)
 
 
 def test_rounds_of_trees_that_differ_by_row():

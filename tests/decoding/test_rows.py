@@ -174,6 +174,6 @@ def test_the_seconds_of_images_add_up_to_those_of_all_rounds(monkeypatch):
     done = []
     groups = list(pipeline.decoded(prompts, 3, watch=[done.append]))
     assert sum(sum(group.seconds) for group in groups) == pytest.approx(len(done))
-    assert sorted(place for group in groups for place in group.places) == list(range(12))
+    assert sorted(place for group in groups for place in group.indices) == list(range(12))
     assert all(second > 0 for group in groups for second in group.seconds)
     assert {group.batch for group in groups} == {3}

@@ -5,7 +5,7 @@ from table_models import spied
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
-from tempera.decoding.trace import Trace, places
+from tempera.decoding.trace import Trace, steps
 from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -69,7 +69,7 @@ def test_a_joined_trace_has_the_rows_of_its_batches():
 
 def test_tenths_of_an_image_in_the_order_of_decoding():
     trace = spied(Tree.chain(3))[0].trace
-    assert trace.place.shape[1] == 7
+    assert trace.step.shape[1] == 7
     which = trace.origin == ACCEPTED
     tenths = trace.by_tenth(which)  # the seven tokens begin in tenths 0, 1, 2, 4, 5, 7 and 8
     assert torch.equal(tenths[:, [0, 1, 2, 4, 5, 7, 8]], which.long())
@@ -91,7 +91,7 @@ def test_every_token_has_its_origin(tree):
                 rounds.append(number)
                 origin.append(ACCEPTED if index < accepted else drawn)
                 logprob.append(scores.p[row, 1 + node, verdict.tokens[row, index]].log().item())
-        assert trace.place[row].tolist() == place
+        assert trace.step[row].tolist() == place
         assert trace.origin[row].tolist() == origin
         assert trace.logprob[row].tolist() == logprob
         assert trace.round[row].tolist() == rounds
@@ -100,7 +100,7 @@ def test_every_token_has_its_origin(tree):
 
 def test_a_place_may_be_beyond_two_bytes():
     origin = torch.full((1, 2**15 + 2), ACCEPTED, dtype=torch.int8)
-    assert places(origin)[0, -1] == 2**15 + 2
+    assert steps(origin)[0, -1] == 2**15 + 2
 
 
 def test_how_sure_the_target_is_of_the_next_token():

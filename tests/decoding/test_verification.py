@@ -7,7 +7,7 @@ from random_drafts import ROWS, SMALL, random_draft
 from tempera.decoding.interfaces import ACCEPTED, Draft, Rule, Scores
 from tempera.decoding.probabilities import Sampling, one_hot, sample
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import TokenRule, drafted_keep_probs, verify
+from tempera.decoding.verification import TokenRule, drafted_acceptance_probs, verify
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness.tables import TableDraft, TableTarget, emit
 from tempera.rules.optimal import Priced
@@ -211,8 +211,8 @@ def test_tokens_that_were_not_drawn_are_tested_as_with_a_one_hot_q(name, tree):
     own = p.flatten(1).gather(1, (1 + tree.parents) * 7 + certain.tokens)
     left = 1 - (tree.earlier_siblings.float() @ own.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(
-        left * drafted_keep_probs(certain, p, rule),
-        left * drafted_keep_probs(dense, p, rule),
+        left * drafted_acceptance_probs(certain, p, rule),
+        left * drafted_acceptance_probs(dense, p, rule),
         atol=1e-6,
         rtol=1e-5,
     )

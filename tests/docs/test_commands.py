@@ -61,8 +61,8 @@ def test_the_commands_wrote_the_documented_files(workplace: Path) -> None:
 OF_MODELS = [
     ROOT / "docs" / f"{name}.md" for name in ("accelerate", "metrics", "training", "tutorial")
 ]
-"""Their code takes published models; test_held.py, test_speculators.py and test_export_command.py
-run it on tiny ones.
+"""Their code takes published models; test_wrapped.py, test_speculators.py and
+test_export_command.py run it on tiny ones.
 """
 WITH_PYTHON = [
     page

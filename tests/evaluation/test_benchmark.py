@@ -27,7 +27,7 @@ from tempera.errors import TemperaError
 from tempera.evaluation import benchmark
 from tempera.evaluation.pipeline import Method
 from tempera.rules.standard import Exact
-from tempera.runtime.processor import Place
+from tempera.runtime.processor import Placement
 from tempera.targets.conditioners import ClassLabels
 
 MAR_SIZES = MARConfig((3, 4), 4, width=16, depth=1, heads=2, buffer=2, classes=5, head_width=16)
@@ -221,15 +221,15 @@ def test_what_bfloat16_would_save_is_said_where_it_is_fast(
     monkeypatch.setattr(bfloat16, "now", lambda device: next(times))
     target = tiny_target()
     target.pack()
-    place = Place(target.device, getattr(torch, dtype))
-    bfloat16.tell_bfloat16(place, target, method(target))
+    placement = Placement(target.device, getattr(torch, dtype))
+    bfloat16.tell_bfloat16(placement, target, method(target))
     line = (
         "dtype=bfloat16 would take 0.50 of float32's time for the matrix products of a pass over 8 "
         "rows on this processor\n"
     )
     assert capsys.readouterr().out == (line if told else "")
-    bfloat16.tell_bfloat16(Place(target.device, torch.float32, "int8"), target, method(target))
-    bfloat16.tell_bfloat16(Place(target.device, torch.float32), mar_target(), Exact())
+    bfloat16.tell_bfloat16(Placement(target.device, torch.float32, "int8"), target, method(target))
+    bfloat16.tell_bfloat16(Placement(target.device, torch.float32), mar_target(), Exact())
     assert not capsys.readouterr().out
 
 

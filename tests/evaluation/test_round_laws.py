@@ -13,7 +13,7 @@ from tempera.decoding.trace import Trace
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.evaluation import round_laws
-from tempera.evaluation.round_laws import KeepNothing, RoundLaws, TestedRule, decoded
+from tempera.evaluation.round_laws import AcceptNothing, RoundLaws, TestedRule, decoded
 from tempera.exactness.tables import TableDraft, TableTarget
 from tempera.rules.optimal import Priced
 from tempera.rules.standard import BlockVerification, Exact, Relaxed
@@ -40,7 +40,7 @@ def outcomes() -> dict[TestedRule, torch.Tensor]:
     drafter = StaticTreeDrafter(TableDraft(target), Tree.chain(DEPTH))
     rules = list(RULES.values())
     watcher = round_laws.law_watcher(rules)
-    decoded(target, drafter, KeepNothing(), world_prompts(ROWS), 0, CPU, [watcher])
+    decoded(target, drafter, AcceptNothing(), world_prompts(ROWS), 0, CPU, [watcher])
     return round_laws.outcomes(watcher, rules)
 
 

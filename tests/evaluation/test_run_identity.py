@@ -17,7 +17,7 @@ from tempera.evaluation.pipeline import Method, Pipeline
 from tempera.evaluation.run_identity import run_identity
 from tempera.rules.standard import Exact
 from tempera.runtime.files import sha256_file
-from tempera.runtime.processor import Place
+from tempera.runtime.processor import Placement
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -28,7 +28,7 @@ def recorded(
     pipeline = Pipeline(target, method, Blocks(lambda: None), 0, torch.device("cpu"))
     verification = {"rule": {"_target_": "mine.Power", "alpha": 2}}
     return run_identity(
-        options or {}, None, pipeline, verification, Place(torch.device("cpu"), torch.float32)
+        options or {}, None, pipeline, verification, Placement(torch.device("cpu"), torch.float32)
     )
 
 

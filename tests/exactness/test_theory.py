@@ -124,7 +124,7 @@ def test_a_forced_token_is_kept_by_every_rule():
     strict = Relaxed((0.2, 3.0))
     assert expected_emitted(p, q, strict, 1) == pytest.approx(1 + q[0][0, 2].item())
     (visit,) = visits(p, q, strict, 1)
-    assert visit.kept[0].tolist() == [0, 0, q[0][0, 2].item()]
+    assert visit.accepted[0].tolist() == [0, 0, q[0][0, 2].item()]
     decoded = decoded_law(p, q, strict, Tree.chain(2), 3)
     assert total_variation(decoded, sequence_law(p, 3)) > 0.01
 

@@ -145,7 +145,7 @@ def test_weights_of_another_model_are_refused(
 
 def test_the_files_of_a_model() -> None:
     (openai,) = ClipScore("ViT-L-14", "openai").files
-    assert openai.place == "timm/vit_large_patch14_clip_224.openai"
+    assert openai.location == "timm/vit_large_patch14_clip_224.openai"
     assert ClipScore("hf-hub:laion/CLIP-ViT-g-14-laion2B-s12B-b42K", None).files == ()
     assert ClipScore("ViT-B-32", "own.bin").files == (
         WeightsFile("own.bin", "open_clip_model.safetensors"),

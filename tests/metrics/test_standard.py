@@ -221,7 +221,7 @@ def test_a_url_is_asked_first_and_its_content_compared(
 ) -> None:
     there = WeightsFile("https://a.org/vgg16-397923af.pth", "vgg16.pth")
     answer = httpx.Response(
-        200, headers={"Content-Length": "17"}, request=httpx.Request("HEAD", there.place)
+        200, headers={"Content-Length": "17"}, request=httpx.Request("HEAD", there.location)
     )
 
     def download(url: str, path: str, digest: str) -> None:
@@ -233,7 +233,7 @@ def test_a_url_is_asked_first_and_its_content_compared(
     monkeypatch.setattr(weight_files, "unreachable", lambda _: None)
     assert there.local is None and there.size() == 17
     assert there.path() == there.local == tmp_path / "checkpoints" / "vgg16-397923af.pth"
-    assert there.path().read_text() == f"{there.place} 397923af"
+    assert there.path().read_text() == f"{there.location} 397923af"
     with pytest.raises(TemperaError, match="give the file"):  # of unknown content
         WeightsFile("https://a.org/mine.pth", "mine.pth").size()
 

@@ -134,7 +134,7 @@ def check_rows(preset: str, found: list[list[str]], model: str | None = None) ->
     """The first row of each kind, of a model's groups, has its job, and every quantity is known."""
     data = find(preset)
     runs = [as_run(job) for job in one_of_each_kind(found)]
-    filled = {place for run in runs for place in paper_tables._places(run, data)[0]}
+    filled = {place for run in runs for place in paper_tables._matching_rows(run, data)[0]}
     first: dict[tuple[str, ...], tuple[str, int]] = {}
     for title, lines in (data.get("models") or {}).items():
         assert group(title).keys() >= {"model", "data"}
@@ -298,7 +298,7 @@ def test_an_option_that_a_row_has_may_be_given_again() -> None:
             for job in jobs("sjd_table5", "model=anole", f"window={window}", "method=sjd")
             if "initialisation=random" in job
         )
-        found, _ = paper_tables._places(as_run(job), find("sjd_table5"))
+        found, _ = paper_tables._matching_rows(as_run(job), find("sjd_table5"))
         assert len(found) == places
 
 

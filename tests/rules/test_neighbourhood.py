@@ -100,7 +100,7 @@ def test_lantern_follows_the_papers(rule):
                 lacking = (after - q).clamp(min=0)
                 expected = normalise(lacking, p) if lacking.sum() > 1e-12 else p
                 torch.testing.assert_close(rule.residual(p, q, x, DEPTH), expected)
-            assert rule.keeps(p, x) == (after[x] >= after.max())
+            assert rule.accepts_greedily(p, x) == (after[x] >= after.max())
         torch.testing.assert_close(rule.accept(p, q, DEPTH), f)
         found = best.residual(p, q, torch.tensor(0), DEPTH)
         torch.testing.assert_close(found, without(p, q * f))
@@ -125,7 +125,7 @@ def test_grouped_follows_the_paper(rule):
         torch.testing.assert_close(rule.accept(p, q, DEPTH), torch.tensor(f, dtype=torch.float64))
         for x in range(12):
             assert rule.accept_at(p, q, torch.tensor(x), DEPTH).item() == pytest.approx(f[x])
-            assert rule.keeps(p, torch.tensor(x)) == (order[0] in groups[x])
+            assert rule.accepts_greedily(p, torch.tensor(x)) == (order[0] in groups[x])
         plain = rule.residual(p, q, DEPTH, DEPTH)
         torch.testing.assert_close(plain, Exact().residual(p, q, DEPTH, DEPTH))
         best = replace(rule, residual_kind="optimal").residual(p, q, DEPTH, DEPTH)
@@ -306,7 +306,7 @@ def test_greedy_decoding_accepts_by_the_untempered_distribution(rule, tree):
         while True:
             p_here = soft[row, 1 + node]
             children = (n for n, parent in enumerate(parents) if parent == node)
-            kept = [n for n in children if rule.keeps(p_here, draft.tokens[row, n])]
+            kept = [n for n in children if rule.accepts_greedily(p_here, draft.tokens[row, n])]
             if not kept:
                 break
             node = kept[0]

@@ -60,9 +60,9 @@ def test_worth_is_tokens_less_divergence_of_what_follows():
 
 def test_a_depth_whose_drafts_the_target_never_draws_has_no_worth():
     rounds = enumerated(*tables()[2:])
-    keep = rounds.keep.clone()
-    keep[:, 2] = 0
-    rounds = PricedRounds(rounds.tree, keep, rounds.divergence, rounds.weights)
+    accept_probs = rounds.accept_probs.clone()
+    accept_probs[:, 2] = 0
+    rounds = PricedRounds(rounds.tree, accept_probs, rounds.divergence, rounds.weights)
     assert rounds.worth(Prices((0.5,)), 0.4).prices[2] == 0
     wanted = sum(reachable_by_price(rounds)) / 2
     assert rounds.expected(prices_for(rounds, wanted))[0] == pytest.approx(wanted, abs=1e-3)
@@ -143,9 +143,9 @@ def test_a_rejected_sibling_leaves_the_next_one():
     """Two leaves, kept with probability 0.5 and then 0.4: the first is worth β less the 0.4 β that
     its rejection leaves, the second β.
     """
-    keep = torch.tensor([0.5, 0.4]).view(1, 2, 1).expand(1, 2, len(GRID))
+    accept_probs = torch.tensor([0.5, 0.4]).view(1, 2, 1).expand(1, 2, len(GRID))
     tree, divergence = Tree.from_paths([[0], [1]]), torch.full((1, 3, len(GRID)), 0.1)
-    rounds = PricedRounds.equal(tree, keep, divergence)
+    rounds = PricedRounds.equal(tree, accept_probs, divergence)
     worth = (0.5 * 0.6 + 0.5 * 0.4 * 1.0) / (0.5 + 0.5 * 0.4) * (0.8 - 0.1)
     assert rounds.worth(Prices((1.0,)), beta=0.8).prices == pytest.approx([worth])
     assert rounds.worth(Prices((1.0,)), beta=0.05).prices == (0.0,)  # less than what it costs

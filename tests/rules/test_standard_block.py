@@ -51,7 +51,7 @@ def test_each_row_follows_the_paper(length):
 
 def test_as_many_tokens_are_kept_as_the_prefixes_that_pass_say():
     draft, p, _ = random_draft(40, Tree.chain(3))
-    for row, found in enumerate(BlockVerification().kept_probs(draft, p)):
+    for row, found in enumerate(BlockVerification().prefix_acceptance_probs(draft, p)):
         _, passing = by_hand(p[row].double(), draft.q[row].double(), draft.tokens[row].tolist())
         none = [1 - math.prod(1 - one for one in passing[i:]) for i in (1, 2, 3)]
         assert found.tolist() == pytest.approx(none, abs=1e-6)
@@ -61,7 +61,7 @@ def test_a_token_that_neither_can_draw_is_not_kept():
     p = torch.tensor([[[0.3, 0.7], [0.0, 1.0], [0.3, 0.7]]])
     q = torch.tensor([[[0.6, 0.4], [0.0, 1.0]]])
     draft = Draft(torch.zeros(1, 2, dtype=torch.int64), q, Tree.chain(2))
-    assert BlockVerification().kept_probs(draft, p)[0].tolist() == [0, 0]
+    assert BlockVerification().prefix_acceptance_probs(draft, p)[0].tolist() == [0, 0]
 
 
 def test_a_product_of_ratios_needs_another_residual():
@@ -77,7 +77,7 @@ def test_a_product_of_ratios_needs_another_residual():
         chance = (q[0, 1] * q[1, second]).item()
         product += chance * min(1, max(first, first * both))
         draft = Draft(torch.tensor([[1, second]]), q[None], Tree.chain(2))
-        block += chance * BlockVerification().kept_probs(draft, p[None])[0, 0].item()
+        block += chance * BlockVerification().prefix_acceptance_probs(draft, p[None])[0, 0].item()
     assert product == pytest.approx(0.13)
     assert block == pytest.approx(0.1)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tempera.decoding.interfaces import ACCEPTED, BONUS, RESAMPLED
-from tempera.decoding.replay import KEPT, REJECTED, REPLAYS, UNTESTED
+from tempera.decoding.replay import PASSED, REJECTED, REPLAYS, UNTESTED
 from tempera.reporting.finished_run import Run
 from tempera.runtime.files import fingerprint, sha256_file
 from tempera.runtime.image_files import picture_path, write_picture
@@ -149,7 +149,7 @@ def replay(
         origin += [*[ACCEPTED] * taken, drawn][:room]
         nodes.append(depth)
         parent += range(-1, depth - 1)
-        fate += [KEPT] * taken + [REJECTED] * (taken < depth) + [UNTESTED] * (depth - taken - 1)
+        fate += [PASSED] * taken + [REJECTED] * (taken < depth) + [UNTESTED] * (depth - taken - 1)
         ahead = [*tokens[start : start + taken], *rng.integers(0, 400, depth).tolist()]
         drafted += ahead[:depth]
     return {

@@ -41,7 +41,7 @@ def check_rows(target, drafter, rule):
     for row, name in enumerate(names):
         for place, other in [(0, decoded([name])), *[(row, one) for one in refilled]]:
             assert other.tokens[place].equal(together.tokens[row])
-            for field in ("place", "origin", "logprob", "bound", "kl"):
+            for field in ("step", "origin", "logprob", "bound", "kl"):
                 found, expected = (getattr(one.trace, field) for one in (other, together))
                 torch.testing.assert_close(found[place], expected[row])
 

@@ -21,7 +21,7 @@ def test_heads_are_padded_with_zeros():
     assert head_size(100, torch.float32, torch.device("cuda")) == 100
     assert head_size(100, torch.bfloat16, torch.device("cpu")) == 100
     cache = new_cache(size=8)
-    cache.place(torch.tensor([[3], [4], [5]]), kv_length=8)
+    cache.write(torch.tensor([[3], [4], [5]]), kv_length=8)
     key, value = torch.randn(2, 3, 2, 1, 6)
     for padded, part in zip(cache.update(key, value, 0), (key, value), strict=True):
         assert all(torch.equal(padded[i, :, 3 + i, :6], part[i, :, 0]) for i in range(3))

@@ -109,7 +109,7 @@ def in_two_passes(layer: DecoderLayer, head_size: int) -> Tensor:
     cache.begin(2, 16)
     out = []
     for first, last in ((0, 5), (5, 9)):
-        cache.place(torch.arange(first, last).expand(2, -1), last)
+        cache.write(torch.arange(first, last).expand(2, -1), last)
         tokens, turns = x[:, first:last], rotation[:, :, first:last]
         out.append(layer(tokens, mask[:, :, first:last, :last], turns, cache))
     return torch.cat(out, 1)

@@ -76,13 +76,13 @@ def images_of(keys: list[str]) -> CodedImages:
 
 def test_an_epoch_shows_every_training_image_once_and_no_held_out_one() -> None:
     codes = ShardCodes(images_of([str(i) for i in range(400)]), seed=3)
-    held, kept = len(codes.held), len(codes.kept)
+    held, kept = len(codes.held), len(codes.train_rows)
     assert held + kept == 400 and 8 <= held <= 36
     first, second = (
         codes.train(list(range(epoch * kept, (epoch + 1) * kept))).codes[:, 0].tolist()
         for epoch in (0, 1)
     )
-    assert first != second and sorted(first) == sorted(second) == sorted(codes.kept.tolist())
+    assert first != second and sorted(first) == sorted(second) == sorted(codes.train_rows.tolist())
     assert not set(first) & set(codes.holdout(list(range(held))).codes[:, 0].tolist())
     assert codes.holdout([held]).captions == codes.holdout([0]).captions
     with pytest.raises(TemperaError, match="2 images are too few"):
@@ -101,4 +101,4 @@ def test_the_order_depends_on_the_seed_and_the_number_alone() -> None:
 def test_captions_of_one_image_stay_on_one_side() -> None:
     codes = ShardCodes(images_of([f"{i // 5}#{i}" for i in range(1000)]))
     held = {codes.images.keys[i].partition("#")[0] for i in codes.held}
-    assert not held & {codes.images.keys[i].partition("#")[0] for i in codes.kept}
+    assert not held & {codes.images.keys[i].partition("#")[0] for i in codes.train_rows}

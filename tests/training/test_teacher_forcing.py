@@ -174,7 +174,7 @@ def test_rows_share_the_mask_of_unrolled_copies(make: Any) -> None:
     draft, images = make(target), tiny_codes().holdout([0, 1])
     drop = torch.arange(4) >= 2
     lesson = teach(target, images.captions * 2, images.tokens.repeat(2, 1), drop)
-    assert not lesson.keep.all()
+    assert not lesson.real.all()
     copies, length = 3, lesson.mask.shape[-1]
     embeds, states, mask, rotation = lesson.unrolled(
         [lesson.previous] * copies, draft.visible(copies)
@@ -184,7 +184,7 @@ def test_rows_share_the_mask_of_unrolled_copies(make: Any) -> None:
     each = each.masked_fill(~mask.visible, torch.finfo(each.dtype).min)
     found, expected = (draft(embeds, states, one, rotation) for one in (mask, each))
     real = torch.ones(4, length, dtype=torch.bool)
-    real[:, : lesson.keep.shape[1]] = lesson.keep
+    real[:, : lesson.real.shape[1]] = lesson.real
     real = real.repeat(1, copies)
     torch.testing.assert_close(found[real], expected[real])
 

@@ -386,7 +386,7 @@ def state(lesson: TeacherForcedBatch, place: int) -> torch.Tensor:
     if place < 0:
         return torch.zeros_like(lesson.hidden[:, :1])
     found = lesson.hidden[:, place : place + 1]
-    return found * lesson.keep[:, place, None, None] if place < lesson.keep.shape[1] else found
+    return found * lesson.real[:, place, None, None] if place < lesson.real.shape[1] else found
 
 
 def test_a_worse_draft_does_not_replace_the_best(

@@ -250,12 +250,12 @@ def token_losses(
     level = torch.randint(TRAINING_STEPS, (len(start),))
     level = torch.where(on_way, sampling.times[stage], level)
     noise = torch.randn_like(start)
-    signal = schedule.kept[level].unsqueeze(-1)
+    signal = schedule.alphas_cumprod[level].unsqueeze(-1)
     noisy = (signal.sqrt() * start + (1 - signal).sqrt() * noise).float()
 
     channels = batch.tokens.shape[-1]
     predicted, place = network.head(noisy, level, condition).float().split(channels, -1)
-    by_level = (1 / schedule.kept).clamp(max=settings.snr_clip).float()
+    by_level = (1 / schedule.alphas_cumprod).clamp(max=settings.snr_clip).float()
     error = (predicted - noise).square().mean(-1) * (by_level / by_level.mean())[level]
     if weights is not None:
         by_token = weights.gather(1, batch.order)[:, batch.known :].flatten().repeat(repeats)

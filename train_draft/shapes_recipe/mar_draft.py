@@ -108,7 +108,7 @@ def kernel_divergence(
     scale = 1 + (settings.guidance - 1) * torch.rand(len(batch.labels))
     start = batch.hidden.flatten(0, 1).repeat(repeats, 1)
     stage = torch.randint(len(sampling.times), (len(start),))
-    signal = NoiseSchedule(TRAINING_STEPS).kept[sampling.times[stage]].unsqueeze(-1)
+    signal = NoiseSchedule(TRAINING_STEPS).alphas_cumprod[sampling.times[stage]].unsqueeze(-1)
     x = (signal.sqrt() * start + (1 - signal).sqrt() * torch.randn_like(start)).float()
     by_token = scale.repeat_interleave(batch.hidden.shape[1]).repeat(repeats).unsqueeze(-1)
 

@@ -103,7 +103,7 @@ class Asked:
             prompts: those of the run.
             unread: what the model does not understand of them.
         """
-        return about(self.parts.place.device, self.options.overrides) | {
+        return about(self.parts.placement.device, self.options.overrides) | {
             "paper": self.options.paper,
             "draft_from": self.parts.draft_from(),
             "data": self.source | described(prompts) | {"warnings": unread},

@@ -63,12 +63,12 @@ def main(cfg: DictConfig) -> None:
     with console.status("timing") as status:
         method = parts.method(target, rule)
         report = measure(target, method, plan, lambda part: status.update(f"timing: {part}"))
-        tell_bfloat16(parts.place, target, method)
+        tell_bfloat16(parts.placement, target, method)
         status.update("counting what a round launches")
         discrete = cast(Method, method) if parts.is_discrete else None
         counts = [_launches(target, discrete, size) for size in plan.batch_sizes]
     # that of the weights differs from the target's for float16 on a CPU
-    report = replace(report, dtype=parts.place.dtype_name)
+    report = replace(report, dtype=parts.placement.dtype_name)
     made_of = {"weights": cfg.model.get("weights"), "draft": parts.draft}
     section = as_table(report, parts.model, made_of, counts)
     shown = transposed(section)

@@ -8,31 +8,31 @@ import torch
 from tempera.decoding.loop import Decoding
 from tempera.decoding.timing import now
 from tempera.evaluation.pipeline import Method
-from tempera.runtime.processor import Place, computes_bfloat16
+from tempera.runtime.processor import Placement, computes_bfloat16
 from tempera.targets.packed_linear import TIMED_ENTRIES, PackedLinear
 from tempera.targets.transformer import TransformerTarget
 
 
-def tell_bfloat16(place: Place, target: object, method: Decoding) -> None:
+def tell_bfloat16(placement: Placement, target: object, method: Decoding) -> None:
     """Print how long the matrix products of a pass would take in bfloat16, as a share of their time
     in float32; nothing where that is not faster, where the device emulates bfloat16, and for other
     dtypes, quantised weights and continuous tokens.
 
     Args:
-        place: of the target.
+        placement: of the target.
         target: its weights are packed.
         method: decodes it; a pass has the rows of one image.
     """
-    is_float32 = place.dtype == torch.float32 and place.quantised is None
-    if not is_float32 or not computes_bfloat16(place.device):
+    is_float32 = placement.dtype == torch.float32 and placement.quantised is None
+    if not is_float32 or not computes_bfloat16(placement.device):
         return
     if not isinstance(target, TransformerTarget) or not isinstance(method, Method):
         return
     least = target.sampling.rows
     rows = least * (1 + method.drafter.nodes)
-    share = _share(_products(target), rows, least, place.device)
+    share = _share(_products(target), rows, least, placement.device)
     if share < 1:
-        name = "GPU" if place.device.type == "cuda" else "processor"
+        name = "GPU" if placement.device.type == "cuda" else "processor"
         print(
             f"dtype=bfloat16 would take {share:.2f} of float32's time for the matrix products of a "
             f"pass over {rows} rows on this {name}"

@@ -27,7 +27,7 @@ from tempera.metrics.torch_metrics import TorchMetrics
 from tempera.runtime.files import free_at
 from tempera.runtime.hub import CannotReach, together
 from tempera.runtime.pretrained import PretrainedFiles
-from tempera.runtime.processor import Place
+from tempera.runtime.processor import Placement
 from tempera.runtime.quantised import stored_bytes
 from tempera.targets.prompt_state import PromptState
 from tempera.targets.transformer import TransformerTarget
@@ -107,7 +107,7 @@ def dry_decoding(
     work = work.format(tokens=f"{target.length:,}")
     checks = [partial(parts.check_draft, of_the_hub=False)] if checks_draft else []
     problems = list(_refusals(checks, parts.model, scorers))
-    found = _shown(work, parts.place, memory, files, () if problems else scorers, unread)
+    found = _shown(work, parts.placement, memory, files, () if problems else scorers, unread)
     for what in unweighed:
         print(f"memory of {what} is not included, because a dry run cannot estimate it")
     for problem in problems:
@@ -175,10 +175,10 @@ def _batch(target: TransformerTarget, prompts: list[str], nodes: int) -> tuple[i
     """Bytes of the KV cache and of the logits of a batch of discrete tokens."""
     copies = target.sampling.rows
     runner = target.runner
-    keep = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
-    runner.prompt = PromptState(len(keep), keep.shape[1], copies, target.length, keep.device)
-    runner.cache.begin(len(keep), runner.capacity(nodes))
-    return runner.cache.nbytes(), 4 * len(keep) * (1 + nodes) * target.vocab_size
+    mask = target.conditioner(prompts)[1].to("meta").repeat(copies, 1)
+    runner.prompt = PromptState(len(mask), mask.shape[1], copies, target.length, mask.device)
+    runner.cache.begin(len(mask), runner.capacity(nodes))
+    return runner.cache.nbytes(), 4 * len(mask) * (1 + nodes) * target.vocab_size
 
 
 def dry_training(
@@ -207,12 +207,12 @@ def dry_training(
     logits = max(logits, 4 * recipe.logit_chunk * target.vocab_size)
     memory = {"weights": size_of(*nets), "KV cache": cache, "logits": logits}
     memory["gradients and optimiser"] = copies * size_of(network)
-    return _shown(work, parts.place, memory, files)
+    return _shown(work, parts.placement, memory, files)
 
 
 def _shown(
     work: str,
-    place: Place,
+    placement: Placement,
     memory: Memory,
     files: Sequence[PretrainedFiles],
     scorers: Sequence[Evaluator] = (),
@@ -223,7 +223,9 @@ def _shown(
     # the image decoder works when the logits are gone
     total = sum(memory.values()) - min(memory["logits"], memory.get("image decoder", 0))
     parts = ", ".join(f"{name} {decimal(size)}" for name, size in memory.items() if size)
-    print(f"memory: about {decimal(total)} ({parts}) in {place.dtype_name} on {place.device}")
+    print(
+        f"memory: about {decimal(total)} ({parts}) in {placement.dtype_name} on {placement.device}"
+    )
     found = {"memory": float(total)}
     if download is not None:
         found["download"] = float(download)

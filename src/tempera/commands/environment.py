@@ -33,7 +33,7 @@ def main() -> None:
     facts["cores"] = _cores()
     for name, tell in (("device", _device), ("bfloat16", _bfloat16), ("hub's cache", _hub_cache)):
         facts[name] = _told(tell)
-    facts["tempera's cache"] = _place(cache_directory())
+    facts["tempera's cache"] = _described(cache_directory())
     facts |= {name: os.environ[name] for name in VARIABLES if name in os.environ}
     for name, fact in facts.items():
         print(f"{name}: {fact}")
@@ -82,10 +82,10 @@ def _bfloat16() -> str:
 def _hub_cache() -> str:
     from huggingface_hub import constants
 
-    return _place(Path(constants.HF_HUB_CACHE))
+    return _described(Path(constants.HF_HUB_CACHE))
 
 
-def _place(directory: Path) -> str:
+def _described(directory: Path) -> str:
     """A directory with the free space around it."""
     absent = "" if directory.exists() else " (not there yet)"
     return f"{directory}{absent}, {free_at(directory) / 1e9:.0f} GB free"

@@ -69,9 +69,9 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
 def _run(asked: Asked, quiet: bool) -> dict[str, float]:
     """Read the prompts, build what decodes them, and do what the directory lacks."""
     options, parts = asked.options, asked.parts
-    processes = Processes(cpu=parts.place.device.type == "cpu")
-    if processes.is_main and parts.place.dtype == torch.bfloat16:
-        tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", parts.place.device)
+    processes = Processes(cpu=parts.placement.device.type == "cpu")
+    if processes.is_main and parts.placement.dtype == torch.bfloat16:
+        tell_slow_bfloat16("dtype=bfloat16", "dtype=float32", parts.placement.device)
     if options.dry_run:
         if not processes.is_main:
             return {}
@@ -97,7 +97,7 @@ def _run(asked: Asked, quiet: bool) -> dict[str, float]:
     if processes.is_main and not quiet and (draft := notes["draft_from"]):
         print(f"draft: {draft['path']} ({draft['origin']})")
     if processes.is_main and not quiet and asked.protocol.prompts:
-        tell_bfloat16(parts.place, pipeline.target, pipeline.method)
+        tell_bfloat16(parts.placement, pipeline.target, pipeline.method)
     claim(directory, plan.settings, notes, write=processes.is_main)
     start = partial(asked.tracking.start, directory, {**plan.settings, **notes}, notes["name"])
     work = Evaluation(plan, pipeline, prompts, asked.scorers, asked.protocol, processes)
@@ -140,12 +140,12 @@ def _sweep() -> Path | None:
     return Path(hydra.sweep.dir) if hydra and hydra.mode == RunMode.MULTIRUN else None
 
 
-def _shared(place: Path, settings: Mapping[str, Any]) -> Path:
+def _shared(directory: Path, settings: Mapping[str, Any]) -> Path:
     """Where the jobs of a sweep share what plain autoregression takes: runs whose images it decodes
     alike.
     """
     names = (*DRAWS, "target", "compiled")
-    return place / "plain_timings" / fingerprint({name: settings.get(name) for name in names})
+    return directory / "plain_timings" / fingerprint({name: settings.get(name) for name in names})
 
 
 def _nothing(parts: Parts) -> None:
@@ -216,9 +216,9 @@ def _plan(
         diagnostics=options.diagnostics,
     )
     method = options.choices.get("method")
-    identity = run_identity(settings, method, pipeline, parts.verification, parts.place)
+    identity = run_identity(settings, method, pipeline, parts.verification, parts.placement)
     shares = protocol.paired is False or (protocol.paired is None and _sweep() is not None)
-    is_on_gpu = parts.place.device.type == "cuda"
+    is_on_gpu = parts.placement.device.type == "cuda"
     return RunPlan(
         directory=directory,
         settings=identity,
@@ -246,8 +246,8 @@ def _first_line(records: Sequence[Row], run: Evaluation) -> str:
     count = len(records)
     tokens = count * run.pipeline.target.length / sum(record["rounds"] for record in records)
     images = f"{count} image{'s' if count > 1 else ''}"
-    place = run.plan.directory / "images"
-    return f"{images}, {tokens:.2f} tokens per round, in {place}; next their time and quality"
+    directory = run.plan.directory / "images"
+    return f"{images}, {tokens:.2f} tokens per round, in {directory}; next their time and quality"
 
 
 def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool | None) -> dict[str, float]:

@@ -145,7 +145,7 @@ class Wanted:
         option = self.parameter.option
         prompts = list(self.data.make())
         drafter = parts.drafter(target)
-        device = parts.place.device
+        device = parts.placement.device
         seed = self.search.seed
 
         def measure(value: float) -> float:

@@ -32,23 +32,23 @@ def main(cfg: DictConfig) -> list[Path]:
     """Lay each run out, tell what scores it, and return the folders."""
     options, layout = read_options(cfg)
     directories = list(_directories(options))
-    places = [Path(options.output, directory.resolve().name) for directory in directories]
-    for place in places:
-        if place.exists() or places.count(place) > 1:
+    destinations = [Path(options.output, directory.resolve().name) for directory in directories]
+    for destination in destinations:
+        if destination.exists() or destinations.count(destination) > 1:
             raise TemperaError(
-                f"{place} is there already, or would be twice: delete it, or give another "
+                f"{destination} is there already, or would be twice: delete it, or give another "
                 "directory with output=DIR.",
                 option="output",
             )
-    for directory, place in zip(directories, places, strict=True):
+    for directory, destination in zip(directories, destinations, strict=True):
         own = pictured(directory)
         own.check()
-        _lay_out(own, layout, place)
-        print(f"{len(own.prompts)} pictures of {directory} are in {place}")
-        if commands := layout.commands(own.prompts, own.picture, place.resolve()):
+        _lay_out(own, layout, destination)
+        print(f"{len(own.prompts)} pictures of {directory} are in {destination}")
+        if commands := layout.commands(own.prompts, own.picture, destination.resolve()):
             print("to score them, in the scorer's own environment:")
             print(*(f"  {line}" for line in commands), sep="\n")
-    return places
+    return destinations
 
 
 def read_options(cfg: DictConfig) -> tuple[Options, Layout]:
@@ -67,17 +67,17 @@ def read_options(cfg: DictConfig) -> tuple[Options, Layout]:
 
 def _directories(options: Options) -> Iterator[Path]:
     """The run directories, also those that are made of folders of pictures."""
-    places = [options.runs] if isinstance(options.runs, str) else options.runs
+    sources = [options.runs] if isinstance(options.runs, str) else options.runs
     folders = Folders(options.outputs, options.captions, options.grid, None)
-    for place in map(Path, places):
-        yield from runs_at(place) or [folders.run_of(place)]
+    for source in map(Path, sources):
+        yield from runs_at(source) or [folders.run_of(source)]
 
 
-def _lay_out(own: Pictured, layout: Layout, place: Path) -> None:
+def _lay_out(own: Pictured, layout: Layout, destination: Path) -> None:
     """Write a run's pictures: all of them, or nothing."""
-    parent = writable_directory(place.parent)
-    with TemporaryDirectory(dir=parent, prefix=f".{place.name}-") as temporary:
-        made = Path(temporary, place.name)
+    parent = writable_directory(destination.parent)
+    with TemporaryDirectory(dir=parent, prefix=f".{destination.name}-") as temporary:
+        made = Path(temporary, destination.name)
         made.mkdir()
         layout.write(own.prompts, own.picture, made)
-        shutil.move(made, place)
+        shutil.move(made, destination)

@@ -38,7 +38,7 @@ def main(cfg: DictConfig) -> None:
     source_part: Part[Source] = part(cfg.source)
     encoder: Part[CodeEncoder] = part(cfg.encoder)
     directory = options.directory
-    processes = Processes(cpu=parts.place.device.type == "cpu")
+    processes = Processes(cpu=parts.placement.device.type == "cpu")
     if options.dry_run:
         if processes.is_main:
             _tell(cfg, options, source_part, parts, encoder)

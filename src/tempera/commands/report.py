@@ -12,8 +12,8 @@ def main(cfg: DictConfig) -> list[Path]:
     from tempera.reporting.report import write_report
 
     baseline = None if cfg.baseline is None else str(cfg.baseline)
-    places = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
-    finished, unfinished, again = find_runs(map(str, places))
+    sources = list(cfg.runs) if isinstance(cfg.runs, ListConfig) else [cfg.runs]
+    finished, unfinished, again = find_runs(map(str, sources))
     runs, damaged = collect(finished)
     compare(runs, baseline)
     output = Path(str(cfg.output))

@@ -42,16 +42,16 @@ def main(cfg: DictConfig) -> dict[str, dict[str, float]]:
     options, scorers = read_options(cfg)
     tracking = Tracking.of(cfg, "eval")
     device = parse_device(options.device)
-    places = list(_directories(options, scorers))
-    found = [(place, pictured(place)) for place in places]
-    for place, own in found:
-        _check(place, own, scorers)
+    directories = list(_directories(options, scorers))
+    found = [(directory, pictured(directory)) for directory in directories]
+    for directory, own in found:
+        _check(directory, own, scorers)
     for scorer in scorers:
         scorer.fetch()
     metrics = {}
-    for place, own in found:
-        with tracking.start(place, name=place.name) as tracker:
-            metrics[str(place)] = _scored(own, scorers, device, tracker, options.verbose)
+    for directory, own in found:
+        with tracking.start(directory, name=directory.name) as tracker:
+            metrics[str(directory)] = _scored(own, scorers, device, tracker, options.verbose)
     return metrics
 
 
@@ -77,22 +77,22 @@ def _directories(options: Options, scorers: list[Evaluator]) -> Iterator[Path]:
     """The run directories to score: those at or below `runs`, and those that are made of folders of
     pictures, unless a scorer is not for these.
     """
-    places = [options.runs] if isinstance(options.runs, str) else options.runs
+    sources = [options.runs] if isinstance(options.runs, str) else options.runs
     folders = Folders(
         options.outputs, options.captions, options.grid, options.drawn_by, options.output
     )
-    for place in map(Path, places):
-        if runs := runs_at(place):
+    for source in map(Path, sources):
+        if runs := runs_at(source):
             yield from runs
             continue
         for scorer in scorers:
             scorer.check(options.drawn_by or "")
-        yield folders.run_of(place)
+        yield folders.run_of(source)
 
 
-def _check(place: Path, own: Pictured, scorers: list[Evaluator]) -> None:
+def _check(directory: Path, own: Pictured, scorers: list[Evaluator]) -> None:
     """Raise TemperaError for what would be in the way of scoring, before anything is scored."""
-    run: Any = read_json(place / "run.json")
+    run: Any = read_json(directory / "run.json")
     model = run["identity"].get("model") or run.get("drawn_by") or ""
     own.check()
     for scorer in scorers:

@@ -65,9 +65,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     tracking = Tracking.of(cfg, "train_draft")
     parts = Parts.of(cfg)
     codes: Part[Codes] = part(cfg.train_data)
-    processes = Processes(cpu=parts.place.device.type == "cpu")
+    processes = Processes(cpu=parts.placement.device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
-        tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", parts.place.device)
+        tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", parts.placement.device)
     if options.dry_run:
         if not processes.is_main:
             return {}
@@ -135,14 +135,14 @@ def _work(options: Options, recipe: Recipe) -> str:
 
 def _publish(run: TrainingRun, repository: str | None) -> None:
     """Upload the best draft, if that is wanted, and say how to decode with it."""
-    place = pasted("drafter.path", run.directory / DRAFT)
+    option = pasted("drafter.path", run.directory / DRAFT)
     if repository is not None:
         with side_service("{why}."):
             Repository(repository).upload(run.directory / DRAFT)
-            place = f"drafter.path={repository}"
+            option = f"drafter.path={repository}"
     print(
         f"the draft is in {run.directory / DRAFT}: {command('eval')} "
-        f"model={run.draft.config.model} drafter={run.draft.drafter} {place}"
+        f"model={run.draft.config.model} drafter={run.draft.drafter} {option}"
     )
 
 
@@ -214,4 +214,4 @@ def _steps(options: Options, codes: Codes, batch_size: int) -> int:
     assert options.epochs is not None
     if not isinstance(codes, ShardCodes):
         raise TemperaError("this stream of training images is endless: give steps= for epochs=.")
-    return max(1, math.ceil(options.epochs * len(codes.kept) / batch_size))
+    return max(1, math.ceil(options.epochs * len(codes.train_rows) / batch_size))

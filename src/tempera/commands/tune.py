@@ -230,8 +230,8 @@ class _Settings:
             dropped = ("drafter.",)
         elif draft in DRAFTS and draft != "eagle":
             dropped = ("drafter.path=",)
-        kept = [option for option in self.shared if not option.startswith(dropped)]
-        return [*kept, *options_of(setting)]
+        others = [option for option in self.shared if not option.startswith(dropped)]
+        return [*others, *options_of(setting)]
 
     def parts(self, setting: Setting) -> Parts:
         """Model and method of an evaluation with a setting."""
@@ -333,11 +333,11 @@ class _RealRuns:
     def __call__(self, prediction: Outcome) -> Outcome:
         """Evaluate a setting."""
         setting = prediction.options
-        place = Path(str(self.cfg.directory)) / "runs" / ",".join(options_of(setting))
+        directory = Path(str(self.cfg.directory)) / "runs" / ",".join(options_of(setting))
         arguments = [*self.settings.arguments(setting), *self.options]
         print(f"running {name_of(setting)}")
-        evaluate.run(composed("eval", arguments, place), quiet=True)
-        (run,), _ = collect([place])
+        evaluate.run(composed("eval", arguments, directory), quiet=True)
+        (run,), _ = collect([directory])
         self.found[name_of(setting)] = prediction, run
         return replace(
             prediction,

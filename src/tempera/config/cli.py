@@ -217,8 +217,8 @@ def _read(arguments: Sequence[str], main: Path) -> list[str]:
             f"cannot read {shortened(unknown[0])}: options are written name=value without dashes, "
             "and flags stand before all of them"
         )
-    place = flags.config_path
-    words = {place: str(main), f"--config-path={place}": f"--config-path={main}"}
+    given = flags.config_path
+    words = {given: str(main), f"--config-path={given}": f"--config-path={main}"}
     return [words.get(argument, literal(argument)) for argument in arguments]
 
 
@@ -275,16 +275,16 @@ def _how_to_resume(config_name: str) -> str:
     return goes_on(option, str(hydra.sweep.dir if sweeping else hydra.runtime.output_dir))
 
 
-def goes_on(option: str, place: str) -> str:
+def goes_on(option: str, directory: str) -> str:
     """Which command goes on in a directory, which `option` names."""
-    return f"interrupted; to resume: {command_line(sys.argv[1:], option, place)}"
+    return f"interrupted; to resume: {command_line(sys.argv[1:], option, directory)}"
 
 
-def command_line(arguments: Sequence[str], option: str, place: str) -> str:
+def command_line(arguments: Sequence[str], option: str, directory: str) -> str:
     """This script with arguments, as one can paste it, in a directory that `option` names."""
-    kept = [argument for argument in arguments if not argument.startswith(f"{option}=")]
+    others = [argument for argument in arguments if not argument.startswith(f"{option}=")]
     script = ["python", sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0]]
-    return f"{shlex.join([*script, *kept])} {pasted(option, place)}"
+    return f"{shlex.join([*script, *others])} {pasted(option, directory)}"
 
 
 def _is_interruption(problem: BaseException) -> bool:

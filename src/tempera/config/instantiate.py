@@ -289,9 +289,9 @@ def _is_number_made_of_truth(value: object, fit: object) -> bool:
 
 def _reason(error: Mapping[str, Any]) -> str:
     """Pydantic's words for a wrong value, and the place in a list."""
-    place = "".join(f"[{part}] " for part in error["loc"] if isinstance(part, int))
+    position = "".join(f"[{part}] " for part in error["loc"] if isinstance(part, int))
     said = str(error["msg"]).partition(", unable to parse")[0]
-    return place + said.replace("Input should be", "it must be")
+    return position + said.replace("Input should be", "it must be")
 
 
 @functools.cache

@@ -58,8 +58,8 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
         case MemoryError() | RuntimeError() if _is_out_of_memory(problem, text):
             answer = OUT_OF_MEMORY
         case OSError(errno=number, strerror=str(reason)) if number in FULL:
-            place = problem.filename or "the run's directory (hydra.run.dir=DIR)"
-            answer = f"cannot write {place}: {reason}; free some space, and run the command again"
+            path = problem.filename or "the run's directory (hydra.run.dir=DIR)"
+            answer = f"cannot write {path}: {reason}; free some space, and run the command again"
         case OSError(strerror=str(reason), filename=name) if name is not None:
             other = "give another file or directory (of a run: hydra.run.dir=DIR)"
             answer = f"cannot read or write '{shortened(str(name), 100)}': {reason}; {other}"

@@ -29,7 +29,7 @@ from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, sizes_only
-from tempera.runtime.processor import Place
+from tempera.runtime.processor import Placement
 from tempera.runtime.quantised import check_quantises
 from tempera.targets.forward import granularity_on
 
@@ -62,9 +62,9 @@ BUILDS = ("dtype", "weights", "weights_dtype", "compile")
 """Options of the target's networks that name a run."""
 ONE: TypeAlias = str | int | float | None
 """One value of an option."""
-PLACES = ("path", "directory")
+PATH_OPTIONS = ("path", "directory")
 """Arguments that the identities of weights stand for."""
-FILES = (*PLACES, "statistics")
+FILES = (*PATH_OPTIONS, "statistics")
 """Options at the top that name files."""
 DRAFTERS_FOR = {"discrete": "drafter=eagle or sjd", "continuous": "drafter=mar"}
 
@@ -97,7 +97,7 @@ class Parts:
     Attributes:
         model: the model's name.
         tokens: the kind of its tokens.
-        place: of its networks.
+        placement: of its networks.
         batch_size: prompts decoded together.
         shrinks: decode fewer together where memory runs out: `batch_size=auto`.
         compiled: whether rounds are compiled; `auto`: on a GPU.
@@ -114,7 +114,7 @@ class Parts:
 
     model: str
     tokens: Tokens
-    place: Place
+    placement: Placement
     batch_size: int
     shrinks: bool
     compiled: bool | Literal["auto"]
@@ -157,8 +157,8 @@ class Parts:
         _check_tokens(cfg, kind)
         _check_weights(cfg)
         _check_image_size(cfg)
-        place = from_options(cfg, Place.named, **({"dry_run": True} if elsewhere else {}))
-        cfg = _with_draft_dtype(cfg, place)
+        placement = from_options(cfg, Placement.named, **({"dry_run": True} if elsewhere else {}))
+        cfg = _with_draft_dtype(cfg, placement)
         sampling = hydra.utils.get_class(model.sampling) if "sampling" in model else Sampling
         compiled = cfg.get("compile", "auto")
         batch_size = cfg.get("batch_size", cfg.family.batch_size)
@@ -166,7 +166,7 @@ class Parts:
         made = cls(
             model=model.name,
             tokens=kind,
-            place=place,
+            placement=placement,
             batch_size=int(cfg.family.batch_size if batch_size == "auto" else batch_size),
             shrinks=batch_size == "auto",
             compiled=fitting(compiled, bool | Literal["auto"], "compile"),
@@ -194,10 +194,10 @@ class Parts:
         """Raise TemperaError for weights that the kind of tokens does not have, and for a drafter
         without the nodes that it drafts.
         """
-        if self.place.quantised and not self.is_discrete:
+        if self.placement.quantised and not self.is_discrete:
             raise TemperaError(
-                f"weights_dtype={self.place.quantised} is for models of discrete tokens: leave it "
-                "out",
+                f"weights_dtype={self.placement.quantised} is for models of discrete tokens: leave "
+                "it out",
                 option="weights_dtype",
             )
         if self.drafter_part.needs("tree") and not self.tree.nodes:
@@ -259,7 +259,7 @@ class Parts:
             f"{name}.{key}": value
             for name, one in parts.items()
             for key, value in one.options.items()
-            if key not in (*options, *PLACES) and isinstance(value, ONE)
+            if key not in (*options, *PATH_OPTIONS) and isinstance(value, ONE)
         }
         return {**chosen, **options, **inside}
 
@@ -351,20 +351,20 @@ class Parts:
         """Where the draft's network comes from: its `path`, and its `origin` in words; None of a
         method without one.
         """
-        place = _place(self.drafter_part)
-        if place is None:
+        path = _draft_path(self.drafter_part)
+        if path is None:
             return None
         origin = "on this machine"
-        if place == RANDOM:
+        if path == RANDOM:
             origin = "random weights"
-        elif not Path(place).exists():
+        elif not Path(path).exists():
             is_draft = "path" in self.drafter_part.options
             origin = (
-                f"of the hub, commit {draft_directory(place).name}" if is_draft else "of the hub"
+                f"of the hub, commit {draft_directory(path).name}" if is_draft else "of the hub"
             )
-        elif Path(place).resolve().is_relative_to(PACKAGE):
+        elif Path(path).resolve().is_relative_to(PACKAGE):
             origin = "comes with tempera"
-        return {"path": place, "origin": origin}
+        return {"path": path, "origin": origin}
 
     def captions(self) -> "CaptionCheck | None":
         """Its `check(prompts)` raises TemperaError for a prompt or caption that the model cannot
@@ -379,27 +379,29 @@ class Parts:
         read in it.
         """
         tokenizer: AnyTokenizer = self.tokenizer_part.make_with({"dtype": dtype})
-        return tokenizer.to(self.place.device).eval().requires_grad_(False)
+        return tokenizer.to(self.placement.device).eval().requires_grad_(False)
 
     def image_decoder(self) -> AnyTokenizer:
         """The tokenizer that makes pictures of codes: in bfloat16 if `dtype` is, since the
         activations of a large picture take gigabytes, otherwise in float32.
         """
-        dtype = self.place.dtype if self.place.dtype == torch.bfloat16 else torch.float32
+        dtype = self.placement.dtype if self.placement.dtype == torch.bfloat16 else torch.float32
         return self.tokenizer(dtype).to(dtype)
 
     def target(self) -> AnyTarget:
         """The target with its network and text encoder, which are frozen, on `device` in `dtype`
         (see `processor.arithmetic`). Its identity is that of the weights before they are rounded.
         """
-        place = self.place
-        network = self.network_part.make_with({"device": place.device, "dtype": place.arithmetic})
+        placement = self.placement
+        network = self.network_part.make_with(
+            {"device": placement.device, "dtype": placement.arithmetic}
+        )
         identity = identity_of(network)
-        layers = cast(Any, network).model.layers if place.quantised else ()
+        layers = cast(Any, network).model.layers if placement.quantised else ()
         return self.target_part.make_with(
             {"identity": identity},
-            network=place.frozen(network, layers),
-            conditioner=place.frozen(self.text_encoder_part.make_with(self._truncate)).encode,
+            network=placement.frozen(network, layers),
+            conditioner=placement.frozen(self.text_encoder_part.make_with(self._truncate)).encode,
             sampling=self.sampling,
         )
 
@@ -437,7 +439,7 @@ class Parts:
             TemperaError: it drafts more tokens than an image has.
         """
         has_dtype = self.drafter_part.options.get("dtype", "") is not None
-        dtype = {} if has_dtype else {"dtype": self.place.dtype_name}
+        dtype = {} if has_dtype else {"dtype": self.placement.dtype_name}
         made = self.drafter_part.make_with({"target": target, "tree": self.tree}, **dtype)
         has_window = "window" in self.drafter_part.options
         if self.is_discrete and not has_window and made.depth > target.length:
@@ -515,7 +517,7 @@ class Parts:
             target=target,
             method=self.method(target, rule),
             image_decoder=image_decoder or self.image_decoder(),
-            device=self.place.device,
+            device=self.placement.device,
         )
 
     def code_encoder(self, encoder: "Part[CodeEncoder]") -> "CodeEncoder":
@@ -539,17 +541,17 @@ class Parts:
         """
         target = self.target_part
         if target.takes("granularity"):
-            target = target.having(granularity=granularity_on(self.place.device))
+            target = target.having(granularity=granularity_on(self.placement.device))
         drafter = self.drafter_part
         elsewhere = self.draft is not None and not (Path(self.draft) / CONFIG).is_file()
         if elsewhere:  # not trained yet, or on the hub
             drafter = drafter.having(path=RANDOM)
-        place = Place(META, self.place.arithmetic, self.place.quantised)
+        placement = Placement(META, self.placement.arithmetic, self.placement.quantised)
         with sizes_only() as files:
             if elsewhere and Repository.named(str(self.draft)):
                 files.append(PretrainedFiles(str(self.draft), (WEIGHTS, PICKLE), str(self.draft)))
             sized = replace(self, target_part=target, drafter_part=drafter)
-            yield replace(sized, place=place, compiled=False), files
+            yield replace(sized, placement=placement, compiled=False), files
 
     @property
     def _truncate(self) -> dict[str, bool]:
@@ -557,7 +559,7 @@ class Parts:
         return {} if self.truncate is None else {"truncate": self.truncate}
 
 
-def _with_draft_dtype(cfg: DictConfig, place: Place) -> DictConfig:
+def _with_draft_dtype(cfg: DictConfig, placement: Placement) -> DictConfig:
     """The configuration with the dtype that `drafter.dtype=auto` is, which runs then record.
 
     Raises:
@@ -569,7 +571,7 @@ def _with_draft_dtype(cfg: DictConfig, place: Place) -> DictConfig:
     if dtype != "auto":
         return cfg
     decided = cfg.copy()
-    OmegaConf.update(decided, "drafter.dtype", place.draft_dtype_name)
+    OmegaConf.update(decided, "drafter.dtype", placement.draft_dtype_name)
     return decided
 
 
@@ -624,13 +626,13 @@ def check_draft(
     )
 
 
-def _place(drafter: Part[Any]) -> str | None:
+def _draft_path(drafter: Part[Any]) -> str | None:
     """Where a drafter or a network in it is read from; None if it is not read."""
     for name in ("path", "directory", "weights"):
-        if isinstance(place := drafter.options.get(name), str):
-            return place
+        if isinstance(path := drafter.options.get(name), str):
+            return path
     inside = [value for value in drafter.options.values() if isinstance(value, Part)]
-    return next(filter(None, map(_place, inside)), None)
+    return next(filter(None, map(_draft_path, inside)), None)
 
 
 def _is_setting(name: str, value: object) -> bool:

@@ -21,9 +21,9 @@ def build_scorers(cfg: DictConfig, scores: str | None, against: str | None) -> l
     if named or against is not None:
         metrics = {}
         for name in map(str, named):
-            place = f"torchmetrics.{name}"
-            kind = fitting(OmegaConf.select(cfg, f"{place}.kind"), Kind, f"{place}.kind")
-            metric: Part[object] = part(OmegaConf.select(cfg, f"{place}.metric"))
+            key = f"torchmetrics.{name}"
+            kind = fitting(OmegaConf.select(cfg, f"{key}.kind"), Kind, f"{key}.kind")
+            metric: Part[object] = part(OmegaConf.select(cfg, f"{key}.metric"))
             metrics[name] = TorchMetric(kind, metric.partial())  # its network is read in its turn
         scorers.append(TorchMetrics(metrics, against))
     if scores is not None:

@@ -50,9 +50,9 @@ class Directories:
         flags, _ = get_args_parser().parse_known_args(list(arguments))
         main = Path(flags.config_path).resolve() if flags.config_path else conf_directory()
         further = (Path(flags.config_dir).resolve(),) if flags.config_dir else ()
-        for place in further:
-            for file in sorted(place.rglob("*.yaml")):
-                if (main / file.relative_to(place)).is_file():
+        for root in further:
+            for file in sorted(root.rglob("*.yaml")):
+                if (main / file.relative_to(root)).is_file():
                     raise TemperaError(
                         f"{file} has the name of a configuration in {main}, which comes first: "
                         "rename yours, and choose it by its new name"
@@ -65,7 +65,7 @@ class Directories:
         """The arguments that make a command line find the same configurations."""
         shipped = self.main == conf_directory()
         main = () if shipped else ("--config-path", str(self.main))
-        further = [word for place in self.further for word in ("--config-dir", str(place))]
+        further = [word for root in self.further for word in ("--config-dir", str(root))]
         return *main, *further, *self.searchpath
 
     def use(self) -> None:
@@ -78,8 +78,8 @@ class Directories:
         version.setbase("1.3")
         setup_globals()
         path = create_config_search_path(str(self.main))
-        for place in self.further:
-            path.prepend("command-line", f"file://{place}", SearchPathQuery(provider="schema"))
+        for root in self.further:
+            path.prepend("command-line", f"file://{root}", SearchPathQuery(provider="schema"))
         return ConfigLoaderImpl(path)
 
     def load(self, config_name: str, arguments: Sequence[str]) -> DictConfig:
@@ -107,7 +107,7 @@ class Directories:
 
     def groups(self) -> set[str]:
         """The names of all groups."""
-        return {place.parent.name for place in self._choices()}
+        return {root.parent.name for root in self._choices()}
 
     def owners(self, option: str) -> list[str]:
         """The choices, such as `rule=relaxed`, that add an option."""
@@ -121,16 +121,16 @@ class Directories:
         """Whether a choice of model, method or data adds an option, or a file that one is based on
         does.
         """
-        for place in (self.main, *self.further):
-            for file in place.glob("*/**/*.yaml"):
-                group = file.relative_to(place).parts[0]
+        for root in (self.main, *self.further):
+            for file in root.glob("*/**/*.yaml"):
+                group = file.relative_to(root).parts[0]
                 if group not in ("experiment", "paths", "local") and _adds(file, group, option):
                     return True
         return False
 
     def _choices(self) -> list[Path]:
-        places = (self.main, *self.further)
-        return sorted(file for place in places for file in place.glob("*/*.yaml"))
+        roots = (self.main, *self.further)
+        return sorted(file for root in roots for file in root.glob("*/*.yaml"))
 
 
 def _adds(file: Path, group: str, option: str) -> bool:
@@ -188,8 +188,8 @@ def summaries(group: str) -> str:
     sentence of the comment that its file begins with.
     """
     directories = DIRECTORIES.get()
-    places = [*directories.further, directories.main]
-    files = {file.stem: file for place in places for file in (place / group).glob("*.yaml")}
+    roots = [*directories.further, directories.main]
+    files = {file.stem: file for root in roots for file in (root / group).glob("*.yaml")}
     lines = []
     for name, file in sorted(files.items()):
         words = []

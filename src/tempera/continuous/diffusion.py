@@ -140,8 +140,8 @@ class DiffusionSampling:
 def betas() -> Tensor:
     """β of each step of the forward process, the cosine schedule, float64 [TRAINING_STEPS]."""
     ends = torch.arange(TRAINING_STEPS + 1, dtype=torch.float64) / TRAINING_STEPS
-    kept = torch.cos((ends + 0.008) / 1.008 * math.pi / 2) ** 2
-    return (1 - kept[1:] / kept[:-1]).clamp(max=0.999)
+    alphas_cumprod = torch.cos((ends + 0.008) / 1.008 * math.pi / 2) ** 2
+    return (1 - alphas_cumprod[1:] / alphas_cumprod[:-1]).clamp(max=0.999)
 
 
 def respaced(steps: int, wanted: int) -> Tensor:
@@ -160,25 +160,25 @@ class NoiseSchedule:
 
     Attributes:
         times: training time step of each step, int64 [S], the network's input.
-        kept: ᾱ_t, float64 [S].
+        alphas_cumprod: ᾱ_t, float64 [S].
     """
 
     def __init__(self, steps: int, start: int = TRAINING_STEPS - 1) -> None:
         self.times = respaced(start + 1, steps)
-        self.kept = torch.cumprod(1 - betas(), 0)[self.times]
-        before = torch.cat([torch.ones(1, dtype=torch.float64), self.kept[:-1]])
-        beta = 1 - self.kept / before
-        posterior = beta * (1 - before) / (1 - self.kept)
+        self.alphas_cumprod = torch.cumprod(1 - betas(), 0)[self.times]
+        before = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas_cumprod[:-1]])
+        beta = 1 - self.alphas_cumprod / before
+        posterior = beta * (1 - before) / (1 - self.alphas_cumprod)
         # the first variance is 0 and has no finite logarithm to interpolate
         posterior[0] = posterior[1]
-        clean = beta * before.sqrt() / (1 - self.kept)
-        current = (1 - before) * (1 - beta).sqrt() / (1 - self.kept)
+        clean = beta * before.sqrt() / (1 - self.alphas_cumprod)
+        current = (1 - before) * (1 - beta).sqrt() / (1 - self.alphas_cumprod)
         middle = (beta.log() + posterior.log()) / 4
         slope = (beta.log() - posterior.log()) / 4
         self._tables = torch.stack(
             [
-                clean * self.kept.rsqrt() + current,
-                clean * (1 / self.kept - 1).sqrt(),
+                clean * self.alphas_cumprod.rsqrt() + current,
+                clean * (1 / self.alphas_cumprod - 1).sqrt(),
                 slope,
                 middle,
             ],
@@ -201,10 +201,10 @@ class NoiseSchedule:
             x: x_{t+1}, [N, D].
             t: int64 [N], or one step for all rows.
         """
-        noise, place = output.chunk(2, -1)
-        keep, remove, slope, middle = self._tables[t].to(x.dtype).split(1, dim=-1)
-        mean = torch.addcmul(keep * x, remove, noise, value=-1)
-        log_std = torch.addcmul(middle, slope, place)
+        noise, interpolation = output.chunk(2, -1)
+        scale, remove, slope, middle = self._tables[t].to(x.dtype).split(1, dim=-1)
+        mean = torch.addcmul(scale * x, remove, noise, value=-1)
+        log_std = torch.addcmul(middle, slope, interpolation)
         return Kernel(mean, log_std.exp())
 
 

@@ -60,12 +60,12 @@ class Model(ImageModel, Protocol):
         [M].
         """
 
-    def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
+    def conditions(self, context: Context, indices: Tensor, after: Tensor) -> Tensor:
         """Conditions of the diffusion head for tokens to be drawn.
 
         Args:
             context: R sequences.
-            places: places of the order to predict, not decoded yet, int64 [R, M].
+            indices: places of the order to predict, not decoded yet, int64 [R, M].
             after: number of known tokens once they are emitted, which guidance may depend on,
                 int64 [R, M].
 
@@ -76,7 +76,7 @@ class Model(ImageModel, Protocol):
 
 @dataclass(kw_only=True)
 class ContinuousTrace(Trace):
-    """Record of a batch in decoding order: `place` and `origin` as in `Trace`. Continuous tokens
+    """Record of a batch in decoding order: `step` and `origin` as in `Trace`. Continuous tokens
     have no probabilities.
 
     Attributes:
@@ -99,7 +99,7 @@ class ContinuousTrace(Trace):
         """For each token of the image its place in the accepted draft, 0 for a token that the
         target drew, int32 [B, T].
         """
-        return torch.zeros_like(self.place).scatter(1, self.order, super().depth)
+        return torch.zeros_like(self.step).scatter(1, self.order, super().depth)
 
     def summary(self) -> dict[str, Tensor]:
         """Statistics by name, each float32 [B]."""
@@ -114,7 +114,8 @@ class ContinuousTrace(Trace):
 
     @override
     def columns(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in ("place", "origin", "order", "proposed")}
+        named = {name: getattr(self, name) for name in ("origin", "order", "proposed")}
+        return {"place": self.step, **named}
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ class ContinuousRound:
     def tokens(self) -> Tensor:
         """The images so far in raster order, float32 [B, T, D]; 0 where there is no token yet."""
         sequences = self.sequences
-        places = torch.arange(sequences.length, device=sequences.device)
-        written = (places < sequences.lengths.unsqueeze(1)).unsqueeze(-1)
+        indices = torch.arange(sequences.length, device=sequences.device)
+        written = (indices < sequences.lengths.unsqueeze(1)).unsqueeze(-1)
         tokens = torch.where(written, sequences.tokens[:, : sequences.length], 0.0)
         index = self.order.unsqueeze(-1).expand_as(tokens)
         return torch.zeros_like(tokens).scatter(1, index, tokens)
@@ -160,15 +161,15 @@ class ContinuousRecorded:
         """Record a round."""
         verdict = round.verdict
         origin = verdict.origin
-        places = torch.arange(1, 1 + origin.shape[1], dtype=torch.int32, device=origin.device)
+        indices = torch.arange(1, 1 + origin.shape[1], dtype=torch.int32, device=origin.device)
         proposed = 0 if round.draft is None else round.draft.path.token.shape[1]
         columns = {
-            "place": places.expand_as(origin),
+            "step": indices.expand_as(origin),
             "origin": origin,
             "trials": verdict.trials,
             "failures": verdict.failures,
             "proposed": torch.full_like(verdict.trials, proposed),
-            "passes": torch.where(places == 1, round.passes, 0).expand_as(verdict.trials),
+            "passes": torch.where(indices == 1, round.passes, 0).expand_as(verdict.trials),
         }
         self.columns.write(round.sequences, columns)
 
@@ -539,8 +540,8 @@ def score(target: Model, context: Context, drafted: Tensor) -> Tensor:
         lengths=(context.lengths + ahead).clamp(max=target.length).flatten(),
         reach=after_all.reach,
     )
-    places = next_places(stacked, 1, target.length)
-    conditions = target.conditions(stacked, places, places + 1)
+    indices = next_indices(stacked, 1, target.length)
+    conditions = target.conditions(stacked, indices, indices + 1)
     return conditions.view(1 + count, len(drafted), -1).transpose(0, 1)
 
 
@@ -548,13 +549,13 @@ def draw(model: Model, context: Context, drawn: Tensor) -> tuple[Tensor, Denoisi
     """Draw the next M tokens independently of each other, with noise [B, M, S + 1, D]: their
     conditions, [B, M, C], and paths.
     """
-    places = next_places(context, drawn.shape[1], model.length)
-    after = (context.lengths + drawn.shape[1]).unsqueeze(1).expand_as(places)
-    conditions = model.conditions(context, places, after)
+    indices = next_indices(context, drawn.shape[1], model.length)
+    after = (context.lengths + drawn.shape[1]).unsqueeze(1).expand_as(indices)
+    conditions = model.conditions(context, indices, after)
     return conditions, denoise(model.denoiser, conditions, drawn)
 
 
-def next_places(context: Context, count: int, length: int) -> Tensor:
+def next_indices(context: Context, count: int, length: int) -> Tensor:
     """The next `count` places of the order, clamped to the last one, int64 [R, count]."""
     ahead = torch.arange(count, device=context.lengths.device)
     return (context.lengths.unsqueeze(1) + ahead).clamp(max=length - 1)

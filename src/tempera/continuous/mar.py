@@ -74,7 +74,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, keep: Tensor | None, asking: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, asking: Tensor | None = None) -> Tensor:
         """Self-attention over x [R, L, W]. keep, bool [R, 1, 1, L]: positions to attend to. asking
         [R, M, W]: the queries; by default x.
         """
@@ -86,7 +86,7 @@ class Attention(nn.Module):
             bias = self.qkv.bias
             (q,) = self._heads(F.linear(asking, weight[:width], bias[:width]), 1)
             k, v = self._heads(F.linear(x, weight[width:], bias[width:]), 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -109,13 +109,13 @@ class Block(nn.Module):
             OrderedDict(fc1=nn.Linear(width, hidden), act=nn.GELU(), fc2=nn.Linear(hidden, width))
         )
 
-    def forward(self, x: Tensor, keep: Tensor | None = None, only: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, only: Tensor | None = None) -> Tensor:
         """See `Attention`. Returns all positions, or `only` these, int64 [R, M]."""
         normed = self.norm1(x)
         if only is None:
-            x = x + self.attn(normed, keep)
+            x = x + self.attn(normed, mask)
         else:
-            x = _take(x, only) + self.attn(normed, keep, _take(normed, only))
+            x = _take(x, only) + self.attn(normed, mask, _take(normed, only))
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
 
@@ -130,8 +130,8 @@ class TimeEmbedding(nn.Module):
     def forward(self, t: Tensor) -> Tensor:
         """Time steps of the training process, int64 [N] → [N, W]."""
         half = _FREQUENCIES // 2
-        places = torch.arange(half, dtype=torch.float32, device=t.device)
-        rates = torch.exp(-math.log(10000) * places / half)
+        indices = torch.arange(half, dtype=torch.float32, device=t.device)
+        rates = torch.exp(-math.log(10000) * indices / half)
         angles = t.float().unsqueeze(-1) * rates
         waves = torch.cat([angles.cos(), angles.sin()], -1)
         out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
@@ -222,17 +222,17 @@ class MAR(nn.Module):
             )
         self.config = config
         width = config.width
-        places = config.buffer + config.length
+        slots = config.buffer + config.length
         self.class_emb = nn.Embedding(config.classes, width)
         self.fake_latent = nn.Parameter(torch.zeros(1, width))
         self.z_proj = nn.Linear(config.token_channels, width)
         self.z_proj_ln = nn.LayerNorm(width, EPSILON)
-        self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
+        self.encoder_pos_embed_learned = nn.Parameter(torch.zeros(1, slots, width))
         self.encoder_blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.encoder_norm = nn.LayerNorm(width, EPSILON)
         self.decoder_embed = nn.Linear(width, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.decoder_pos_embed_learned = nn.Parameter(torch.zeros(1, places, width))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.zeros(1, slots, width))
         self.decoder_blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.decoder_norm = nn.LayerNorm(width, EPSILON)
         self.diffusion_pos_embed_learned = nn.Parameter(torch.zeros(1, config.length, width))
@@ -249,7 +249,7 @@ class MAR(nn.Module):
         return torch.where(drop.unsqueeze(-1), self.fake_latent, self.class_emb(labels))
 
     def forward(
-        self, tokens: Tensor, order: Tensor, lengths: Tensor, embedding: Tensor, places: Tensor
+        self, tokens: Tensor, order: Tensor, lengths: Tensor, embedding: Tensor, indices: Tensor
     ) -> Tensor:
         """Compute the diffusion head's conditions.
 
@@ -258,7 +258,7 @@ class MAR(nn.Module):
             order: position in the image of each place of the order, int64 [R, T].
             lengths: number of valid tokens, int64 [R].
             embedding: `class_embedding`, [R, W].
-            places: places of the order to predict, int64 [R, M].
+            slots: places of the order to predict, int64 [R, M].
 
         Returns:
             [R, M, W].
@@ -266,19 +266,19 @@ class MAR(nn.Module):
         buffer = self.config.buffer
         count = tokens.shape[1]
         real = torch.arange(count, device=tokens.device) < lengths.unsqueeze(1)
-        keep = F.pad(real, (buffer, 0), value=True)[:, None, None]
+        mask = F.pad(real, (buffer, 0), value=True)[:, None, None]
         where = order[:, :count]
         class_tokens = embedding.unsqueeze(1).expand(-1, buffer, -1)
         x = torch.cat([class_tokens, self.z_proj(tokens)], dim=1)
         x = self.z_proj_ln(x + _rows(self.encoder_pos_embed_learned, where, buffer))
         for block in self.encoder_blocks:
-            x = block(x, keep)
+            x = block(x, mask)
         x = self.decoder_embed(self.encoder_norm(x))
         x = self._whole(x, where, real) + self.decoder_pos_embed_learned
         *blocks, last = self.decoder_blocks
         for block in blocks:
             x = block(x)
-        predicted = order.gather(1, places)
+        predicted = order.gather(1, indices)
         x = last(x, only=buffer + predicted)  # its other positions are not used
         out: Tensor = self.decoder_norm(x) + self.diffusion_pos_embed_learned[0][predicted]
         return out

@@ -61,12 +61,14 @@ class Noise:
         """Standard normal draws, float32 [B, *shape]."""
         return normal_of(self.uniform(*shape))
 
-    def trials(self, tokens: Tensor, places: int, first: int, count: int, width: int) -> Tensor:
+    def trials(
+        self, tokens: Tensor, tokens_per_row: int, first: int, count: int, width: int
+    ) -> Tensor:
         """Uniform draws of trials `first` … `first + count − 1` of some tokens of a round.
 
         Args:
-            tokens: numbers b · `places` + m of tokens m of rows b, int64 [R].
-            places: tokens per row.
+            tokens: numbers b · `tokens_per_row` + m of tokens m of rows b, int64 [R].
+            tokens_per_row: tokens per row.
             first: number of the first trial.
             count: K.
             width: draws per trial, W.
@@ -74,8 +76,8 @@ class Noise:
         Returns:
             float64 [R, K, W].
         """
-        rows = tokens // places
-        start = self._rounds[rows] * _ROUND + tokens % places * _TOKEN + first * width + 1
+        rows = tokens // tokens_per_row
+        start = self._rounds[rows] * _ROUND + tokens % tokens_per_row * _TOKEN + first * width + 1
         counters = start.unsqueeze(1) + torch.arange(count * width, device=self._keys.device)
         keys = self._keys[rows].unsqueeze(1)
         return uniforms(keys, counters).reshape(-1, count, width)

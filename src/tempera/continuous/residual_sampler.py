@@ -65,16 +65,16 @@ def reject_until(
         bound: most trials per token.
     """
     channels = p.mean.shape[-1]
-    places = len(wanted) // noise.batch
+    tokens_per_row = len(wanted) // noise.batch
 
     def attempt(left: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
-        uniform = noise.trials(left, places, first, size, channels + 1)
+        uniform = noise.trials(left, tokens_per_row, first, size, channels + 1)
         p_left = p.map(lambda leaf: leaf[left].unsqueeze(1))
         q_left = q.map(lambda leaf: leaf[left].unsqueeze(1))
         tried = p_left.at(normal_of(uniform[..., :channels]))
         log_ratio = q_left.log_density(tried) - p_left.log_density(tried)
-        kept = 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
-        return tried, uniform[..., channels] < kept
+        threshold = 1 - (log_ratio - log_scale[left].unsqueeze(1)).exp()
+        return tried, uniform[..., channels] < threshold
 
     def grown(size: int, _: int) -> int:
         return min(4 * size, MOST_TRIALS)

@@ -136,8 +136,8 @@ class CSpD(DensityRule):
         p = _last(target)
         q = _last(proposal.path)
         ratio = before + p.log_density(proposal.path.token) - q.log_density(proposal.path.token)
-        kept = noise.uniform(count).log() < ratio
-        accepted = kept.int().cumprod(-1).sum(-1)
+        passed = noise.uniform(count).log() < ratio
+        accepted = passed.int().cumprod(-1).sum(-1)
         rejected = accepted < count
         at = accepted.clamp(max=count - 1)
         p = p.map(lambda leaf: take_one(leaf, at))
@@ -184,10 +184,10 @@ class PathCoupling(DensityRule):
         count = drafted.shape[1]
         p = kernels_along(denoiser, conditions[:, :count], states)
         ratio = path_ratio(p, proposal.path.kernels, states, denoiser.last_noise)
-        kept = noise.uniform(count).log() < ratio
+        passed = noise.uniform(count).log() < ratio
         tokens = drafted if denoiser.last_noise else p.mean[..., -1, :]
         most = count if denoiser.last_noise else 1
-        accepted = kept[:, :most].int().cumprod(-1).sum(-1)
+        accepted = passed[:, :most].int().cumprod(-1).sum(-1)
         at = accepted.clamp(max=count - 1)
         redrawn = redraw_paths(
             ConditionedHead(denoiser, take_one(conditions, accepted)),
@@ -234,8 +234,8 @@ def _cut(
         trials, failed: of the residual sampler, [B] each.
     """
     tokens = _one_more(drafted)
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    ends = places == accepted.unsqueeze(1)
+    indices = torch.arange(tokens.shape[1], device=tokens.device)
+    ends = indices == accepted.unsqueeze(1)
     tokens = torch.where(ends.unsqueeze(-1), drawn.unsqueeze(1), tokens)
     after_all = torch.where(accepted < drafted.shape[1], RESAMPLED, BONUS).unsqueeze(1)
     origin = torch.where(ends, after_all, ACCEPTED).to(torch.int8)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tempera.continuous.diffusion import Denoiser, DiffusionSampling, Kernel, NoiseSchedule
 from tempera.continuous.loop import Context
 from tempera.continuous.mar import MAR, DiffusionHead
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
@@ -57,9 +57,9 @@ class GuidedHead(Denoiser):
         size = max(1, _ROWS // len(embedding))
         for start in range(0, self.stages, size):
             by_layer = self.head.modulations(embedding + time[start : start + size])
-            for place in range(len(by_layer[0])):
-                modulations = [layer[place] for layer in by_layer]
-                step = self.stages - 1 - start - place
+            for index in range(len(by_layer[0])):
+                modulations = [layer[index] for layer in by_layer]
+                step = self.stages - 1 - start - index
                 yield partial(self._guided, modulations, scale, t=step)
 
     def _embed_condition(self, condition: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,15 +147,15 @@ class MARTarget:
                 f"class {int(labels.max())} is not one of the network's {classes}; give a number "
                 f"from 0 to {classes - 1}."
             )
-        self._labels = kept(self._labels, labels.to(self.device), rows)
+        self._labels = persistent(self._labels, labels.to(self.device), rows)
 
-    def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
+    def conditions(self, context: Context, indices: Tensor, after: Tensor) -> Tensor:
         """See `Model`: conditions for `GuidedHead`, float32 [R, M, W] or [R, M, 2W + 1]."""
         count = self.sampling.rows
         tokens = context.tokens[:, : context.reach].to(self.dtype).repeat(count, 1, 1)
         order = context.order.repeat(count, 1)
         lengths = context.lengths.repeat(count)
-        predicted = places.repeat(count, 1)
+        predicted = indices.repeat(count, 1)
         drop = torch.arange(len(tokens), device=tokens.device) >= len(context.rows)
         embedding = self.network.class_embedding(self._labels[context.rows].repeat(count), drop)
         vectors = self.network(tokens, order, lengths, embedding, predicted)

@@ -104,8 +104,8 @@ def coco_training(path: str | None, per_image: NonNegativeInt, seed: NonNegative
     """
     captions = _shuffled(_coco_images(path, "train"), per_image, seed)
     prompts = [Prompt(f"{image}#{name}", text) for image, name, text in captions]
-    place = path or f"{COCO.id}@{COCO.revision}"
-    return _listed(prompts, "coco", path, place=place, per_image=per_image, seed=seed)
+    source = path or f"{COCO.id}@{COCO.revision}"
+    return _listed(prompts, "coco", path, source=source, per_image=per_image, seed=seed)
 
 
 def _coco_images(path: str | None, split: str) -> Captions:
@@ -178,7 +178,7 @@ def _shuffled(images: Captions, per_image: int, seed: int) -> list[tuple[str, st
 
 
 def _permuted(items: Sequence[T], seed: int) -> list[T]:
-    return [items[place] for place in np.random.default_rng(seed).permutation(len(items))]
+    return [items[index] for index in np.random.default_rng(seed).permutation(len(items))]
 
 
 def _listed(prompts: Sequence[Prompt], kind: str, file: str | None, **described: Any) -> Listed:

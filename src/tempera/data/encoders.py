@@ -78,7 +78,7 @@ class VQEncoder:
         Raises:
             TemperaError: an entry has no picture.
         """
-        kept: list[Entry] = []
+        encoded: list[Entry] = []
         pixels: list[Tensor] = []
         broken: list[Broken] = []
         for entry in entries:
@@ -90,14 +90,14 @@ class VQEncoder:
             try:
                 picture = to_pixels(decode_picture(entry.image), self.size)
                 digest = hashlib.sha256(picture.numpy().tobytes()).hexdigest()[:16]
-                kept.append(replace(entry, key=f"{digest}#{entry.key}"))
+                encoded.append(replace(entry, key=f"{digest}#{entry.key}"))
                 pixels.append(picture)
             except (OSError, ValueError) as problem:
                 broken.append(Broken(entry.where, f"unreadable image ({problem})"))
-        if not kept:
+        if not encoded:
             return Encoded([], np.zeros((0, self.length), np.int32), broken)
         codes = self.vq.encode(torch.stack(pixels).to(self.device)).flatten(1)
-        return Encoded(kept, codes.cpu().numpy().astype(np.int32), broken)
+        return Encoded(encoded, codes.cpu().numpy().astype(np.int32), broken)
 
 
 class TargetEncoder:

@@ -95,32 +95,32 @@ def _walked(folder: Path) -> tuple[list[Path], Counter[str]]:
     """The files of a folder at any depth, in order, and how much is not looked into."""
     files: list[Path] = []
     left_out = Counter[str]()
-    for place, folders, names in os.walk(folder):
+    for directory, folders, names in os.walk(folder):
         hidden = [name for name in folders if name.startswith(".")]
         folders[:] = [name for name in folders if not name.startswith(".")]
         left_out["hidden folders"] += len(hidden)
-        left_out["linked folders"] += sum(Path(place, name).is_symlink() for name in folders)
+        left_out["linked folders"] += sum(Path(directory, name).is_symlink() for name in folders)
         left_out["hidden files"] += sum(name.startswith(".") for name in names)
-        files += [Path(place, name) for name in names if not name.startswith(".")]
+        files += [Path(directory, name) for name in names if not name.startswith(".")]
     return sorted(files), +left_out
 
 
 def _split_of(folder: Path, files: Sequence[Path]) -> Path:
     """The directory of the training split if the folder has directories of splits, else itself."""
-    places = {file.parent for file in files if file.name.lower() in METADATA}
-    return folder / TRAIN if folder / TRAIN in places and folder not in places else folder
+    directories = {file.parent for file in files if file.name.lower() in METADATA}
+    return folder / TRAIN if folder / TRAIN in directories and folder not in directories else folder
 
 
 def _by_rows(tables: Sequence[Path], caption: str | None, folder: Path) -> Iterator[Entry | Broken]:
     """Entries by the rows of the metadata."""
-    for place, table in enumerate(tables):
+    for index, table in enumerate(tables):
         inside = table.parent.relative_to(folder)
         rows = [(number, row if isinstance(row, dict) else {}) for number, row in rows_of(table)]
         columns = dict.fromkeys(name for _, row in rows for name in row)
         column = caption or caption_column(columns)
         for number, row in rows:
             name = row.get(NAME)
-            number_of = f"{number}" if len(tables) == 1 else f"{place}.{number}"
+            number_of = f"{number}" if len(tables) == 1 else f"{index}.{number}"
             key = f"{inside / name if isinstance(name, str) else name}#{number_of}"
             yield row_entry(f"{table}:{number}", key, row, NAME, column, table.parent)
 

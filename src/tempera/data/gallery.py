@@ -80,8 +80,8 @@ def gallery(folder: Path, captions: Path | None = None, tiles: int = 1) -> list[
     """
     if captions is not None:
         pairs = list(_with_captions(folder, captions))
-    elif places := sorted(folder.glob(f"*/{SAMPLES}")):
-        pairs = list(_geneval(places))
+    elif directories := sorted(folder.glob(f"*/{SAMPLES}")):
+        pairs = list(_geneval(directories))
     else:
         pairs = list(_beside(folder))
     found = []
@@ -94,9 +94,9 @@ def gallery(folder: Path, captions: Path | None = None, tiles: int = 1) -> list[
     return found
 
 
-def _name(place: Path) -> str:
+def _name(path: Path) -> str:
     """An id of a file's place in its folder; GenEval's `samples` says nothing."""
-    parts = [part for part in place.with_suffix("").parts if part != SAMPLES]
+    parts = [part for part in path.with_suffix("").parts if part != SAMPLES]
     return re.sub(r"[^\w.-]+", "-", "-".join(parts)).lstrip(".")
 
 
@@ -119,18 +119,20 @@ def _beside(folder: Path) -> Iterator[tuple[Path, str]]:
         yield item.image, item.caption
 
 
-def _geneval(places: list[Path]) -> Iterator[tuple[Path, str]]:
+def _geneval(directories: list[Path]) -> Iterator[tuple[Path, str]]:
     """Pictures in GenEval's layout."""
-    for place in places:
-        table = place.parent / METADATA[0]
+    for directory in directories:
+        table = directory.parent / METADATA[0]
         if not table.is_file():
-            raise TemperaError(f"{place.parent} has no {METADATA[0]}: add it, with the prompt.")
+            raise TemperaError(f"{directory.parent} has no {METADATA[0]}: add it, with the prompt.")
         texts = [field_of(row) for _, row in rows_of(table)]
         if len(texts) != 1 or texts[0] is None:
             raise TemperaError(f"{table} contains no prompt: write one, as GenEval does.")
-        pictures, _ = pictures_in(place)
+        pictures, _ = pictures_in(directory)
         if not pictures:
-            raise TemperaError(f"{place} contains no pictures: add them, or delete {place.parent}.")
+            raise TemperaError(
+                f"{directory} contains no pictures: add them, or delete {directory.parent}."
+            )
         for picture in pictures:
             yield picture, texts[0]
 

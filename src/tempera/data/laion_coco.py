@@ -151,7 +151,7 @@ class LaionCoco(Limits, Source):
 
     def _download(self) -> None:
         writable_directory(Path(self.images))
-        self._keep_manifest()
+        self._store_manifest()
         shards = self._shards()
         pairs = sum(shard.pairs for shard in shards)
         with tqdm(desc="download images", unit="image", total=self.limit, initial=pairs) as bar:
@@ -229,7 +229,7 @@ class LaionCoco(Limits, Source):
             "open": [(*row, why) for row, why in open_rows],
             "again": again,
         }
-        columns = [[pair[place] for pair in pairs] for place in range(len(COLUMNS))]
+        columns = [[pair[index] for pair in pairs] for index in range(len(COLUMNS))]
         schema = COLUMNS.with_metadata({STATE: json.dumps(state)})
         with replacing(self._shard(number)) as temporary:
             pq.write_table(pa.table(columns, schema), temporary, row_group_size=64)
@@ -264,8 +264,8 @@ class LaionCoco(Limits, Source):
         manifest = self._manifest()
         order = np.random.default_rng(self.seed)
         pinned = Repository(self.repository, "dataset", manifest["commit"])
-        for place in order.permutation(len(manifest["files"])):
-            name = manifest["files"][place]
+        for index in order.permutation(len(manifest["files"])):
+            name = manifest["files"][index]
             path = Path(name) if self.path is not None else pinned.file(name)
             try:
                 file = pq.ParquetFile(path)
@@ -286,7 +286,7 @@ class LaionCoco(Limits, Source):
         path = Path(self.images, "images.json")
         return dict(read_json(path)) if path.is_file() else {}
 
-    def _keep_manifest(self) -> None:
+    def _store_manifest(self) -> None:
         """Record the request, the commit and its files; refuse a directory of another request."""
         request = {"format": FORMAT, **{name: getattr(self, name) for name in ASKED}}
         if self.path is not None:

@@ -79,7 +79,7 @@ class GenEval(Layout):
     def write(self, prompts: Sequence[Prompt], picture: Pictures, folder: Path) -> None:
         file = Path(self.path) if self.path else GENEVAL.local()
         rows = [row for _, row in rows_of(file)]
-        for (name, number), prompt in self.places(prompts).items():
+        for (name, number), prompt in self.by_sample(prompts).items():
             row = rows[int(name)] if int(name) < len(rows) else None
             _check_text(prompt, field_of(row), file)
             (folder / name / "samples").mkdir(parents=True, exist_ok=True)
@@ -88,20 +88,20 @@ class GenEval(Layout):
 
     @override
     def commands(self, prompts: Sequence[Prompt], picture: Pictures, folder: Path) -> list[str]:
-        place, results = quote(str(folder)), quote(f"{folder}-results.jsonl")
+        where, results = quote(str(folder)), quote(f"{folder}-results.jsonl")
         return [
-            f"python evaluation/evaluate_images.py {place} --outfile {results} --model-path MODELS"
+            f"python evaluation/evaluate_images.py {where} --outfile {results} --model-path MODELS"
         ]
 
     @staticmethod
-    def places(prompts: Iterable[Prompt]) -> dict[tuple[str, int], Prompt]:
+    def by_sample(prompts: Iterable[Prompt]) -> dict[tuple[str, int], Prompt]:
         """The prompts by the names of their folder and the numbers of their samples."""
-        places = {}
+        samples = {}
         for (name, number), prompt in by_name(prompts).items():
             if not (name.isascii() and name.isdigit()):
                 raise _foreign(prompt, "GenEval's, such as 00012-0003")
-            places[f"{int(name):05d}", number] = prompt
-        return places
+            samples[f"{int(name):05d}", number] = prompt
+        return samples
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Dpg(Layout):
                 _check_text(prompt, group[0].text, texts)
             rows = 1 if len(group) == 1 else 2
             grid = np.zeros((3, rows * edge, rows * edge), np.uint8)
-            for place, prompt in enumerate(group):
+            for index, prompt in enumerate(group):
                 one = picture(prompt)
                 if one.shape != (3, edge, edge):
                     raise TemperaError(
@@ -136,7 +136,7 @@ class Dpg(Layout):
                         f"the first one {edge} × {edge}, and DPG-Bench's scorer cuts squares of "
                         "one size: lay out pictures of one size."
                     )
-                top, left = (edge * number for number in divmod(place, 2))
+                top, left = (edge * number for number in divmod(index, 2))
                 grid[:, top : top + edge, left : left + edge] = one
             _save(grid, folder / f"{name}.png")
 
@@ -202,9 +202,9 @@ class GenEval2(Layout):
                     f"{prompt.id} is one more picture of '{prompt.text}', and GenEval 2 takes one "
                     "of each prompt: lay out a run with one."
                 )
-            place = folder / "images" / f"{prompt.id}.png"
-            place.parent.mkdir(exist_ok=True)
-            _save(picture(prompt), place)
+            path = folder / "images" / f"{prompt.id}.png"
+            path.parent.mkdir(exist_ok=True)
+            _save(picture(prompt), path)
             paths[row["prompt"]] = f"images/{prompt.id}.png"
         _write_lines(folder / "benchmark_data.jsonl", [by_text[one.text] for one in prompts])
         content = json.dumps(paths, ensure_ascii=False, indent=1)
@@ -276,22 +276,22 @@ def _foreign(prompt: Prompt, wanted: str) -> TemperaError:
     )
 
 
-def _check_text(prompt: Prompt, text: str | None, place: Path | str) -> None:
+def _check_text(prompt: Prompt, text: str | None, file: Path | str) -> None:
     """Raise TemperaError unless a prompt has the benchmark's text."""
     if text != prompt.text:
         what = "has no such prompt" if text is None else f"has '{text}' there"
         raise TemperaError(
-            f"the picture {prompt.id} is of '{prompt.text}', and {place} {what}: lay out a run of "
+            f"the picture {prompt.id} is of '{prompt.text}', and {file} {what}: lay out a run of "
             "the benchmark's own prompts, or give its file with path=.",
             option="path",
         )
 
 
-def _save(picture: Picture, place: Path) -> None:
-    Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).save(place)
+def _save(picture: Picture, path: Path) -> None:
+    Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0))).save(path)
 
 
-def _write_lines(place: Path, rows: Iterable[Any]) -> None:
+def _write_lines(path: Path, rows: Iterable[Any]) -> None:
     """An object a line, as JSON."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    place.write_text("".join(lines), encoding="utf-8")
+    path.write_text("".join(lines), encoding="utf-8")

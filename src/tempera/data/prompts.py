@@ -165,7 +165,7 @@ def file_prompts(
     return chosen(prompts, limit, offset, path)
 
 
-def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) -> list[Prompt]:
+def chosen(prompts: list[Prompt], limit: int | None, offset: int, source: str) -> list[Prompt]:
     """`limit` of a set's prompts from `offset` on.
 
     Raises:
@@ -173,10 +173,10 @@ def chosen(prompts: list[Prompt], limit: int | None, offset: int, place: str) ->
     """
     check_unique(prompts)
     if not prompts:
-        raise TemperaError(f"{place} contains no prompts: give another file.", option="path")
+        raise TemperaError(f"{source} contains no prompts: give another file.", option="path")
     if offset >= len(prompts):
         raise TemperaError(
-            f"{place} holds {len(prompts)} prompts: give a smaller offset than {offset}.",
+            f"{source} holds {len(prompts)} prompts: give a smaller offset than {offset}.",
             option="offset",
         )
     return prompts[offset:] if limit is None else prompts[offset : offset + limit]

@@ -1,8 +1,8 @@
 """Compiled rounds, by PyTorch's own means: `torch.compile` makes larger kernels of a round's parts,
 and on a GPU its CUDA graphs launch all kernels of a part at once (tests: `pytest -m gpu`).
 
-What a part keeps for the next round lies in buffers of fixed addresses (`kept`), which it writes in
-place. A part neither branches on values nor reads from the device.
+What a part keeps for the next round lies in buffers of fixed addresses (`persistent`), which it
+writes in place. A part neither branches on values nor reads from the device.
 
 PyTorch's compiler takes seconds to import. `static` and `constant` set the marks that it looks for
 themselves, so that a run which compiles nothing does not import it.
@@ -190,7 +190,7 @@ def _copied(part: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def kept(buffer: Tensor, value: Tensor, rows: Tensor | None = None) -> Tensor:
+def persistent(buffer: Tensor, value: Tensor, rows: Tensor | None = None) -> Tensor:
     """A value in a buffer that keeps its address from batch to batch, as CUDA graphs need: in
     `buffer` if that has its shape, dtype and device, else in a new one. With `rows`, int64 [M], it
     is the value of these rows of `buffer`, which keeps the others.

@@ -61,7 +61,7 @@ def look(
     columns = diagnose(draft, verdict, scores.p, rule, scores.untempered, where)
     truth = scores.p[where[0], verdict.visited[where]]
     for name, values in certainty(truth).items():
-        columns[name] = _placed(values, where, verdict.visited)
+        columns[name] = _scattered(values, where, verdict.visited)
     return columns
 
 
@@ -139,7 +139,7 @@ def diagnose(
     if has_bounds(rule, soft is not None):
         bounds = _bounds(draft, verdict, where, truth, rule, soft is not None)
         columns |= zip(("bound", "kl"), bounds, strict=True)
-    return {name: _placed(values, where, verdict.visited) for name, values in columns.items()}
+    return {name: _scattered(values, where, verdict.visited) for name, values in columns.items()}
 
 
 def tests_alone(rule: Rule) -> TypeGuard[TokenRule]:
@@ -172,13 +172,13 @@ def _bounds(
         wrong = 1 - at(truth, verdict.tokens[where])
         return wrong, torch.where(wrong > 0, torch.inf, 0.0)
     if tests_alone(rule):
-        kept_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)[where]
-        return _terms(draft, where[0], verdict.visited[where], kept_child, truth, rule)
+        accepted_child = torch.nn.functional.pad(verdict.path, (0, 1), value=-1)[where]
+        return _terms(draft, where[0], verdict.visited[where], accepted_child, truth, rule)
     nothing = torch.zeros_like(truth[:, 0])  # of an exact rule
     return nothing, nothing
 
 
-def _placed(values: Tensor, where: tuple[Tensor, ...], like: Tensor) -> Tensor:
+def _scattered(values: Tensor, where: tuple[Tensor, ...], like: Tensor) -> Tensor:
     """Values [M] at M places of a matrix of the shape of `like`."""
     return values.new_zeros(like.shape).index_put(where, values)
 
@@ -242,7 +242,7 @@ def _terms(
     draft: Draft,
     rows: Tensor,
     visited: Tensor,
-    kept_child: Tensor | None,
+    accepted_child: Tensor | None,
     truth: Tensor,
     rule: TokenRule,
 ) -> tuple[Tensor, Tensor]:
@@ -271,23 +271,23 @@ def _terms(
         else:
             f, mean = rule.expected(target, q, depth)
         # the rejected mass is summed: 1 - Σ q·f is not quite 0 where nothing is rejected
-        kept = q * f
+        accepted = q * f
         rejected = q * (1 - f)
         there = node >= 0
         drawn = rejected.sum(-1, keepdim=True) * mean
-        ending = total_variation(kept + drawn, ideal)
-        cost = torch.where(last, ending, (kept - ideal).clamp(min=0).sum(-1))
+        ending = total_variation(accepted + drawn, ideal)
+        cost = torch.where(last, ending, (accepted - ideal).clamp(min=0).sum(-1))
         bound += torch.where(there, tested * cost, 0.0)
         emitted += (reach * there).unsqueeze(-1) * torch.where(
-            last.unsqueeze(-1), kept + drawn, kept
+            last.unsqueeze(-1), accepted + drawn, accepted
         )
         chance = 1 - at(f, token)
         total = rejected.sum(-1)
         weight = torch.where(there & ~last & (total > 0), weight * chance / total, weight)
         reach = torch.where(there, reach * total, reach)
-        tested = tested * (chance if kept_child is None else (node != kept_child))
+        tested = tested * (chance if accepted_child is None else (node != accepted_child))
         if rank + 1 < draft.tree.max_children:
             target = rule.residual(target, q, token, depth)
-            ideal = excess(ideal, kept)
+            ideal = excess(ideal, accepted)
     divergence = kl_divergence(emitted, truth).clamp(min=0)
     return bound, torch.where(weight > 0, weight * divergence, 0.0)

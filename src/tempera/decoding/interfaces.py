@@ -163,8 +163,8 @@ class Round:
     def tokens(self) -> Tensor:
         """The images so far, int64 [B, T]; 0 where there is no token yet."""
         sequences = self.sequences
-        places = torch.arange(sequences.length, device=sequences.device)
-        written = places < sequences.lengths.unsqueeze(1)
+        indices = torch.arange(sequences.length, device=sequences.device)
+        written = indices < sequences.lengths.unsqueeze(1)
         return torch.where(written, sequences.tokens[:, : sequences.length], 0)
 
 

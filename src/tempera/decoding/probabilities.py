@@ -230,11 +230,11 @@ def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(total > 0, mass / total, otherwise)
 
 
-def excess(p: Tensor, kept: Tensor) -> Tensor:
+def excess(p: Tensor, accepted: Tensor) -> Tensor:
     """Norm[p - kept]+ along the last dimension, the residual of most rules; p if nothing is left.
     Both [..., V].
     """
-    return normalise((p - kept).clamp(min=0), otherwise=p)
+    return normalise((p - accepted).clamp(min=0), otherwise=p)
 
 
 def running_sum(p: Tensor, dtype: torch.dtype) -> Tensor:

@@ -150,9 +150,9 @@ def unit(bits: Tensor) -> Tensor:
     return _shift_right(bits, 11).double() * 2.0**-53
 
 
-def _shift_right(bits: Tensor, places: int) -> Tensor:
+def _shift_right(bits: Tensor, count: int) -> Tensor:
     """Logical shift; torch's shift of int64 keeps the sign."""
-    return (bits >> places) & ((1 << (64 - places)) - 1)
+    return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
 def _signed(constant: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tempera.decoding.interfaces import Draft, Round, Verdict
 from tempera.decoding.loop import Output
 
-UNTESTED, REJECTED, KEPT = 0, 1, 2
+UNTESTED, REJECTED, PASSED = 0, 1, 2
 """What became of a drafted token: the walk never came to it, it was tested in vain, or accepted."""
 LARGEST = 2**18
 """Most drafted tokens that a replay holds, of one image."""
@@ -62,7 +62,7 @@ class DraftLog:
 
 
 def _fates(draft: Draft, verdict: Verdict) -> Tensor:
-    """`UNTESTED`, `REJECTED` or `KEPT` for every node, int64 [B, N].
+    """`UNTESTED`, `REJECTED` or `PASSED` for every node, int64 [B, N].
 
     Siblings are tested in the order of their numbers, and no more after one is kept.
     """
@@ -71,10 +71,10 @@ def _fates(draft: Draft, verdict: Verdict) -> Tensor:
     parents = tree.parents.expand(shape)
     nodes = tree.ids.expand(shape)
     chosen = verdict.path.gather(1, tree.depths.expand(shape) - 1)
-    kept = chosen == nodes
-    reached = (parents < 0) | kept.gather(1, parents.clamp(min=0))
+    accepted = chosen == nodes
+    reached = (parents < 0) | accepted.gather(1, parents.clamp(min=0))
     rejected = reached & ((chosen < 0) | (nodes < chosen))
-    return torch.where(kept, KEPT, torch.where(rejected, REJECTED, UNTESTED))
+    return torch.where(accepted, PASSED, torch.where(rejected, REJECTED, UNTESTED))
 
 
 def replays(

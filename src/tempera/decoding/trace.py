@@ -19,7 +19,7 @@ class Trace:
 
     Attributes:
         max_depth: L.
-        place: place of the token in its round, int32 [B, T], from 1. An accepted draft at place d
+        step: place of the token in its round, int32 [B, T], from 1. An accepted draft at place d
             is a node of depth d.
         origin: `BONUS`, `RESAMPLED` or `ACCEPTED` of `decoding.interfaces`, int8 [B, T].
         logprob: log-probability of the token under the target's sampled distribution, float32 [B,
@@ -40,7 +40,7 @@ class Trace:
     """
 
     max_depth: int
-    place: Tensor
+    step: Tensor
     origin: Tensor
     logprob: Tensor
     tv: Tensor | None = None
@@ -60,7 +60,7 @@ class Trace:
             named |= recorded
         own = {column.name for column in fields(cls)}
         figures = {name: named.pop(name) for name in named.keys() - own}
-        return cls(max_depth, places(named["origin"]), **named, figures=figures)
+        return cls(max_depth, steps(named["origin"]), **named, figures=figures)
 
     def tensors(self) -> dict[str, Tensor]:
         """The columns that are there, by name; the rule's figures are among them."""
@@ -93,26 +93,26 @@ class Trace:
     @property
     def round(self) -> Tensor:
         """Round that emitted each token, int64 [B, T], from 0."""
-        return (self.place == 1).cumsum(-1) - 1
+        return (self.step == 1).cumsum(-1) - 1
 
     @property
     def depth(self) -> Tensor:
         """Depth of an accepted draft, 0 for a token that the target drew, int32 [B, T]: the
         acceptance map.
         """
-        return torch.where(self.origin == ACCEPTED, self.place, 0)
+        return torch.where(self.origin == ACCEPTED, self.step, 0)
 
     @property
     def rounds(self) -> Tensor:
         """Target forward passes each row needed, int64 [B]."""
-        return (self.place == 1).sum(-1)
+        return (self.step == 1).sum(-1)
 
     @property
     def accepted_length(self) -> Tensor:
         """Tokens emitted ÷ rounds, float32 [B]; 1 for plain autoregression, so this is the step
         compression as well.
         """
-        return self.place.shape[1] / self.rounds
+        return self.step.shape[1] / self.rounds
 
     @property
     def tau(self) -> Tensor:
@@ -159,12 +159,12 @@ class Trace:
 
     def columns(self) -> dict[str, Tensor]:
         """What a replay shows of every token, in the order of decoding, [B, T] each."""
-        return {"place": self.place, "origin": self.origin, "logprob": self.logprob}
+        return {"place": self.step, "origin": self.origin, "logprob": self.logprob}
 
     def _by_depth(self, values: Tensor) -> Tensor:
         """Sums of values [B, T] over the tokens at each place, [B, L]."""
         depths = torch.arange(1, self.max_depth + 1, device=values.device)
-        return (values.unsqueeze(-1) * (self.place.unsqueeze(-1) == depths)).sum(1)
+        return (values.unsqueeze(-1) * (self.step.unsqueeze(-1) == depths)).sum(1)
 
 
 class Columns:
@@ -205,7 +205,7 @@ class Recorded:
         self.columns.write(round.sequences, columns)
 
 
-def places(origin: Tensor) -> Tensor:
+def steps(origin: Tensor) -> Tensor:
     """`Trace.place`, int32 [B, T]: a round begins at the first token, and after every drawn one."""
     begins = torch.nn.functional.pad(origin[:, :-1] != ACCEPTED, (1, 0), value=True)
     columns = torch.arange(origin.shape[1], device=origin.device)

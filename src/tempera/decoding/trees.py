@@ -60,8 +60,8 @@ class Block:
         """Tokens at consecutive positions: bool [Q, Q], lower triangular if each sees those before
         it and itself, and full if all see each other.
         """
-        places = torch.arange(len(visible), device=visible.device)
-        return cls(places, places, visible)
+        indices = torch.arange(len(visible), device=visible.device)
+        return cls(indices, indices, visible)
 
     @property
     def per_row(self) -> bool:
@@ -128,9 +128,9 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, _along(index.clamp(min=0), x))
 
 
-def take_one(x: Tensor, place: Tensor) -> Tensor:
+def take_one(x: Tensor, index: Tensor) -> Tensor:
     """Entries of x [B, N, ...] at one place of each of its rows, int64 [B] -> [B, ...]."""
-    return take(x, place.unsqueeze(1)).squeeze(1)
+    return take(x, index.unsqueeze(1)).squeeze(1)
 
 
 def put(x: Tensor, index: Tensor, values: Tensor) -> None:
@@ -367,8 +367,8 @@ class Tree:
         scores = (passed.float().unsqueeze(-2) @ self.path_score.mT).squeeze(-2)
         reached = scores == self.depths  # scores are whole numbers: exact in float32
         # nodes are sorted by depth: the last one that is reached is the deepest
-        places = torch.where(reached, 1 + self.ids, 0)
-        return torch.nn.functional.pad(places, (1, 0)).amax(-1)
+        indices = torch.where(reached, 1 + self.ids, 0)
+        return torch.nn.functional.pad(indices, (1, 0)).amax(-1)
 
     def depth_at(self, stop: Tensor) -> Tensor:
         """Depths of a place in each row, counted 0..N with the root first: int64 [B] -> [B]."""

@@ -68,7 +68,7 @@ class TokenRule(Rule):
         """
         return self.accept(p, q, depth), self.residual(p, q, torch.zeros_like(depth), depth)
 
-    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
+    def accepts_greedily(self, p: Tensor, token: Tensor) -> Tensor:
         """Whether greedy decoding accepts a token, given p at temperature 1: [..., V] and [...] ->
         bool [...]. All siblings are tested against the same p. Override it if the rule also accepts
         other tokens than the most probable one.
@@ -83,8 +83,8 @@ class TokenRule(Rule):
         the arguments see `Rule.walk`.
         """
         if scores.untempered is not None:
-            return _greedily_kept(draft, scores.p, scores.untempered, self)
-        return uniforms[:, : draft.tree.nodes] < drafted_keep_probs(draft, scores.p, self)
+            return _greedily_accepted(draft, scores.p, scores.untempered, self)
+        return uniforms[:, : draft.tree.nodes] < drafted_acceptance_probs(draft, scores.p, self)
 
     @override
     def walk(
@@ -143,7 +143,7 @@ def verify(
     )
 
 
-def _greedily_kept(draft: Draft, p: Tensor, untempered: Tensor, rule: TokenRule) -> Tensor:
+def _greedily_accepted(draft: Draft, p: Tensor, untempered: Tensor, rule: TokenRule) -> Tensor:
     """Which drafted tokens greedy decoding keeps, bool [B, N]: the target's choice, and others that
     the rule takes for as good. A token that is as probable as the choice, which it can be after
     rounding and after top-p, is not the choice.
@@ -152,28 +152,28 @@ def _greedily_kept(draft: Draft, p: Tensor, untempered: Tensor, rule: TokenRule)
     chosen = p.flatten(1).gather(1, parents * p.shape[-1] + draft.tokens) >= 1
     soft = take(untempered, parents)
     as_probable = draft.tokens == soft.argmax(-1)
-    return chosen | (rule.keeps(soft, draft.tokens) & ~as_probable)
+    return chosen | (rule.accepts_greedily(soft, draft.tokens) & ~as_probable)
 
 
-def _origins(tree: Tree, stop: Tensor, accepted: Tensor, places: int) -> Tensor:
+def _origins(tree: Tree, stop: Tensor, accepted: Tensor, length: int) -> Tensor:
     """Origins of a round's tokens, int8 [B, places]; those after the drawn token are undefined."""
-    ahead = torch.arange(places, device=stop.device)
+    ahead = torch.arange(length, device=stop.device)
     at_leaf = tree.at_stop(tree.last_children, stop) < 0
     drawn = torch.where(at_leaf, BONUS, RESAMPLED).unsqueeze(1)
     return torch.where(ahead < accepted.unsqueeze(1), ACCEPTED, drawn).to(torch.int8)
 
 
-def drafted_keep_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tensor:
+def drafted_acceptance_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tensor:
     """The probability that each drafted token passes its test, provided that the walk comes to it:
     what `TokenRule.passed` decides by, [B, N]. A token with p(x) ≥ 1 (a forced one) always does.
     """
     if draft.q is None and rule.local:
-        return _certain_keep_probs(draft, p, rule)
+        return _certain_acceptance_probs(draft, p, rule)
     tree = draft.tree
     if tree.is_chain:
         q = draft.drawn_from(p.shape[-1])
         depths = tree.depths.expand_as(draft.tokens)
-        return _keep_probs(rule, p[:, :-1], q, draft.tokens, depths)
+        return _acceptance_probs(rule, p[:, :-1], q, draft.tokens, depths)
     passing = torch.zeros_like(p[..., 0])  # the last column takes absent children
     target = p
     for rank, test in enumerate(tree.sibling_tests):
@@ -182,12 +182,14 @@ def drafted_keep_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tensor:
         else:  # the parents that have so many children are the first of those before
             earlier = draft.at(test.earlier, p.shape[-1])
             target = rule.residual(target[:, : test.parents.shape[-1]], *earlier)
-        f = _keep_probs(rule, target, *draft.at(test.nodes, p.shape[-1]))
+        f = _acceptance_probs(rule, target, *draft.at(test.nodes, p.shape[-1]))
         passing.scatter_(1, test.nodes.remainder(1 + tree.nodes).expand_as(f), f)
     return passing[:, :-1]
 
 
-def _keep_probs(rule: TokenRule, target: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
+def _acceptance_probs(
+    rule: TokenRule, target: Tensor, q: Tensor, token: Tensor, depth: Tensor
+) -> Tensor:
     """The probability that tokens pass their tests against `target`, [B, M, V] -> [B, M]; 0 for a
     token that its q cannot draw.
     """
@@ -195,9 +197,9 @@ def _keep_probs(rule: TokenRule, target: Tensor, q: Tensor, token: Tensor, depth
     return torch.where(at(target, token) >= 1, 1.0, f)
 
 
-def _certain_keep_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tensor:
-    """`drafted_keep_probs` of tokens that were not drawn, for a local rule: the k-th sibling is
-    tested against p without the first k - 1 of them.
+def _certain_acceptance_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tensor:
+    """`drafted_acceptance_probs` of tokens that were not drawn, for a local rule: the k-th sibling
+    is tested against p without the first k - 1 of them.
     """
     tree = draft.tree
     parents = (1 + tree.parents).expand_as(draft.tokens)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.sequences import Sequences
 from tempera.drafters.draft_files import builder_of, draft_to_train
@@ -49,11 +49,11 @@ class DFlashDraft(SlotDraft):
         prefix = run.started
         self.depth = sequences.depth
         self.greedy = run.head.sampling.greedy
-        run.runner.begin_cache(run.cache, self.depth + self.longest, prefix.keep)
+        run.runner.begin_cache(run.cache, self.depth + self.longest, prefix.mask)
         first = run.runner.roots(prefix.rows) * 0
-        self._inject(run.before_prefix(prefix.keep)[:, 1:], first, prefix.rows)
+        self._inject(run.before_prefix(prefix.mask)[:, 1:], first, prefix.rows)
         block = self._block(prefix.embeds[:, -1:], prefix.rows)
-        self._slots = kept(self._slots, block, prefix.rows)
+        self._slots = persistent(self._slots, block, prefix.rows)
 
     def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Inject the true hidden states at the last root and at the tokens accepted behind it, and
@@ -70,7 +70,7 @@ class DFlashDraft(SlotDraft):
         """
         cache = self.run.cache
         slots = start[:, None] + torch.arange(hidden.shape[1], device=start.device)
-        cache.place(slots, self.run.runner.kv_length(cache), rows)
+        cache.write(slots, self.run.runner.kv_length(cache), rows)
         rotation = self.run.runner.turns_at(slots, rows).to(cache.dtype)
         cast(DFlashModel, self.run.network).inject(hidden.to(cache.dtype), rotation, cache)
 
@@ -80,7 +80,7 @@ class DFlashDraft(SlotDraft):
         """
         run = self.run
         layout = run.runner.layout_of(run.in_a_row(self.longest), run.cache)
-        mask, rotation = run.runner.place(layout, None, run.cache, rows)
+        mask, rotation = run.runner.prepare(layout, None, run.cache, rows)
         root = root.to(run.cache.dtype)
         states: Tensor = run.network(root, root[:, :0], mask, rotation, run.cache)
         return states[:, : self.depth]
@@ -172,9 +172,9 @@ def _with_injected(mask: SharedMask, length: int) -> SharedMask:
     """The mask of `TeacherForcedBatch.unrolled` for K copies of S = `length` positions, whose
     tokens before a root are injected states, not tokens of copy 0: [K·S, S + K·S].
     """
-    places = torch.arange(len(mask.visible), device=mask.visible.device)
-    root = places % length - places // length
-    injected = root[:, None] > places[:length]
+    indices = torch.arange(len(mask.visible), device=mask.visible.device)
+    root = indices % length - indices // length
+    injected = root[:, None] > indices[:length]
     block = mask.visible & (root[:, None] == root)
     padding = torch.cat([mask.padding[:, :length], mask.padding], 1)
     return SharedMask(torch.cat([injected, block], 1), padding)

@@ -54,28 +54,28 @@ def read_draft(kind: type[Network], directory: str | Path) -> Network:
     Raises:
         TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.
     """
-    place = draft_directory(directory)
+    local = draft_directory(directory)
     what = f"a draft of the kind {kind.drafter}"
 
     def build(values: dict[str, Any]) -> Network:
         if "target" in values and "layer_sizes" not in values:
-            raise _earlier(kind, values.get("model"), place)
+            raise _earlier(kind, values.get("model"), local)
         return kind(parse_sizes(kind.config_type, values))
 
     if are_sizes_enough():
-        return sized_network(place, build, what)
-    network = read_network(place, build, what=what)
-    network.identity = sha256_file(place / WEIGHTS)[:16]
+        return sized_network(local, build, what)
+    network = read_network(local, build, what=what)
+    network.identity = sha256_file(local / WEIGHTS)[:16]
     return network
 
 
-def _earlier(kind: type[DraftNetwork], model: object, place: Path) -> TemperaError:
+def _earlier(kind: type[DraftNetwork], model: object, directory: Path) -> TemperaError:
     """The error for a draft whose config.json an earlier version wrote."""
     trained = f"{command('train')} model={model} draft={kind.drafter}"
     return TemperaError(
-        f"{place / CONFIG} was written by an earlier version, without layer_sizes: train the draft "
-        "anew, or write there the config.json of another draft of the same model and options, such "
-        f"as `{trained} steps=1 hydra.run.dir=DIR` makes, with this one's target."
+        f"{directory / CONFIG} was written by an earlier version, without layer_sizes: train the "
+        "draft anew, or write there the config.json of another draft of the same model and "
+        f"options, such as `{trained} steps=1 hydra.run.dir=DIR` makes, with this one's target."
     )
 
 
@@ -92,9 +92,9 @@ def draft_to_decode(
         sizes: further fields of an untrained draft's configuration.
     """
     if path != RANDOM:
-        place = draft_directory(path)
-        other = kind.of_other_layout(place, target)
-        return read_draft(kind, place) if other is None else other
+        local = draft_directory(path)
+        other = kind.of_other_layout(local, target)
+        return read_draft(kind, local) if other is None else other
     network = on_meta(
         lambda: kind.of(
             target.network,

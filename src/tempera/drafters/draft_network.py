@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tempera.decoding.interfaces import DraftModel
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.processor import Place
+from tempera.runtime.processor import Placement
 from tempera.targets.attention import SharedMask
 from tempera.targets.cache import Keys, KVCache
 from tempera.targets.decoder_layer import DecoderLayer, LayerSizes
@@ -123,15 +123,15 @@ class DraftNetwork(nn.Module):
         """
         return torch.ones(count, count, dtype=torch.bool).tril()
 
-    def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the draft reads of a prefix, from the target's embeddings [R, T, H] and `keep`, bool
+    def prefix(self, embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the draft reads of a prefix, from the target's embeddings [R, T, H] and `mask`, bool
         [R, T], which is False on padding.
 
         Returns:
             embeddings [R, T, H]; the tokens whose hidden states it reads, and the tokens that it
             attends to, bool [R, T].
         """
-        return embeds, keep, keep
+        return embeds, mask, mask
 
     def project(self, embeds: Tensor, hidden: Tensor) -> Tensor:
         """What the first layer reads: fc, of `inputs`; without the columns of features if there are
@@ -151,10 +151,10 @@ class DraftNetwork(nn.Module):
             x = layer(x, mask, rotation, cache)
         return x
 
-    def for_decoding(self, place: Place, least_rows: int) -> Self:
+    def for_decoding(self, placement: Placement, least_rows: int) -> Self:
         """A copy for decoding, with packed weights (`packed_linear.PackedLinear`)."""
         network = copy.deepcopy(self)
-        made = place.frozen(network, (network.fc, *network.layers))
+        made = placement.frozen(network, (network.fc, *network.layers))
         if not made.features:  # else drafted tokens need a part of its columns
             made.fc = PackedLinear(made.fc.weight, made.fc.bias, least_rows)  # type: ignore[arg-type]
         for layer in made.layers:
@@ -197,7 +197,7 @@ class DraftNetwork(nn.Module):
         return cls(config)
 
     @classmethod
-    def of_other_layout(cls, place: Path, target: Any) -> Self | None:
+    def of_other_layout(cls, directory: Path, target: Any) -> Self | None:
         """The network of a directory in another layout than ours; None if it is in ours.
 
         Raises:
@@ -230,17 +230,17 @@ def normed_features(hidden: Tensor, width: int) -> Tensor:
     return torch.cat([hidden[..., :width], features], -1)
 
 
-def shifted(hidden: Tensor, keep: Tensor) -> Tensor:
+def shifted(hidden: Tensor, mask: Tensor) -> Tensor:
     """The hidden state before each token; zero at the start and after padding.
 
     Args:
         hidden: the target's hidden states from the first prefix token on, [R, S, H].
-        keep: False on padded prefix tokens, bool [R, T], T ≤ S + 1.
+        mask: False on padded prefix tokens, bool [R, T], T ≤ S + 1.
 
     Returns:
         [R, S + 1, H]; entry t belongs to token t.
     """
-    covered = min(keep.shape[1], hidden.shape[1])
-    real = hidden[:, :covered] * keep[:, :covered, None]
+    covered = min(mask.shape[1], hidden.shape[1])
+    real = hidden[:, :covered] * mask[:, :covered, None]
     first = hidden.new_zeros(len(hidden), 1, hidden.shape[-1])
     return torch.cat([first, real, hidden[:, covered:]], 1)

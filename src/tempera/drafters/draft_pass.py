@@ -17,7 +17,7 @@ from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.trees import Block, InnerNodes, take
 from tempera.drafters.draft_files import check_target
 from tempera.drafters.draft_network import DraftNetwork, shifted
-from tempera.runtime.processor import draft_place
+from tempera.runtime.processor import draft_placement
 from tempera.targets.cache import KVCache
 from tempera.targets.prompt_state import Prefix, PromptState
 from tempera.targets.transformer import TransformerTarget
@@ -30,7 +30,7 @@ class DraftPass:
     Args:
         model: the draft network.
         target: the target, compiled or not; start each batch on it first.
-        dtype: of the draft's weights, see `processor.draft_place`. A coarser one changes q, not
+        dtype: of the draft's weights, see `processor.draft_placement`. A coarser one changes q, not
             what exact rules emit: tokens are drawn from the q that they are tested with.
         ranks: whether its distributions only rank candidates: they are `Sampling.ranking` then,
             else `Sampling.drafting`.
@@ -52,9 +52,9 @@ class DraftPass:
         ranks: bool = False,
     ) -> None:
         check_target(model, target)
-        place = draft_place(dtype, target.dtype, target.device)
-        self.dtype = place.arithmetic
-        self.network = model.for_decoding(place, target.sampling.rows)
+        placement = draft_placement(dtype, target.dtype, target.device)
+        self.dtype = placement.arithmetic
+        self.network = model.for_decoding(placement, target.sampling.rows)
         self.runner = target.runner
         self.head = target.head
         self.head.copy_to(self.dtype)
@@ -79,25 +79,25 @@ class DraftPass:
         """Embed tokens, int64 [B, ...] -> [R, ..., H]."""
         return self.head.embed(tokens, self.network.embed_tokens)
 
-    def before_prefix(self, keep: Tensor) -> Tensor:
+    def before_prefix(self, mask: Tensor) -> Tensor:
         """The target's hidden state before each prefix token of the rows that began last, [R', T,
-        (1 + K)·H]; zero behind tokens that are not in `keep`, bool [R', T].
+        (1 + K)·H]; zero behind tokens that are not in `mask`, bool [R', T].
         """
-        return shifted(self.runner.prefix_hidden[..., : self._width], keep)
+        return shifted(self.runner.prefix_hidden[..., : self._width], mask)
 
     def before_emitted(self, draft: Draft, verdict: Verdict, scores: Scores) -> Tensor:
         """The target's hidden state before each token of a round, [R, L + 1, (1 + K)·H]."""
         hidden = scores.hidden[..., : self._width]
         return hidden if draft.tree.is_chain else take(hidden, self.prompt.by_row(verdict.visited))
 
-    def prefix(self, embeds: Tensor, hidden: Tensor, nodes: int, keep: Tensor) -> Tensor:
+    def prefix(self, embeds: Tensor, hidden: Tensor, nodes: int, mask: Tensor) -> Tensor:
         """Start the rows that began last, in a cache with room for `nodes` tokens behind the image,
         with their first tokens, [R', M, ...]; returns the predicted states, [R', M, H]. Prefix
-        tokens that are not in `keep`, bool [R', T], are hidden.
+        tokens that are not in `mask`, bool [R', T], are hidden.
         """
-        self.runner.begin_cache(self.cache, nodes, keep)
-        placed = self.runner.place_prefix(embeds.shape[1], self.cache, keep)
-        return _run(self.network, self.cache, embeds, hidden, *placed)
+        self.runner.begin_cache(self.cache, nodes, mask)
+        prepared = self.runner.prepare_prefix(embeds.shape[1], self.cache, mask)
+        return _run(self.network, self.cache, embeds, hidden, *prepared)
 
     def rerun(self, embeds: Tensor, hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:
         """Run the tokens that a round emitted, and those right behind them, [R, M, ...]; returns
@@ -105,8 +105,8 @@ class DraftPass:
         number of tokens, int64 [B]. Who sees whom says the network (`DraftNetwork.visible`).
         """
         layout = self.runner.layout_of(self.in_a_row(embeds.shape[1]), self.cache)
-        placed = self.runner.place(layout, self.prompt.start_of(emitted), self.cache)
-        states = _run(self.network, self.cache, embeds, hidden, *placed)
+        prepared = self.runner.prepare(layout, self.prompt.start_of(emitted), self.cache)
+        states = _run(self.network, self.cache, embeds, hidden, *prepared)
         return self.prompt.from_root(states, emitted, count)
 
     def in_a_row(self, count: int) -> Block:
@@ -124,8 +124,8 @@ class DraftPass:
         parents = level.inner_parents
         hidden = take(above, self.prompt.by_row(parents) if level.per_row else parents)
         layout = self.runner.layout_of(level.block, self.cache)
-        placed = self.runner.place(layout, None, self.cache)
-        return _run(self.network, self.cache, self.embed(tokens), hidden, *placed)
+        prepared = self.runner.prepare(layout, None, self.cache)
+        return _run(self.network, self.cache, self.embed(tokens), hidden, *prepared)
 
     def logits(self, states: Tensor) -> Tensor:
         """The logits of predicted states after guidance, [R, M, H] -> [B, M, V]."""

@@ -81,8 +81,8 @@ class DynamicTreeDrafter(Drafter):
         best = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.nodes].sort(-1).values
         chosen = take(tokens, best)
         above = take(parents, best)
-        places = torch.where(above < 0, -1, torch.searchsorted(best, above))
-        tree = Tree(places, self.depth, min(self.branches, self.nodes))
+        parent_nodes = torch.where(above < 0, -1, torch.searchsorted(best, above))
+        tree = Tree(parent_nodes, self.depth, min(self.branches, self.nodes))
         return Draft(chosen, None, tree, broken=has_nan)
 
     def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:

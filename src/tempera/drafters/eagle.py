@@ -7,7 +7,7 @@ hidden size.
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import InnerNodes
@@ -38,9 +38,9 @@ class EagleDraft(DraftModel):
         """Run the prefix; the target must have started the same prompts."""
         prefix = self.run.started
         self.greedy = self.run.head.sampling.greedy
-        embeds, real, seen = self.run.network.prefix(prefix.embeds, prefix.keep)
+        embeds, real, seen = self.run.network.prefix(prefix.embeds, prefix.mask)
         states = self.run.prefix(embeds, self.run.before_prefix(real), nodes, seen)
-        self._predicted = kept(self._predicted, states[:, -1:], prefix.rows)
+        self._predicted = persistent(self._predicted, states[:, -1:], prefix.rows)
 
     def roots(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """The draft's distribution after each row's root, float32 [B, V], and the hidden state that

@@ -137,26 +137,26 @@ class Eagle3Model(DraftNetwork):
 
     @override
     @classmethod
-    def of_other_layout(cls, place: Path, target: TransformerTarget) -> "Eagle3Model | None":
+    def of_other_layout(cls, directory: Path, target: TransformerTarget) -> "Eagle3Model | None":
         """A draft of the `speculators` library.
 
         Raises:
             TemperaError: its architecture is another, or it was made for another target.
         """
-        stated: dict[str, Any] = read_json(place / CONFIG)
+        stated: dict[str, Any] = read_json(directory / CONFIG)
         if "speculators_model_type" not in stated:
             return None
         wanted = {**WAYS, "transformer_layer_config": layer_config(target)}
-        _check_stated(place, stated, wanted)
+        _check_stated(directory, stated, wanted)
         features = tuple(stated["eagle_aux_hidden_state_layer_ids"])
-        tensors = read_tensors(place / WEIGHTS)
-        _check_head(place, tensors, target)
+        tensors = read_tensors(directory / WEIGHTS)
+        _check_head(directory, tensors, target)
         for name in (HEAD, EMBEDDING, TO_DRAFT, TO_TARGET):
             tensors.pop(name, None)
         network, vocab = target.network, target.vocab_size
-        draft = on_meta(lambda: cls.of(network, str(place), vocab, target.identity, features))
-        fill(draft, renamed(tensors, {r"^layers\.0\.": "layer."}), place / WEIGHTS)
-        draft.identity = sha256_file(place / WEIGHTS)[:16]
+        draft = on_meta(lambda: cls.of(network, str(directory), vocab, target.identity, features))
+        fill(draft, renamed(tensors, {r"^layers\.0\.": "layer."}), directory / WEIGHTS)
+        draft.identity = sha256_file(directory / WEIGHTS)[:16]
         return draft
 
 
@@ -200,25 +200,27 @@ def layer_config(target: TransformerTarget) -> dict[str, Any]:
     }
 
 
-def _check_stated(place: Path, stated: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check_stated(directory: Path, stated: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Raise TemperaError for a configuration that says something else."""
     for name, value in wanted.items():
         found = stated.get(name, False if value is False else None)
         if isinstance(value, dict):
-            _check_stated(place, found if isinstance(found, dict) else {}, value)
+            _check_stated(directory, found if isinstance(found, dict) else {}, value)
         elif found != value:
             raise TemperaError(
-                f"the draft in {place} has {name}={json.dumps(found)}, and {json.dumps(value)} is "
-                "needed for this target and for EAGLE-3 as tempera has it: give another draft."
+                f"the draft in {directory} has {name}={json.dumps(found)}, and {json.dumps(value)} "
+                "is needed for this target and for EAGLE-3 as tempera has it: give another draft."
             )
 
 
 @torch.no_grad()
-def _check_head(place: Path, tensors: dict[str, Tensor], target: TransformerTarget) -> None:
+def _check_head(directory: Path, tensors: dict[str, Tensor], target: TransformerTarget) -> None:
     """Raise TemperaError for a draft with other tokens, or with a head of its own."""
     ids, order = ids_of(target)
     if not torch.equal(tensors[TO_DRAFT].nonzero().flatten(), ids):
-        raise TemperaError(f"the draft in {place} drafts other tokens: give one for this target.")
+        raise TemperaError(
+            f"the draft in {directory} drafts other tokens: give one for this target."
+        )
     width = target.head.hidden_size
     probe = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
     ours = target.head.lm_logits(probe.to(target.device, target.dtype))[:, order].cpu().float()
@@ -226,8 +228,8 @@ def _check_head(place: Path, tensors: dict[str, Tensor], target: TransformerTarg
     drawn = ours > ours.min()  # others are forbidden
     if not torch.allclose(ours[drawn], theirs[drawn], rtol=0.05, atol=0.05 * theirs.std().item()):
         raise TemperaError(
-            f"the draft in {place} has its own head, but tempera's drafts use the target's: give "
-            "one that tempera has written."
+            f"the draft in {directory} has its own head, but tempera's drafts use the target's: "
+            "give one that tempera has written."
         )
 
 

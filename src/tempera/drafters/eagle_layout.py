@@ -37,18 +37,18 @@ class PublicDraft(NamedTuple):
     eps: float
 
 
-def read_public(place: Path, target: TransformerTarget) -> PublicDraft:
+def read_public(directory: Path, target: TransformerTarget) -> PublicDraft:
     """Read the draft in a directory.
 
     Raises:
         TemperaError: it cannot be read, or is not of the target's sizes.
     """
-    eps = _stated(place, target)["rms_norm_eps"]
-    file = next(file for file in (place / WEIGHTS, place / PICKLE) if file.is_file())
+    eps = _stated(directory, target)["rms_norm_eps"]
+    file = next(file for file in (directory / WEIGHTS, directory / PICKLE) if file.is_file())
     return PublicDraft(file, _translated(read_tensors(file), target), eps)
 
 
-def _stated(place: Path, target: TransformerTarget) -> dict[str, Any]:
+def _stated(directory: Path, target: TransformerTarget) -> dict[str, Any]:
     """What `config.json` states of which the tensors' sizes tell nothing; all but the epsilon of
     the norms must be as in the target.
     """
@@ -61,13 +61,13 @@ def _stated(place: Path, target: TransformerTarget) -> dict[str, Any]:
     else:
         kind = sizes.model_type.partition("_text")[0]
         wanted["rope_theta"] = sizes.rope_parameters["rope_theta"]
-    files = PretrainedFiles(str(place), (WEIGHTS, PICKLE), "")
+    files = PretrainedFiles(str(directory), (WEIGHTS, PICKLE), "")
     stated = files.stated({"rms_norm_eps": 1e-6, **wanted}, kind)
     for name, value in wanted.items():
         if stated[name] != value:
             raise TemperaError(
-                f"the draft in {place} has {name}={stated[name]}, the target {value}: give a draft "
-                "for this target, or choose its model."
+                f"the draft in {directory} has {name}={stated[name]}, the target {value}: give a "
+                "draft for this target, or choose its model."
             )
     return stated
 

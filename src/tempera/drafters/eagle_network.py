@@ -62,14 +62,14 @@ class EagleModel(DraftNetwork):
 
     @override
     @classmethod
-    def of_other_layout(cls, place: Path, target: TransformerTarget) -> "EagleModel | None":
+    def of_other_layout(cls, directory: Path, target: TransformerTarget) -> "EagleModel | None":
         """The draft that EAGLE's or LANTERN's code wrote; see `eagle_layout`."""
-        if "target" in read_json(place / CONFIG):
+        if "target" in read_json(directory / CONFIG):
             return None
-        public = read_public(place, target)
+        public = read_public(directory, target)
 
         def make() -> EagleModel:
-            made = cls.of(target.network, str(place), target.vocab_size, target.identity)
+            made = cls.of(target.network, str(directory), target.vocab_size, target.identity)
             made.is_public = True
             made.reads_captions = not is_llamagen(target.network)
             sizes = target.network.config
@@ -89,14 +89,14 @@ class EagleModel(DraftNetwork):
         return draft
 
     @override
-    def prefix(self, embeds: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def prefix(self, embeds: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `DraftNetwork.prefix`."""
         if not self.is_public:
-            return embeds, keep, keep
+            return embeds, mask, mask
         if not self.reads_captions and self.embed_tokens is not None:
-            keep = torch.ones_like(keep)
-            embeds = self.embed_tokens(torch.zeros_like(keep, dtype=torch.int64))
-        return embeds, keep, nn.functional.pad(keep[:, :-1], (1, 0), value=False)
+            mask = torch.ones_like(mask)
+            embeds = self.embed_tokens(torch.zeros_like(mask, dtype=torch.int64))
+        return embeds, mask, nn.functional.pad(mask[:, :-1], (1, 0), value=False)
 
 
 def eagle_network(

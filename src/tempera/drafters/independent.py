@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import Block, InnerNodes, Tree
@@ -18,7 +18,7 @@ from tempera.drafters.draft_files import DraftDtype, torch_dtype
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.processor import draft_place
+from tempera.runtime.processor import draft_placement
 from tempera.targets.transformer import TransformerTarget
 
 
@@ -67,7 +67,7 @@ class IndependentDraft(DraftModel):
         if rows is None:
             self._emitted = Tree.chain(sequences.depth).to(sequences.device).block
         runner = self.draft.runner
-        self._states = kept(self._states, runner.run_root(), runner.prefix.rows)
+        self._states = persistent(self._states, runner.run_root(), runner.prefix.rows)
 
     def roots(self, sequences: Sequences) -> tuple[Tensor, None]:
         """The draft's distribution after each row's root, float32 [B, V]; `expand` has what it
@@ -122,7 +122,7 @@ def build_independent(
         smaller: the smaller model that the target's configuration names (`model.independent`).
         target: the target.
         tree: static tree drafted every round.
-        dtype: of the smaller model's weights, see `processor.draft_place`.
+        dtype: of the smaller model's weights, see `processor.draft_placement`.
 
     Raises:
         TemperaError: there is no smaller model, or draft and target do not generate the same
@@ -134,10 +134,10 @@ def build_independent(
             "(model=shapes and llamagen_3b_c2i have one)",
             option="drafter",
         )
-    place = draft_place(torch_dtype(dtype), target.dtype, target.device)
+    placement = draft_placement(torch_dtype(dtype), target.dtype, target.device)
     identity = identity_of(smaller.network)  # before it is rounded, as the target's
-    network = place.frozen(smaller.network, smaller.network.model.layers)
-    text_encoder = place.frozen(smaller.text_encoder)
+    network = placement.frozen(smaller.network, smaller.network.model.layers)
+    text_encoder = placement.frozen(smaller.text_encoder)
     draft = TransformerTarget(network, text_encoder.encode, target.sampling, identity=identity)
     if target.runner.packed:
         draft.pack()

@@ -78,7 +78,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import Draft, Drafter, ImageTarget, Scores, Verdict, drafts
 from tempera.decoding.probabilities import (
     at,
@@ -113,7 +113,7 @@ class Stale:
     Attributes:
         q: the stale distribution of every position of the window, float32 [B, S, V].
         last: the last window, if the redraft `continues`.
-        places: index of each position in the last window, int64 [B, S]; S or more if it was not in
+        indices: index of each position in the last window, int64 [B, S]; S or more if it was not in
             it.
         positions: index in the image, int64 [B, S]; past its end in the last rounds.
         uniforms: this round's uniform draws, [B, `Redraft.draws`·S].
@@ -122,7 +122,7 @@ class Stale:
 
     q: Tensor
     last: Guesses
-    places: Tensor
+    indices: Tensor
     positions: Tensor
     uniforms: Tensor
     noise: Tensor
@@ -133,9 +133,9 @@ class Stale:
         none.
         """
         length = self.q.shape[1]
-        source = self.places.clamp(max=length - 1)
+        source = self.indices.clamp(max=length - 1)
         token = self.last.tokens.gather(1, source)
-        return self.places < length, token, take(self.last.q, source)
+        return self.indices < length, token, take(self.last.q, source)
 
 
 def redraw(stale: Stale) -> Guesses:
@@ -151,9 +151,9 @@ def continued(stale: Stale) -> Guesses:
     distribution, the one under which guesses change least often.
     """
     q = stale.q
-    keep, draw = stale.uniforms.chunk(2, 1)
+    test, draw = stale.uniforms.chunk(2, 1)
     held, token, old = stale.before
-    stays = held & (keep < ratio(at(q, token), at(old, token)))
+    stays = held & (test < ratio(at(q, token), at(old, token)))
     probs = torch.where(held.unsqueeze(-1), excess(q, old), q)
     return Guesses(torch.where(stays, token, sample(probs, draw)), q)
 
@@ -172,10 +172,10 @@ def reused(stale: Stale, threshold: float) -> Guesses:
     """
     q = stale.q
     held, token, old = stale.before
-    keeps = (q > threshold * old) & held.unsqueeze(-1)
-    still = old.masked_fill(~keeps, 0.0)
+    retained = (q > threshold * old) & held.unsqueeze(-1)
+    still = old.masked_fill(~retained, 0.0)
     label = still + (1 - still.sum(-1, keepdim=True)).clamp(min=0) * q
-    return Guesses(torch.where(at(keeps, token), token, sample(q, stale.uniforms)), label)
+    return Guesses(torch.where(at(retained, token), token, sample(q, stale.uniforms)), label)
 
 
 def by_fixed_draws(stale: Stale) -> Guesses:
@@ -303,20 +303,20 @@ class Jacobi(Drafter):
         self, prompts: list[str], sequences: Sequences, uniforms: Tensor, rows: Tensor | None
     ) -> None:
         """Start images. All positions of their first windows are new."""
-        self._noise = kept(self._noise, uniforms, rows)
+        self._noise = persistent(self._noise, uniforms, rows)
         self.window = self.window.to(sequences.device)
         length = self.window.length
         vocab_size = self.target.vocab_size
         stale = len(prompts), self.init.lookback + length + 2, vocab_size
         uniform = torch.full(stale, 1 / vocab_size, device=sequences.device)
-        self._stale = kept(self._stale, uniform, rows)
+        self._stale = persistent(self._stale, uniform, rows)
         tokens = sequences.tokens.new_zeros(len(prompts), length)
         if self.redraft.continues:
             self._guesses = Guesses(
-                kept(self._guesses.tokens, tokens, rows),
-                kept(self._guesses.q, uniform[:, :length], rows),
+                persistent(self._guesses.tokens, tokens, rows),
+                persistent(self._guesses.q, uniform[:, :length], rows),
             )
-        self._emitted = kept(self._emitted, tokens[:, :1], rows)
+        self._emitted = persistent(self._emitted, tokens[:, :1], rows)
 
     def propose(self, sequences: Sequences, uniforms: Tensor) -> Draft:
         """Redraft the guesses and append new positions. See `interfaces.Drafter.propose`."""
@@ -325,11 +325,11 @@ class Jacobi(Drafter):
         emitted = torch.where(sequences.lengths > 0, sequences.emitted, self.window.length + 1)
         self._emitted.copy_(emitted.unsqueeze(1))
         base = sequences.lengths.unsqueeze(1) - self._emitted  # position of place 0
-        places = self._emitted + self.window.ahead
-        positions = base + places
-        new, sources, found = self.init.neighbours(places, base)
-        q = self._distributions(places, new, sources, found)
-        stale = Stale(q, self._guesses, places, positions, draws, self._noise)
+        indices = self._emitted + self.window.ahead
+        positions = base + indices
+        new, sources, found = self.init.neighbours(indices, base)
+        q = self._distributions(indices, new, sources, found)
+        stale = Stale(q, self._guesses, indices, positions, draws, self._noise)
         guesses = self.redraft.draw(stale)
         if self.init.repeats:
             image = sequences.tokens.scatter(1, positions, guesses.tokens)
@@ -354,17 +354,19 @@ class Jacobi(Drafter):
             p = take(p, window.reading[verdict.stop])
         self._stale[:, lookback:-1] = p
 
-    def _distributions(self, places: Tensor, new: Tensor, sources: Tensor, found: Tensor) -> Tensor:
+    def _distributions(
+        self, indices: Tensor, new: Tensor, sources: Tensor, found: Tensor
+    ) -> Tensor:
         """The distribution of every position of the window, [B, S, V]: the stale one, or for a new
         position the uniform one, unless it samples from its neighbour's. For the arguments see
         `WindowInit.neighbours`.
         """
         if self.init.samples:
-            places = torch.where(found, sources, places)
+            indices = torch.where(found, sources, indices)
             new = new & ~found
         lookback = self.init.lookback
         last = lookback + self.window.length  # behind it stands the uniform distribution
-        return take(self._stale, torch.where(new, last + 1, (places + lookback).clamp(0, last)))
+        return take(self._stale, torch.where(new, last + 1, (indices + lookback).clamp(0, last)))
 
     def _draft(self, guesses: Guesses, further: Tensor, start: Tensor) -> Draft:
         """The window as a draft; further candidates of its first places are drawn without

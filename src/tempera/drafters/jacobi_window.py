@@ -114,9 +114,9 @@ def _tree(nodes: int, branches: int, levels: int, shape: Shape) -> list[tuple[in
 
 
 def _column(path: tuple[int, ...], length: int, branches: int) -> int:
-    place = len(path) - 1
+    index = len(path) - 1
     rank = path[-1]
-    return place if rank == 0 else length + place * (branches - 1) + rank - 1
+    return index if rank == 0 else length + index * (branches - 1) + rank - 1
 
 
 def _reading(paths: list[tuple[int, ...]], length: int) -> list[list[int]]:
@@ -174,11 +174,11 @@ class WindowInit:
         reach = length if refinement else 0
         self.lookback = max(0, self._columns - 1 - reach) if kind == "vertical_sample" else 0
 
-    def neighbours(self, places: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def neighbours(self, indices: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Find the new positions and their neighbours.
 
         Args:
-            places: place of every position of the window in the last round, int64 [B, S].
+            indices: place of every position of the window in the last round, int64 [B, S].
             base: position of place 0 in the last round, int64 [B, 1].
 
         Returns:
@@ -186,12 +186,12 @@ class WindowInit:
             [B, S], at most S; and which new positions have a neighbour, bool [B, S].
         """
         # the last place that no new position has: S, or that of the last emitted token
-        last = places[:, :1] - 1
+        last = indices[:, :1] - 1
         if self.refinement:
             last = torch.full_like(last, self.length)
-        new = places > last
-        steps = (places - last + self._columns - 1).div(self._columns, rounding_mode="floor")
-        sources = places - steps * self._columns
+        new = indices > last
+        steps = (indices - last + self._columns - 1).div(self._columns, rounding_mode="floor")
+        sources = indices - steps * self._columns
         has_neighbour = torch.zeros_like(new)
         if self.repeats or self.samples:
             has_neighbour = base + sources >= 0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import InnerNodes, take
@@ -76,10 +76,10 @@ class MedusaDraft(DraftModel):
         prefix = self.run.started
         self.depth = sequences.depth
         self.greedy = self.run.head.sampling.greedy
-        before = self.run.before_prefix(prefix.keep)
+        before = self.run.before_prefix(prefix.mask)
         count = len(self._reach)
         padded = nn.functional.pad(before, (0, 0, count, 0))
-        self._states = kept(self._states, padded[:, -count:], prefix.rows)
+        self._states = persistent(self._states, padded[:, -count:], prefix.rows)
 
     def roots(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """The first head's distribution, float32 [B, V], and the logits of all, [B, L, V]."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import kept, static
+from tempera.decoding.compiled import persistent, static
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import InnerNodes
@@ -87,10 +87,10 @@ class ParallelDraft(SlotDraft):
         prefix = self.run.started
         self.depth = sequences.depth
         self.greedy = self.run.head.sampling.greedy
-        hidden = self.run.before_prefix(prefix.keep)
+        hidden = self.run.before_prefix(prefix.mask)
         behind = self._with_masks(prefix.embeds, hidden)
-        states = self.run.prefix(*behind, 2 * self.depth, prefix.keep)
-        self._slots = kept(self._slots, states[:, -self.depth :], prefix.rows)
+        states = self.run.prefix(*behind, 2 * self.depth, prefix.mask)
+        self._slots = persistent(self._slots, states[:, -self.depth :], prefix.rows)
 
     def observe(self, sequences: Sequences, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Run the emitted tokens with the true hidden states before them, and the masks."""

@@ -136,7 +136,7 @@ class TestedDrafts:
         tree = priced[0].tree
         rounds = PricedRounds.equal(
             tree.to(torch.device("cpu")),
-            selected(round.keep for round in priced),
+            selected(round.accept_probs for round in priced),
             selected(round.divergence for round in priced),
         )
         return Statistics(selected(ratios) if tree.is_chain else None, rounds)
@@ -188,9 +188,9 @@ def record(
             decode(target, drafter, Exact(), streams, texts, watch=watch)
             batches.append(tested.statistics(target.length))
     ratios = [batch.ratios for batch in batches if batch.ratios is not None]
-    keep = torch.cat([batch.rounds.keep for batch in batches])
+    accept_probs = torch.cat([batch.rounds.accept_probs for batch in batches])
     divergence = torch.cat([batch.rounds.divergence for batch in batches])
-    rounds = PricedRounds.equal(batches[0].rounds.tree, keep, divergence)
+    rounds = PricedRounds.equal(batches[0].rounds.tree, accept_probs, divergence)
     return Statistics(torch.cat(ratios) if ratios else None, rounds)
 
 
@@ -217,7 +217,7 @@ def save_statistics(path: Path, statistics: Statistics, measured_with: Mapping[s
     """Write the statistics and the options that they were measured with."""
     rounds = statistics.rounds
     tensors = {
-        "keep": rounds.keep,
+        "keep": rounds.accept_probs,
         "divergence": rounds.divergence,
         "parents": rounds.tree.parents,
         "prices": torch.tensor(GRID),
@@ -259,11 +259,11 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
 
 def _check(rounds: PricedRounds, ratios: Tensor | None) -> None:
     """Raise ValueError unless such statistics can have been measured."""
-    count = len(rounds.keep)
+    count = len(rounds.accept_probs)
     nodes = rounds.tree.nodes
     prices = len(GRID)
     expected: list[tuple[Tensor, tuple[int, ...], float]] = [
-        (rounds.keep, (count, nodes, prices), 1 + 1e-4),
+        (rounds.accept_probs, (count, nodes, prices), 1 + 1e-4),
         (rounds.divergence, (count, 1 + nodes, prices), math.inf),
     ]
     if ratios is not None:

@@ -53,8 +53,8 @@ def generate(
     """
     if not waiting:
         return
-    kept = Store(directory / REPLAYS, store.identity)
-    drafts = DraftLog(kept.missing(replayed))
+    replay_store = Store(directory / REPLAYS, store.identity)
+    drafts = DraftLog(replay_store.missing(replayed))
     watch: list[Watcher] = watchers(progress)
     if isinstance(pipeline.target, Target):
         watch.append(drafts)
@@ -62,7 +62,7 @@ def generate(
     for done in pipeline.decoded(waiting, size, diagnostics=diagnostics, watch=watch):
         ids = [prompt.id for prompt in done.prompts]
         if shown := replays(ids, done.output, drafts, pipeline.target.grid):
-            kept.add(shown)
+            replay_store.add(shown)
         memory = peak_memory(pipeline.device)
         store.add([{**row, "memory": memory} for row in records(done)])
         with suppress(Exception):
@@ -82,14 +82,14 @@ def restore_pictures(
         TemperaError: one is not a picture of this run.
     """
     paths = [picture_path(directory, row["id"]) for row in rows]
-    lost = [place for place, path in enumerate(paths) if not is_whole(path, made_by)]
+    lost = [index for index, path in enumerate(paths) if not is_whole(path, made_by)]
     with side_service(
         f"{len(lost)} pictures cannot be made ({{why}}): their tokens are in {directory}, and the "
         "same command tries again."
     ):
-        for place in lost:
-            tokens = torch.tensor([np.asarray(rows[place]["tokens"]).tolist()])
-            (picture,) = pipeline.pictures(tokens, [rows[place]["text"]])
-            write_picture(paths[place], picture, made_by)
+        for index in lost:
+            tokens = torch.tensor([np.asarray(rows[index]["tokens"]).tolist()])
+            (picture,) = pipeline.pictures(tokens, [rows[index]["text"]])
+            write_picture(paths[index], picture, made_by)
         return True
     return False

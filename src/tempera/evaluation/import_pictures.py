@@ -53,17 +53,21 @@ class Folders:
         return directory
 
 
-def runs_at(place: Path) -> list[Path]:
+def runs_at(directory: Path) -> list[Path]:
     """The run directories at or below a place; none for a folder of pictures.
 
     Raises:
         TemperaError: it is no directory.
     """
-    if not place.is_dir():
+    if not directory.is_dir():
         raise TemperaError(
-            f"{place} is not a directory: give a run, or a folder of pictures.", option="runs"
+            f"{directory} is not a directory: give a run, or a folder of pictures.", option="runs"
         )
-    return [place] if (place / "run.json").is_file() else directories_with(place, "run.json")
+    return (
+        [directory]
+        if (directory / "run.json").is_file()
+        else directories_with(directory, "run.json")
+    )
 
 
 def import_pictures(
@@ -82,12 +86,12 @@ def import_pictures(
         TemperaError: the directory is of something else, or holds another picture or text under an
             id.
     """
-    place = str(folder.resolve())
-    identity = {"method": folder.resolve().name, "folder": place}
+    source = str(folder.resolve())
+    identity = {"method": folder.resolve().name, "folder": source}
     prompts = [one.prompt for one in shown]
     about = {
         "name": identity["method"],
-        "data": {"prompts": place, "preset": "folder", **described(prompts)},
+        "data": {"prompts": source, "preset": "folder", **described(prompts)},
         "changes": {},
         "drawn_by": drawn_by,
         "exact": False,

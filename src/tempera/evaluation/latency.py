@@ -29,7 +29,7 @@ from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Round
 from tempera.decoding.loop import Decoding, Output
 from tempera.decoding.timing import PARTS, Clock
-from tempera.decoding.verification import TokenRule, drafted_keep_probs
+from tempera.decoding.verification import TokenRule, drafted_acceptance_probs
 from tempera.evaluation.pipeline import Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
@@ -114,12 +114,12 @@ def measure(
     shared = {} if plain is None else plain.rows()
     warm = set[bool]()
     timed: list[Row] = []
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         row = known.get(group[0].id)
         if row is None:
             ar = shared.get(_name_of(group), {}).get("ar")
-            row = _timed(pipeline, group, ar, place, warm)
-            if batch_size == 1 and place < CLOCKED:
+            row = _timed(pipeline, group, ar, index, warm)
+            if batch_size == 1 and index < CLOCKED:
                 row |= _parts(pipeline, group)
             if plain is not None and ar is None:
                 plain.add([{"id": _name_of(group), "ar": row["ar"]}])
@@ -137,13 +137,13 @@ def _suffices(interval: Interval, width: float) -> bool:
 
 
 def _timed(
-    pipeline: Pipeline, group: list[Prompt], ar: float | None, place: int, warm: set[bool]
+    pipeline: Pipeline, group: list[Prompt], ar: float | None, index: int, warm: set[bool]
 ) -> Row:
     """Time a batch of the kinds that it lacks, which take turns in being the first.
 
     Args:
         ar: seconds of plain autoregression, if they are known.
-        place: of the batch.
+        index: of the batch.
         warm: kinds that ran before, by whether they are plain; those that run now are added.
     """
     method = pipeline.method
@@ -152,7 +152,7 @@ def _timed(
         if kind.is_plain not in warm:
             _warm_up(pipeline, group, kind)
             warm.add(kind.is_plain)
-    row = _time_one(pipeline, group, kinds if place % 2 == 0 else kinds[::-1])
+    row = _time_one(pipeline, group, kinds if index % 2 == 0 else kinds[::-1])
     return row if "ar" in row else row | {"ar": ar}
 
 
@@ -179,8 +179,8 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
     rounded = -(-count // size) * size
     chosen = list(prompts[:rounded])
     for number in range(len(prompts), rounded):
-        repetition, place = divmod(number, len(prompts))
-        prompt = prompts[place]
+        repetition, index = divmod(number, len(prompts))
+        prompt = prompts[index]
         chosen.append(Prompt(f"{prompt.id}-again-{repetition}", prompt.text))
     return chosen
 
@@ -244,7 +244,7 @@ class _TestClock:
     def __call__(self, round: Round) -> None:
         """After each round."""
         start = self.pipeline.now()
-        drafted_keep_probs(round.draft, round.scores.p, self.rule)
+        drafted_acceptance_probs(round.draft, round.scores.p, self.rule)
         self.seconds += self.pipeline.now() - start
 
 
@@ -319,7 +319,7 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> bootstrap.Array:
     return np.array([row[name] for row in rows], np.float64)
 
 
-def place_of(machine: str, batch_size: int) -> str:
+def timing_name(machine: str, batch_size: int) -> str:
     """The name of the directory of a machine's timings."""
     return machine if batch_size == 1 else f"{machine}-batch-{batch_size}"
 

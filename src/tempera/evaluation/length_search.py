@@ -101,9 +101,9 @@ def search(
     lengths: dict[float, float] = {}
 
     @cache
-    def error(place: float) -> float:
+    def error(log_value: float) -> float:
         """Of the measured length; 0 within the tolerance, where Brent's method stops."""
-        value = float(f"{math.exp(place):.6g}")
+        value = float(f"{math.exp(log_value):.6g}")
         lengths[value] = measure(value)
         difference = lengths[value] - wanted
         return 0.0 if abs(difference) <= tolerance else difference

@@ -121,7 +121,7 @@ class Decoded:
     """Images that were completed in one round.
 
     Attributes:
-        places: of their prompts in the list that was decoded.
+        indices: of their prompts in the list that was decoded.
         prompts: their prompts.
         output: their tokens and trace.
         seconds: what each took, with its text encoder but not the image decoder: its shares of the
@@ -129,7 +129,7 @@ class Decoded:
         batch: how many are decoded together at most.
     """
 
-    places: list[int]
+    indices: list[int]
     prompts: Sequence[Prompt]
     output: Output
     seconds: list[float]
@@ -203,10 +203,10 @@ class Pipeline:
         finished = self.method.finished(
             target, streams, texts, diagnostics=diagnostics, watch=watchers, rows=rows
         )
-        for places, output in finished:
-            seconds = [clock.seconds.pop(place) for place in places]
-            done = [prompts[place] for place in places]
-            yield Decoded(places, done, output, seconds, rows)
+        for indices, output in finished:
+            seconds = [clock.seconds.pop(index) for index in indices]
+            done = [prompts[index] for index in indices]
+            yield Decoded(indices, done, output, seconds, rows)
             clock.restart()
 
     def pictures(self, tokens: Tensor, prompts: Sequence[str] = ()) -> NDArray[np.uint8]:
@@ -248,7 +248,7 @@ def pictures_of(
         prompts: their texts, for a decoder that reads them.
     """
     codes = tokens[:, -math.prod(grid) :].unflatten(1, grid)
-    alone = [slice(place, place + 1) for place in range(len(codes))]
+    alone = [slice(index, index + 1) for index in range(len(codes))]
     return np.concatenate([_decoded(decoder, device, codes[one], prompts[one]) for one in alone])
 
 
@@ -257,8 +257,8 @@ def _decoded(
 ) -> NDArray[np.uint8]:
     """Pictures of codes [B, h, w, …]; see `pictures_of`."""
     if isinstance(decoder, nn.Module):
-        places = (weight.device for weight in decoder.parameters())
-        device = next((place for place in places if place.type != "meta"), device)  # offloaded
+        indices = (weight.device for weight in decoder.parameters())
+        device = next((index for index in indices if index.type != "meta"), device)  # offloaded
     try:
         texts = [prompts] if getattr(decoder, "reads_prompts", False) else []
         images: Tensor = decoder.decode_codes(codes.to(device), *texts)

@@ -26,13 +26,13 @@ from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.sequences import Sequences
 from tempera.decoding.trace import Trace
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import TokenRule, drafted_keep_probs
+from tempera.decoding.verification import TokenRule, drafted_acceptance_probs
 from tempera.evaluation.calibration import TestedDrafts
 from tempera.rules.standard import BlockVerification
 
 
 @dataclass(frozen=True)
-class KeepNothing(Rule):
+class AcceptNothing(Rule):
     """Draw one token from the target in every round, whatever was drafted: plain autoregression
     with drafts at every token.
     """
@@ -75,21 +75,21 @@ class TestedRule:
             draft = Draft(draft.tokens[:, : self.depth], q, tree)
             p = p[:, : 1 + self.depth]
         outcome = p.new_zeros(len(p), 3, 1 + draft.tree.nodes)
-        kept = outcome[:, 0]
-        kept[:, 0] = 1
+        accepted = outcome[:, 0]
+        accepted[:, 0] = 1
         if isinstance(self.rule, BlockVerification):
-            kept[:, 1:] = self.rule.kept_probs(draft, p)
+            accepted[:, 1:] = self.rule.prefix_acceptance_probs(draft, p)
             return outcome
-        kept[:, 1:] = drafted_keep_probs(draft, p, self.rule).cumprod(-1)
+        accepted[:, 1:] = drafted_acceptance_probs(draft, p, self.rule).cumprod(-1)
         if not self.rule.exact:
             tv, kl = mean_terms(draft, p, self.rule)
-            outcome[:, 1] = torch.where(kept > 0, kept * tv, 0.0)
-            outcome[:, 2] = torch.where(kept > 0, kept * kl, 0.0)
+            outcome[:, 1] = torch.where(accepted > 0, accepted * tv, 0.0)
+            outcome[:, 2] = torch.where(accepted > 0, accepted * kl, 0.0)
         return outcome
 
 
 def law_watcher(rules: Sequence[TestedRule]) -> TestedDrafts:
-    """A watcher of `KeepNothing` that tests drafted chains under several rules."""
+    """A watcher of `AcceptNothing` that tests drafted chains under several rules."""
     return TestedDrafts(lambda draft, p: [rule.outcome(draft, p) for rule in rules])
 
 
@@ -127,10 +127,10 @@ class RoundLaws:
                 L ≥ depth.
             depth: how many drafts a round may keep.
         """
-        kept, tv, nats = outcomes[..., : 1 + depth].unbind(2)
-        ends = kept - torch.nn.functional.pad(kept[..., 1:], (0, 1))
-        length = kept.shape[1]
-        begins = torch.zeros_like(kept[..., 0])
+        accepted, tv, nats = outcomes[..., : 1 + depth].unbind(2)
+        ends = accepted - torch.nn.functional.pad(accepted[..., 1:], (0, 1))
+        length = accepted.shape[1]
+        begins = torch.zeros_like(accepted[..., 0])
         begins[:, 0] = 1
         visits = torch.zeros_like(begins)
         rounds = torch.zeros_like(begins)
@@ -143,15 +143,15 @@ class RoundLaws:
             begins = after[:, :length]
             if begins.sum() < 1e-9:
                 break
-        places = torch.arange(length).unsqueeze(-1) + torch.arange(1 + depth)
-        counted = (places < length) & (torch.arange(1 + depth) < depth)  # a bonus token adds none
+        indices = torch.arange(length).unsqueeze(-1) + torch.arange(1 + depth)
+        counted = (indices < length) & (torch.arange(1 + depth) < depth)  # a bonus token adds none
         weights = visits.unsqueeze(-1) * counted / len(visits)
         return cls(rounds, float((weights * tv).sum()), float((weights * nats).sum() / length))
 
     @classmethod
     def counted(cls, trace: Trace) -> "RoundLaws":
         """Of images that a lossless method has decoded."""
-        length = trace.place.shape[1]
+        length = trace.step.shape[1]
         return cls(torch.nn.functional.one_hot(trace.rounds.cpu() - 1, length).double())
 
     @property

@@ -202,11 +202,11 @@ def _timed(run: Evaluation, prompts: Sequence[Prompt], batch_size: int = 1) -> N
         return
     plan = run.plan
     machine = latency.machine(run.pipeline.device)
-    place = plan.directory / "timings" / latency.place_of(machine, batch_size)
-    store = Store(place, plan.made_by, latency.COLUMNS)
+    directory = plan.directory / "timings" / latency.timing_name(machine, batch_size)
+    store = Store(directory, plan.made_by, latency.COLUMNS)
     plain = None
     if plan.shared is not None:
-        shared = plan.shared / latency.place_of(machine, batch_size)
+        shared = plan.shared / latency.timing_name(machine, batch_size)
         plain = Store(shared, plan.shared.name, latency.PLAIN)
     groups = prompts[::batch_size]
     width = run.protocol.width

@@ -13,7 +13,7 @@ from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
 from tempera.runtime.installation import commit
 from tempera.runtime.network_identity import identity_of
-from tempera.runtime.processor import Place
+from tempera.runtime.processor import Placement
 
 PACKAGES = ("tempera-decoding", "torch", "transformers")
 """Distributions whose versions are recorded with a run."""
@@ -31,7 +31,7 @@ def run_identity(
     method: str | None,
     pipeline: Pipeline,
     verification: Mapping[str, Any],
-    place: Place,
+    placement: Placement,
 ) -> dict[str, Any]:
     """The run's identity: the settings that its numbers depend on, and the networks.
 
@@ -40,16 +40,16 @@ def run_identity(
         method: Hydra's choice of a method.
         pipeline: target, method and image decoder, built.
         verification: how drafts are verified (`tempera.config.parts.Parts.verification`).
-        place: of the target, with the dtype of its weights.
+        placement: of the target, with the dtype of its weights.
     """
     target = pipeline.target
     decoder = pipeline.image_decoder
     described = pipeline.method.describe()
-    quantised = {} if place.quantised is None else {"weights_dtype": place.quantised}
+    quantised = {} if placement.quantised is None else {"weights_dtype": placement.quantised}
     return {
         "method": method or described["method"],
         **settings,
-        "dtype": place.dtype_name,
+        "dtype": placement.dtype_name,
         **quantised,
         "compiled": target.compiled or None,
         "target": target.identity,

@@ -108,9 +108,11 @@ def _records(own: Pictured, run: Mapping[str, Any]) -> list[Row]:
 def _timings(own: Pictured, run: Mapping[str, Any], ids: Sequence[str]) -> dict[int, list[Row]]:
     """Timings by batch size, on the machine that the run was last started on."""
     timings = {}
-    places = own.directory / "timings"
+    stored_timings = own.directory / "timings"
     for size in run["timed"]:
-        store = Store(places / latency.place_of(run["machine"], size), own.made_by, latency.COLUMNS)
+        store = Store(
+            stored_timings / latency.timing_name(run["machine"], size), own.made_by, latency.COLUMNS
+        )
         timed = store.rows()
         rows = [timed[name] for name in ids if name in timed]
         timings[size] = rows if size == 1 else list(timed.values())

@@ -16,7 +16,7 @@ from tempera.errors import TemperaError
 from tempera.evaluation.benchmark import time_rounds
 from tempera.evaluation.pipeline import Method
 from tempera.evaluation.round_laws import (
-    KeepNothing,
+    AcceptNothing,
     RoundLaws,
     TestedRule,
     decoded,
@@ -212,7 +212,7 @@ def _laws(
         deepest = max(shapes, key=lambda drafter: drafter.depth)
         rules = list(dict.fromkeys(rule for _, rule in with_draft))
         watcher = law_watcher(rules)
-        decoded(target, deepest, KeepNothing(), prompts, seed, target.device, [watcher])
+        decoded(target, deepest, AcceptNothing(), prompts, seed, target.device, [watcher])
         by_rule = outcomes(watcher, rules)
         for candidate, rule in with_draft:
             depth = drafters[candidate.shape].depth

@@ -145,9 +145,9 @@ class Wavy(Denoiser):
             cumulative = (torch.special.ndtr(standard) * before).sum(0) * step
             unscaled = (torch.exp(-0.5 * standard**2) / kernel.std * before).sum(0)
             density = unscaled * step / math.sqrt(2 * math.pi)
-        place = ((tokens.double() + 9) / step).clamp(0, len(grid) - 1.001)
-        low = place.long()
-        share = torch.lerp(cumulative[low], cumulative[low + 1], place - low)
+        grid_index = ((tokens.double() + 9) / step).clamp(0, len(grid) - 1.001)
+        low = grid_index.long()
+        share = torch.lerp(cumulative[low], cumulative[low + 1], grid_index - low)
         out: Tensor = torch.special.ndtri(share.clamp(1e-12, 1 - 1e-12))
         return out
 
@@ -197,12 +197,12 @@ class Toy:
     def begin(self, prompts: list[str], rows: Tensor | None = None) -> None:
         """Every prompt has the same law."""
 
-    def conditions(self, context: Context, places: Tensor, after: Tensor) -> Tensor:
+    def conditions(self, context: Context, indices: Tensor, after: Tensor) -> Tensor:
         """See `Model`."""
         is_decoded = torch.arange(self.length) < context.lengths.unsqueeze(1)
         tokens = context.tokens[:, : self.length]
         decoded = torch.where(is_decoded.unsqueeze(-1), tokens, torch.zeros(()))
-        positions = context.order.gather(1, places)
+        positions = context.order.gather(1, indices)
         return self.offsets[positions] + self.weights[positions] @ decoded
 
     def whiten(self, output: Output) -> Tensor:
@@ -214,11 +214,11 @@ class Toy:
         tokens = output.tokens.gather(1, trace.order.unsqueeze(-1).expand_as(output.tokens))
         rows = torch.arange(len(tokens))
         whitened = []
-        for place in range(self.length):
-            context = Context(rows, tokens, trace.order, torch.full_like(rows, place), place)
-            places = torch.full_like(rows, place).unsqueeze(1)
-            conditions = self.conditions(context, places, places + 1)
-            whitened.append(self.head.whiten(conditions[:, 0], tokens[:, place]))
+        for index in range(self.length):
+            context = Context(rows, tokens, trace.order, torch.full_like(rows, index), index)
+            indices = torch.full_like(rows, index).unsqueeze(1)
+            conditions = self.conditions(context, indices, indices + 1)
+            whitened.append(self.head.whiten(conditions[:, 0], tokens[:, index]))
         return torch.cat(whitened, dim=1)
 
 

@@ -26,7 +26,7 @@ import torch
 from scipy.stats import chi2, poisson
 from torch import Tensor
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Rule, Scores, Verdict
 from tempera.decoding.loop import Output, decode
 from tempera.decoding.probabilities import Sampling, Tables, total_variation
@@ -100,7 +100,7 @@ class TableTarget:
 
     def begin(self, prompts: list[str], nodes: int, rows: Tensor | None = None) -> None:
         """Every row starts at the empty prefix, whatever its prompt."""
-        self._roots = kept(self._roots, torch.zeros(len(prompts), dtype=torch.int64), rows)
+        self._roots = persistent(self._roots, torch.zeros(len(prompts), dtype=torch.int64), rows)
 
     def score(self, draft: Draft, longest: int) -> Scores:
         """Look the root and every node up; the hidden states are empty, [B, 1 + N, 0]."""
@@ -147,7 +147,7 @@ class TableDraft(DraftModel):
         self, prompts: list[str], nodes: int, sequences: Sequences, rows: Tensor | None = None
     ) -> None:
         """Every row starts at the empty prefix."""
-        self._roots = kept(self._roots, torch.zeros(len(prompts), dtype=torch.int64), rows)
+        self._roots = persistent(self._roots, torch.zeros(len(prompts), dtype=torch.int64), rows)
 
     def roots(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Q after the root, [B, V], and the prefixes up to it, [B, 1]."""
@@ -195,8 +195,8 @@ def _follow(prefixes: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
 
 
 def _advance(prefixes: Tensor, verdict: Verdict, emitted: Tensor, vocab_size: int) -> Tensor:
-    for place, token in enumerate(verdict.tokens.unbind(1)):
-        prefixes = torch.where(place < emitted, _follow(prefixes, token, vocab_size), prefixes)
+    for index, token in enumerate(verdict.tokens.unbind(1)):
+        prefixes = torch.where(index < emitted, _follow(prefixes, token, vocab_size), prefixes)
     return prefixes
 
 
@@ -308,8 +308,8 @@ def _keyed(rows: int, seed: int) -> RandomStreams:
 
 def emitted_law(tokens: Tensor, vocab_size: int) -> Tensor:
     """Count each sequence: int64 [B, T] -> counts [V^T], in lexicographic order."""
-    places = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
-    return torch.bincount((tokens * places).sum(-1), minlength=vocab_size ** tokens.shape[1])
+    powers = vocab_size ** torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
+    return torch.bincount((tokens * powers).sum(-1), minlength=vocab_size ** tokens.shape[1])
 
 
 def check(

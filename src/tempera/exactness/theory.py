@@ -27,7 +27,7 @@ class Visit:
     Attributes:
         reach: probability that the round arrives here with all i drafts accepted, Q(x_1:i)·Π f.
         p: the target's distribution.
-        kept: q·f, the part of the draft's distribution that is kept.
+        accepted: q·f, the part of the draft's distribution that is kept.
         rejected: 1 - Σ q·f.
         residual: G, the distribution that replaces a rejected token; the mean over rejected tokens
             if it depends on the token.
@@ -35,14 +35,14 @@ class Visit:
 
     reach: Tensor
     p: Tensor
-    kept: Tensor
+    accepted: Tensor
     rejected: Tensor
     residual: Tensor
 
     @property
     def emitted(self) -> Tensor:
         """The distribution of the token here: q·f + (1 - Σ q·f)·G."""
-        return self.kept + self.rejected.unsqueeze(-1) * self.residual
+        return self.accepted + self.rejected.unsqueeze(-1) * self.residual
 
 
 def visits(p: Tables, q: Tables, rule: TokenRule, length: int) -> Iterator[Visit]:
@@ -53,16 +53,16 @@ def visits(p: Tables, q: Tables, rule: TokenRule, length: int) -> Iterator[Visit
         here_q = q[depth - 1]
         depths = torch.full(here_p.shape[:1], depth)
         f = torch.where(here_p >= 1, 1.0, rule.accept(here_p, here_q, depths))
-        kept = here_q * f
+        accepted = here_q * f
         visit = Visit(
             reach,
             here_p,
-            kept,
-            1 - kept.sum(-1),
-            _mean_residual(rule, here_p, here_q, here_q - kept, depths),
+            accepted,
+            1 - accepted.sum(-1),
+            _mean_residual(rule, here_p, here_q, here_q - accepted, depths),
         )
         yield visit
-        reach = (visit.reach.unsqueeze(-1) * kept).flatten()
+        reach = (visit.reach.unsqueeze(-1) * accepted).flatten()
 
 
 def _mean_residual(
@@ -82,7 +82,7 @@ def _mean_residual(
 def expected_emitted(p: Tables, q: Tables, rule: TokenRule, length: int) -> float:
     """E[τ + 1] of a round (Eq. 7)."""
     return 1 + sum(
-        float((visit.reach.unsqueeze(-1) * visit.kept).sum())
+        float((visit.reach.unsqueeze(-1) * visit.accepted).sum())
         for visit in visits(p, q, rule, length)
     )
 
@@ -121,10 +121,10 @@ def perturbed(
         here_p = p[depth - 1]
         here_q = q[depth - 1]
         f = rule.accept(here_p, here_q, torch.full(here_p.shape[:1], depth))
-        kept = here_q * (f + change)
-        local = ((here_p - kept).abs().sum(-1) - (here_q - kept).sum(-1)) / 2
+        accepted = here_q * (f + change)
+        local = ((here_p - accepted).abs().sum(-1) - (here_q - accepted).sum(-1)) / 2
         bound += float((reach * local).sum())
-        reach = (reach.unsqueeze(-1) * kept).flatten()
+        reach = (reach.unsqueeze(-1) * accepted).flatten()
         tokens += float(reach.sum())
     return tokens, bound
 
@@ -198,8 +198,8 @@ def decoded_law(p: Tables, q: Tables, rule: TokenRule, tree: Tree, tokens: int) 
                     test(siblings[1:], residual, normalise(rest, otherwise=draft), rejected)
 
         test(children[node], p[length], q[length], weight)
-        for child, kept in arrive.items():
-            walk(1 + child, length + 1, depth + 1, kept)
+        for child, reached in arrive.items():
+            walk(1 + child, length + 1, depth + 1, reached)
 
     for start in range(tokens):
         walk(0, start, 1, begins[start])

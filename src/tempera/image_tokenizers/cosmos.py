@@ -123,11 +123,11 @@ def load_cosmos(weights: str, files: list[str], hub: str, codes: int = 64000) ->
 
 def _script(files: PretrainedFiles) -> Any:
     """The TorchScript module in the first of these files."""
-    place: Path = files.find()[0]
+    path: Path = files.find()[0]
     try:
-        return torch.jit.load(place, map_location="cpu").eval()
+        return torch.jit.load(path, map_location="cpu").eval()
     except RuntimeError as problem:
-        raise TemperaError(f"{place} is not TorchScript: download it again.") from problem
+        raise TemperaError(f"{path} is not TorchScript: download it again.") from problem
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

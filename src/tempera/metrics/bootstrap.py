@@ -72,9 +72,9 @@ def ratio(numerators: Array, denominators: Array, resamples: int = 1000) -> Inte
     """Σ numerators ÷ Σ denominators with a percentile interval. Units whose denominator is 0 are
     left out.
     """
-    keep = np.asarray(denominators) > 0
-    above = np.asarray(numerators, np.float64)[keep]
-    below = np.asarray(denominators, np.float64)[keep]
+    valid = np.asarray(denominators) > 0
+    above = np.asarray(numerators, np.float64)[valid]
+    below = np.asarray(denominators, np.float64)[valid]
     if not len(above):
         return NONE
     return resampled(lambda drawn: (drawn @ above) / (drawn @ below), len(above), resamples)

@@ -80,8 +80,8 @@ def compare_all(pairs: list[tuple[Weighted, Weighted]]) -> list[Comparison]:
     if not pairs:
         return []
     shared = [(left.denominators > 0) & (right.denominators > 0) for left, right in pairs]
-    lefts = [_kept(left, units) for (left, _), units in zip(pairs, shared, strict=True)]
-    rights = [_kept(right, units) for (_, right), units in zip(pairs, shared, strict=True)]
+    lefts = [_selected(left, units) for (left, _), units in zip(pairs, shared, strict=True)]
+    rights = [_selected(right, units) for (_, right), units in zip(pairs, shared, strict=True)]
 
     def differences(drawn: Array) -> Array:
         return _means(drawn, lefts) - _means(drawn, rights)
@@ -131,7 +131,7 @@ def above_zero(gaps: Array) -> Array:
     return np.asarray((1 + above) / (1 + draws))
 
 
-def _kept(metric: Weighted, units: NDArray[np.bool_]) -> Weighted:
+def _selected(metric: Weighted, units: NDArray[np.bool_]) -> Weighted:
     """A metric of these units alone, bool [n]."""
     return Weighted(metric.numerators * units, metric.denominators * units)
 

@@ -263,8 +263,8 @@ def inception_score(logits: Features, resamples: int = 200) -> Interval:
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     count = min(PARTS, n)
     parts = torch.zeros(count, n, dtype=torch.float64)
-    for place, part in enumerate(parts):
-        members = order[place * n // count : (place + 1) * n // count]
+    for index, part in enumerate(parts):
+        members = order[index * n // count : (index + 1) * n // count]
         part[members] = 1 / len(members)
     value = float(score(parts.to(classes.device)).mean())
     weights = torch.as_tensor(bootstrap.counts(n, resamples), device=classes.device) / n

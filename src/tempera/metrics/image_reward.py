@@ -89,8 +89,8 @@ class ImageReward(Adapter):
             fill(network, weights, path)
         except TemperaError as problem:
             raise not_of(path, "ImageReward", str(problem)) from None
-        places = torch.arange(network.text.config.max_position_embeddings)  # in no file
-        network.text.embeddings.position_ids = places[None]
+        positions = torch.arange(network.text.config.max_position_embeddings)  # in no file
+        network.text.embeddings.position_ids = positions[None]
         network = network.float().eval().requires_grad_(False).to(device)
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(self.files[1].path()), pad_token="[PAD]"

@@ -75,8 +75,8 @@ def _scored(networks: Networks, prompts: Sequence[Prompt], images: Tensor) -> li
         outputs |= score(images, prompts)
     columns = {name: values.double().cpu().tolist() for name, values in outputs.items()}
     return [
-        {"id": prompt.id} | {name: values[place] for name, values in columns.items()}
-        for place, prompt in enumerate(prompts)
+        {"id": prompt.id} | {name: values[index] for name, values in columns.items()}
+        for index, prompt in enumerate(prompts)
     ]
 
 
@@ -143,8 +143,12 @@ def quality(
     frame = pd.DataFrame(rows)
     metrics: dict[str, Interval] = {}
     if len(frame) >= ENOUGH and "features" in frame and frame["features"].notna().all():
-        place = device if device is not None and device.type == "cuda" else torch.device("cpu")
-        features = torch.tensor(np.stack(frame["features"]), dtype=torch.float64, device=place)
+        compute_device = (
+            device if device is not None and device.type == "cuda" else torch.device("cpu")
+        )
+        features = torch.tensor(
+            np.stack(frame["features"]), dtype=torch.float64, device=compute_device
+        )
         few = min(resamples, 200)
         for key, statistic in networks.statistics.items():
             metrics[table.find(key).key] = statistic(features[:, networks.pool or 0 :], few)

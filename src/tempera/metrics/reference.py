@@ -38,12 +38,13 @@ class Reference:
     pictures.
 
     Args:
-        place: a directory, whose pictures count at any depth (`tempera.data.folder.pictures_in`), a
-            `.npz` file as ADM publishes for ImageNet, `coco` for MS-COCO 2017's 5,000 validation
-            images from the hub, `coco2014` for the 40,504 of 2014, or None for no reference.
+        location: a directory, whose pictures count at any depth
+            (`tempera.data.folder.pictures_in`), a `.npz` file as ADM publishes for ImageNet, `coco`
+            for MS-COCO 2017's 5,000 validation images from the hub, `coco2014` for the 40,504 of
+            2014, or None for no reference.
     """
 
-    place: str | None = None
+    location: str | None = None
 
     @property
     def identity(self) -> str:
@@ -57,7 +58,7 @@ class Reference:
         if self._repository is not None:
             self._repository.to_download([_PARTS])
             return
-        if self.place is None:
+        if self.location is None:
             raise _refused(
                 "there are no real images to compare with: give metrics.reference=DIR, or "
                 "metrics.reference=coco for MS-COCO's"
@@ -71,21 +72,21 @@ class Reference:
 
     def _check_count(self, files: Sequence[Path]) -> None:
         """Raise TemperaError for too few images."""
-        assert self.place is not None
+        assert self.location is not None
         count = len(_array(files[0])) if self._is_array else len(files)
         if count >= LEAST:
             return
-        exists = Path(self.place).expanduser().exists()
+        exists = Path(self.location).expanduser().exists()
         problem = f"holds {count or 'no'} images" if exists else "does not exist"
         raise _refused(
-            f"metrics.reference={self.place} {problem}: give a directory of {LEAST} or more real "
-            "images, a .npz file of ADM's, coco or coco2014."
+            f"metrics.reference={self.location} {problem}: give a directory of {LEAST} or more "
+            "real images, a .npz file of ADM's, coco or coco2014."
         )
 
     def _tell(self, count: int) -> None:
         """Print how many pictures of a directory count, if it holds anything else."""
-        assert self.place is not None
-        left_out = {} if self._is_array else pictures_in(Path(self.place).expanduser())[1]
+        assert self.location is not None
+        left_out = {} if self._is_array else pictures_in(Path(self.location).expanduser())[1]
         if left_out and started_as_main():
             print(f"metrics.reference: {count:,} pictures; left out: {shown(left_out)}.")
 
@@ -124,8 +125,8 @@ class Reference:
             mu, sigma = file["mu"].astype(np.float64), file["sigma"].astype(np.float64)
         if mu.ndim != 1 or sigma.shape != (len(mu), len(mu)):
             raise _refused(
-                f"{self.place} has mu {list(mu.shape)} and sigma {list(sigma.shape)}, which are no "
-                "mean and covariance: download the file again, or take both out."
+                f"{self.location} has mu {list(mu.shape)} and sigma {list(sigma.shape)}, which are "
+                "no mean and covariance: download the file again, or take both out."
             )
         return mu, sigma
 
@@ -143,21 +144,21 @@ class Reference:
     @property
     def _repository(self) -> Repository | None:
         """Where the images are on the hub, if they are there."""
-        if self.place == "coco":
+        if self.location == "coco":
             return COCO
-        return COCO2014 if self.place == "coco2014" else None
+        return COCO2014 if self.location == "coco2014" else None
 
     @property
     def _is_array(self) -> bool:
-        return self.place is not None and self.place.lower().endswith(".npz")
+        return self.location is not None and self.location.lower().endswith(".npz")
 
     def _files(self) -> list[Path]:
-        if self.place is None or self._repository:
+        if self.location is None or self._repository:
             return []
-        place = Path(self.place).expanduser()
+        path = Path(self.location).expanduser()
         if self._is_array:
-            return [place]
-        return pictures_in(place)[0]
+            return [path]
+        return pictures_in(path)[0]
 
 
 def feature_cache(identity: str) -> str:

@@ -46,7 +46,7 @@ def geneval(file: Path, prompts: Sequence[Prompt]) -> Given:
         TemperaError: a row is broken or of another picture or prompt, or one is missing or there
             twice.
     """
-    places = GenEval.places(prompts)
+    samples = GenEval.by_sample(prompts)
     rows: list[tuple[str, dict[str, Any]]] = []
     for number, row in rows_of(regular_file(file)):
         if not _is_geneval(row):
@@ -55,7 +55,7 @@ def geneval(file: Path, prompts: Sequence[Prompt]) -> Given:
         folder, sample = picture.parent.parent.name, picture.stem
         is_numbers = folder.isdecimal() and sample.isdecimal()
         key = (f"{int(folder):05d}", int(sample)) if is_numbers else (folder, 0)
-        prompt = places.get(key)
+        prompt = samples.get(key)
         name = f"{folder}-{sample}" if prompt is None else prompt.id
         if prompt is not None and text_of(row["prompt"]) != prompt.text:
             raise _wrong(file, f"has a picture {name} of '{row['prompt']}', not '{prompt.text}'")
@@ -97,8 +97,8 @@ def dpg(file: Path, prompts: Sequence[Prompt]) -> Given:
     values: dict[str, float] = {}
     names = []
     for line in _before_summary(file):
-        place, *numbers = line.rsplit(", ", count + 1)
-        name = PurePosixPath(place).name.partition(".")[0]
+        listed, *numbers = line.rsplit(", ", count + 1)
+        name = PurePosixPath(listed).name.partition(".")[0]
         names.append(name)
         try:
             *scores, mean = map(float, numbers)

@@ -167,7 +167,7 @@ class StandardEvaluator(Evaluator):
         """Raise TemperaError if what `USUAL` needs cannot be had."""
         networks = dict.fromkeys(self._find(name)[0] for name in USUAL)
         problems = [self._network_problem(network) for network in networks]
-        if self.images.place is not None:
+        if self.images.location is not None:
             problems.append(self._reference_problem)
         missing = list(filter(None, problems))
         if missing:

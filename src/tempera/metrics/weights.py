@@ -27,23 +27,23 @@ class WeightsFile:
     """A file that a metric reads.
 
     Attributes:
-        place: the file itself, its directory, a hub id (`owner/name` or `owner/name@revision`), or
-            a URL whose file name ends in the digest of the content, as those of torch.hub do.
+        location: the file itself, its directory, a hub id (`owner/name` or `owner/name@revision`),
+            or a URL whose file name ends in the digest of the content, as those of torch.hub do.
         name: its name in the directory or repository.
     """
 
-    place: str
+    location: str
     name: str
 
     @property
     def local(self) -> Path | None:
         """The file on this machine; None if it must be downloaded."""
-        place = Path(self.place).expanduser()
-        hub = Repository.named(self.place)
-        file: Path | None = place / self.name if place.is_dir() else place
+        path = Path(self.location).expanduser()
+        hub = Repository.named(self.location)
+        file: Path | None = path / self.name if path.is_dir() else path
         if self._digest:
-            file = Path(torch.hub.get_dir(), "checkpoints", place.name)
-        elif hub and not place.exists():
+            file = Path(torch.hub.get_dir(), "checkpoints", path.name)
+        elif hub and not path.exists():
             file = hub.cached(self.name)
         return file if file is not None and file.is_file() else None
 
@@ -73,10 +73,10 @@ class WeightsFile:
         """The file's size by its server, which it may also be downloaded from."""
         if self._digest:
             return self._ask_url(self._digest, download)
-        hub = Repository.named(self.place)
+        hub = Repository.named(self.location)
         if hub is None:
             raise TemperaError(
-                f"{self.name}, which a metric reads, is not at {self.place}: give the file, its "
+                f"{self.name}, which a metric reads, is not at {self.location}: give the file, its "
                 "directory or a hub id."
             )
         if download:
@@ -86,23 +86,23 @@ class WeightsFile:
     def _ask_url(self, digest: str, download: bool) -> int:
         import httpx
 
-        kept = Path(torch.hub.get_dir(), "checkpoints", self.place.rpartition("/")[2])
+        cached = Path(torch.hub.get_dir(), "checkpoints", self.location.rpartition("/")[2])
         try:
-            if (why := unreachable(self.place)) is not None:
+            if (why := unreachable(self.location)) is not None:
                 raise httpx.ConnectError(why)
             if download:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                with waiting(f"{self.place} to be downloaded"), _silent_at_most(SECONDS):
-                    torch.hub.download_url_to_file(self.place, str(kept), digest)
-                return kept.stat().st_size
-            answer = httpx.head(self.place, follow_redirects=True, timeout=SECONDS)
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                with waiting(f"{self.location} to be downloaded"), _silent_at_most(SECONDS):
+                    torch.hub.download_url_to_file(self.location, str(cached), digest)
+                return cached.stat().st_size
+            answer = httpx.head(self.location, follow_redirects=True, timeout=SECONDS)
             return int(answer.raise_for_status().headers.get("content-length", 0))
         except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as problem:
             if is_unwritable(problem):
-                raise unwritable(kept, problem) from None
+                raise unwritable(cached, problem) from None
             raise TemperaError(
-                f"{self.place}, which a metric reads, cannot be downloaded ({reason(problem)}): "
-                f"fetch it on a machine with network and put it at {kept}."
+                f"{self.location}, which a metric reads, cannot be downloaded ({reason(problem)}): "
+                f"fetch it on a machine with network and put it at {cached}."
             ) from None
 
     @property
@@ -110,7 +110,7 @@ class WeightsFile:
         """The digest in a URL's file name, which torch.hub checks after the download; None for
         other places.
         """
-        address = re.fullmatch(r"https?://.*-([0-9a-f]{8,})\.\w+", self.place)
+        address = re.fullmatch(r"https?://.*-([0-9a-f]{8,})\.\w+", self.location)
         return address[1] if address else None
 
 

@@ -42,17 +42,17 @@ def find_runs(paths: Iterable[str | Path]) -> Found:
     Raises:
         TemperaError: a path is not a directory, or has no run; or no run is finished.
     """
-    places = [Path(path) for path in paths]
-    for place in places:
-        if not place.is_dir():
+    roots = [Path(path) for path in paths]
+    for root in roots:
+        if not root.is_dir():
             raise TemperaError(
-                f"{place} is not a directory: give directories of runs.", option="runs"
+                f"{root} is not a directory: give directories of runs.", option="runs"
             )
     names: dict[Path, list[Path]] = {}
-    for place in places:
-        runs = directories_with(place, "run.json")
-        if not runs and len(places) > 1:
-            raise TemperaError(f"there is no run in {place}: leave it out.", option="runs")
+    for root in roots:
+        runs = directories_with(root, "run.json")
+        if not runs and len(roots) > 1:
+            raise TemperaError(f"there is no run in {root}: leave it out.", option="runs")
         for run in runs:
             names.setdefault(run.resolve(), []).append(run)
     # of several names the one without links
@@ -64,7 +64,7 @@ def find_runs(paths: Iterable[str | Path]) -> Found:
     again = {name: run for run in runs for name in chosen[run] if name.absolute() != run.absolute()}
     finished = [run for run in runs if (run / "metrics.json").is_file()]
     if not finished:
-        shown = ", ".join(map(str, places))
+        shown = ", ".join(map(str, roots))
         raise TemperaError(
             f"there is no finished run in {shown}: run `{command('eval')}` first, or give another "
             "directory.",

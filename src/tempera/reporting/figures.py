@@ -83,23 +83,23 @@ def acceptance(path: Path, title: str, run: Run) -> None:
     the size of proximity sets (LANTERN, Figure 7). The tokens of a preview have no place in the
     image.
     """
-    places = {"Accepted drafts, share of images": run.acceptance_by_place}
+    maps = {"Accepted drafts, share of images": run.acceptance_by_place}
     for name, profile in run.figures_by_place.items():
-        places[name.capitalize()] = profile
+        maps[name.capitalize()] = profile
     bars: dict[tuple[str, str], NDArray[np.float64]] = {}
     if run.acceptance_by_depth:
         rounds = np.array(run.rounds_by_tokens, np.float64)
         saved = rounds * np.arange(len(rounds))
-        kept = np.array(run.acceptance_by_depth, np.float64)
+        rates = np.array(run.acceptance_by_depth, np.float64)
         tokens = "tokens of the round"
-        bars["Accepted ÷ tested drafts", "depth of the draft"] = kept
+        bars["Accepted ÷ tested drafts", "depth of the draft"] = rates
         bars["Share of all rounds", tokens] = rounds
         bars["Share of all saved passes", tokens] = saved / max(saved.sum(), 1e-9)
-    count = len(places) + len(bars)
+    count = len(maps) + len(bars)
     columns = min(count, 2)
     figure = _figure(4.8 * columns, 0.4 + 3.6 * -(-count // columns), title)
     panels = list(figure.subplots(-(-count // columns), columns, squeeze=False).flatten())
-    for name, profile in places.items():
+    for name, profile in maps.items():
         panel = panels.pop(0)
         cells = run.on_grid(profile)
         rows, columns = cells.shape

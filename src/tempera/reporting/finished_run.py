@@ -168,12 +168,12 @@ class Run(BaseModel):
         """
         return self.scorers.get(metric) == other.scorers.get(metric)
 
-    def on_grid(self, places: Sequence[float | None]) -> NDArray[np.float64]:
+    def on_grid(self, values: Sequence[float | None]) -> NDArray[np.float64]:
         """A profile by place, laid out on the image's grid, [rows, columns], without the preview's
         tokens before it.
         """
         rows, columns = self.grid
-        return np.array(places[-rows * columns :], np.float64).reshape(rows, columns)
+        return np.array(values[-rows * columns :], np.float64).reshape(rows, columns)
 
     def weighted(self, metric: str, prompts: pd.Index, sign: float = 1.0) -> Weighted:
         """A metric by prompt, times a sign; prompts without it have no weight."""

@@ -71,7 +71,7 @@ def write(
         "data": _embedded(data),
     }
     template = here.with_suffix(".html").read_text(encoding="utf-8")
-    write_text(path, re.sub(r"{{(\w+)}}", lambda place: parts[place[1]], template))
+    write_text(path, re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], template))
 
 
 def _section(section: Section) -> str:
@@ -87,7 +87,7 @@ def _embedded(value: object) -> str:
 def page_data(runs: Sequence[Run]) -> tuple[dict[str, Any], list[str]]:
     """The data that the page's script shows, and sentences about what is left out."""
     problems: list[str] = []
-    replays = _kept_replays([_replays(run, problems) for run in runs], problems)
+    replays = _fitting_replays([_replays(run, problems) for run in runs], problems)
     pictures: dict[str, int] = {}
     curves = pareto.curves(runs).to_dict("records")
     columns = zip(runs, labels(runs), replays, curves, round_seconds(runs), strict=True)
@@ -161,7 +161,7 @@ def _run(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """A run's names and metrics, and the place of the plain run beside which its pictures stand."""
     plain = [other for other in runs if other.plain and same_draws(other, run)]
     beside = nearest(run, [other for other in plain if other is not run])
-    reference = next((place for place, other in enumerate(runs) if other is beside), None)
+    reference = next((index for index, other in enumerate(runs) if other is beside), None)
     metrics = {}
     for key, interval in run.metrics.items():
         ends = ("value",) if is_of_few(interval) else ("value", "low", "high")
@@ -195,7 +195,9 @@ def _replays(run: Run, problems: list[str]) -> dict[str, Row]:
         return {}
 
 
-def _kept_replays(replays: Sequence[dict[str, Row]], problems: list[str]) -> list[dict[str, Row]]:
+def _fitting_replays(
+    replays: Sequence[dict[str, Row]], problems: list[str]
+) -> list[dict[str, Row]]:
     """The replays of as many first prompts of each run as fit `REPLAY_BUDGET`, and a sentence in
     `problems` if that leaves some out. All replays count as long as their run's first one.
     """

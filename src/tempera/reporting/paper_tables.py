@@ -101,8 +101,8 @@ def _numbers(run: Run) -> dict[str, float | None]:
         numbers[f"{key}_deviation"] = deviation
     profiles = {"acceptance": run.acceptance_by_depth, "rounds": run.rounds_by_tokens}
     for name, profile in profiles.items():
-        for place, value in enumerate(profile, start=1):
-            numbers[f"{name}_{place}"] = value
+        for index, value in enumerate(profile, start=1):
+            numbers[f"{name}_{index}"] = value
     numbers["test_ms"] = run.time.get("test_ms")
     for part, time in run.time.get("parts", {}).items():
         numbers[f"{part}_ms"] = time["ms_per_round"]
@@ -128,9 +128,9 @@ def paper_values(run: Run) -> dict[str, float]:
     if not run.paper:
         return {}
     data = find(run.paper["table"])
-    places, _ = _places(run, data)
+    targets, _ = _matching_rows(run, data)
     values = {}
-    for title, row in places:
+    for title, row in targets:
         for name, value in data["models"][title][row].items():
             if name != "run":
                 values[f"paper/{title}/{name}"] = value
@@ -201,25 +201,25 @@ def _matched(data: Mapping[str, Any], runs: Sequence[Run]) -> Matched:
     matched = Matched()
     for run in runs:
         usual = mode(other.images for other in runs if other.model == run.model)
-        places, reason = _places(run, data)
+        targets, reason = _matching_rows(run, data)
         if run.images != usual and not captions:
             matched.leave_out(run, f"has {run.images} images, and the others {usual}")
         elif reason:
             matched.leave_out(run, reason)
-        elif places:
-            for place in places:
-                matched.add(run, matched.rows.setdefault(place, []))
+        elif targets:
+            for target in targets:
+                matched.add(run, matched.rows.setdefault(target, []))
         else:
             matched.add(run, matched.others.setdefault(run.name, []))
     return matched
 
 
-def _places(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int]], str]:
+def _matching_rows(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int]], str]:
     """The rows that a run belongs to, by group and number, and why it is in no other that has its
     options: it changes something else, or lacks a setting of the group; any seed will do. On a
     shipped model it belongs to every group, which its column says.
     """
-    places: list[tuple[str, int]] = []
+    targets: list[tuple[str, int]] = []
     reasons = []
     for title, lines in (data.get("models") or {}).items():
         for row, line in enumerate(lines):
@@ -242,8 +242,8 @@ def _places(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, int]], s
             elif missing:
                 reasons.append(missing[0])
             elif settings or run.model in SHIPPED:
-                places.append((title, row))
-    return places, "" if places else min(reasons, key=len, default="")
+                targets.append((title, row))
+    return targets, "" if targets else min(reasons, key=len, default="")
 
 
 def _value(run: Run, option: str) -> Any:

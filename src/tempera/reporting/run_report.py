@@ -34,12 +34,14 @@ def write(directory: Path, tracker: Tracker, verbose: bool | None = False) -> No
     title = " · ".join(_title_parts(run))
     with side_service(f"{grid} cannot be drawn ({{why}}): the results are in {directory}."):
         _draw_grid(run, title, rows[: page.SHOWN])
-    places = directory / "acceptance.png"
-    with side_service(f"{places} cannot be drawn ({{why}}): the results are in {directory}."):
+    acceptance_map = directory / "acceptance.png"
+    with side_service(
+        f"{acceptance_map} cannot be drawn ({{why}}): the results are in {directory}."
+    ):
         from tempera.reporting import figures  # matplotlib takes a second to import
 
         if run.acceptance_by_place:
-            figures.acceptance(places, title, run)
+            figures.acceptance(acceptance_map, title, run)
     with side_service(f"{report} cannot be written ({{why}}): the results are in {directory}."):
         page.write(report, [run], sections_of([run]))
     if verbose is not None:
@@ -87,11 +89,11 @@ def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
     tracker.log({key: value for key, value in values.items() if value is not None})
     tracker.summary({**values, **ends, "images": run.images, **paper_values(run)})
     files = ("metrics.json", "results.parquet", "report.html", "grid.png", "acceptance.png")
-    kept = [directory / file for file in files if (directory / file).is_file()]
+    existing = [directory / file for file in files if (directory / file).is_file()]
     for picture in ("grid", "acceptance"):
-        if (path := directory / f"{picture}.png") in kept:
+        if (path := directory / f"{picture}.png") in existing:
             tracker.image(picture, path, run.name)
-    if (path := directory / "report.html") in kept:
+    if (path := directory / "report.html") in existing:
         tracker.html("report", path)
     columns = [key for key in ("id", "text", "accepted_length", "tau", "logprob") if key in rows[0]]
     lines = []
@@ -99,4 +101,4 @@ def _track(run: Run, rows: Sequence[Row], tracker: Tracker) -> None:
         cells = [row[key] for key in columns]
         lines.append([*cells, picture_path(directory, row["id"])])
     tracker.table("images", [*columns, "image"], lines)
-    tracker.artifact(f"{run.model}-{run.name}", "evaluation", kept)
+    tracker.artifact(f"{run.model}-{run.name}", "evaluation", existing)

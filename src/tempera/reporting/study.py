@@ -200,9 +200,9 @@ def _compared(
                 compared[row, metric.key] = (left_values, right_values)
     comparisons = compare_all(list(compared.values()))
     differences: dict[tuple[int, str], Cell] = {}
-    for place, comparison in zip(compared, comparisons, strict=True):
+    for name, comparison in zip(compared, comparisons, strict=True):
         difference = comparison.difference.as_dict()
-        differences[place] = difference | {"significant": comparison.significant}
+        differences[name] = difference | {"significant": comparison.significant}
     columns = {
         metric.heading: [differences.get((row, metric.key), {}) for row in range(len(pairs))]
         for metric in metrics

@@ -52,9 +52,9 @@ class SweepTable(Callback):
         print(f"pictures and plots: {command('report')} {directory}")
 
 
-def _results_in(place: str) -> dict[Path, int]:
+def _results_in(directory: str) -> dict[Path, int]:
     """The directories of finished runs, each with the number of its file, which a run that ends
     replaces, whatever the clock says.
     """
-    runs = directories_with(Path(place), "metrics.json")
+    runs = directories_with(Path(directory), "metrics.json")
     return {run: (run / "metrics.json").stat().st_ino for run in runs}

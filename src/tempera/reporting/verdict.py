@@ -38,14 +38,14 @@ def verdict(runs: Sequence[Run]) -> str:
     drafted = [run for run in runs if run.decoded and not run.plain]
     losses = _losses(drafted)
     names = labels(runs, drafted)
-    shown = sorted(range(len(drafted)), key=lambda place: _order(drafted[place]))
+    shown = sorted(range(len(drafted)), key=lambda index: _order(drafted[index]))
     if len(shown) > MOST:
         shown = [one for one in shown if not any(_beats(other, drafted[one]) for other in drafted)]
     clauses = []
-    for place in shown:
-        run = drafted[place]
-        said = [_pace(run), *_costs(run, losses[place])]
-        clauses.append(f"{names[place]}: {', '.join(said)}")
+    for index in shown:
+        run = drafted[index]
+        said = [_pace(run), *_costs(run, losses[index])]
+        clauses.append(f"{names[index]}: {', '.join(said)}")
     others = len(drafted) - len(shown)
     if others:
         clauses.append(
@@ -130,13 +130,13 @@ def _losses(runs: Sequence[Run]) -> list[list[Metric] | None]:
     which nothing is looked for: an exact one, or one of too few pictures.
     """
     looked = [[] if run.exact or len(run.gaps) < FEWEST else _quality(run) for run in runs]
-    pairs = [(place, metric) for place, metrics in enumerate(looked) for metric in metrics]
+    pairs = [(index, metric) for index, metrics in enumerate(looked) for metric in metrics]
     found: list[list[Metric] | None] = [[] if metrics else None for metrics in looked]
     if not pairs:
         return found
-    worse = [_worse(runs[place], metric) for place, metric in pairs]
-    for (place, metric), p in zip(pairs, holm(above_zero(_table(worse))), strict=True):
-        worsened = found[place]
+    worse = [_worse(runs[index], metric) for index, metric in pairs]
+    for (index, metric), p in zip(pairs, holm(above_zero(_table(worse))), strict=True):
+        worsened = found[index]
         if worsened is not None and p <= FALSE_ALARMS:
             worsened.append(metric)
     return found

@@ -47,10 +47,12 @@ def publish(
             f"report is already in {output}."
         )
     try:
-        place = {"project": project, "entity": entity or wandb.Api().default_entity}
-        ids = [_send(run, label, place) for run, label in zip(runs, labels(runs), strict=True)]
-        _store_files(output, place)
-        report = build_report(runs, ids, output.name, place, baseline)
+        destination = {"project": project, "entity": entity or wandb.Api().default_entity}
+        ids = [
+            _send(run, label, destination) for run, label in zip(runs, labels(runs), strict=True)
+        ]
+        _store_files(output, destination)
+        report = build_report(runs, ids, output.name, destination, baseline)
         report.save()
     except TemperaError:
         raise
@@ -66,7 +68,7 @@ def build_report(
     runs: Sequence[Run],
     ids: Sequence[str],
     name: str,
-    place: dict[str, Any],
+    destination: dict[str, Any],
     baseline: str | None = None,
 ) -> Any:
     """The `wandb_workspaces.reports.v2.Report`, not saved yet.
@@ -75,7 +77,7 @@ def build_report(
         runs: at least one.
         ids: of their W&B runs.
         name: of the report.
-        place: its `project` and `entity`.
+        destination: its `project` and `entity`.
         baseline: what the runs are compared with.
     """
     from wandb_workspaces import expr
@@ -83,7 +85,7 @@ def build_report(
 
     chosen = expr.Metric("ID").isin(list(ids))
     grid = v2.PanelGrid(
-        runsets=[v2.Runset(**place, name=name, filters=[chosen])],
+        runsets=[v2.Runset(**destination, name=name, filters=[chosen])],
         panels=[*_plots(runs), v2.MediaBrowser(title="pictures", media_keys=list(PICTURES))],
     )
     blocks: list[Any] = [v2.MarkdownBlock(f"> {escaped(caution)}") for caution in cautions(runs)]
@@ -93,7 +95,7 @@ def build_report(
             blocks.append(grid)
     methods = ", ".join(dict.fromkeys(run.method for run in runs))
     title = f"{name}: {methods}"[:128]
-    return v2.Report(**place, title=title, blocks=blocks, width="fluid")
+    return v2.Report(**destination, title=title, blocks=blocks, width="fluid")
 
 
 def _plots(runs: Sequence[Run]) -> list[Any]:
@@ -116,11 +118,11 @@ def _plots(runs: Sequence[Run]) -> list[Any]:
     ]
 
 
-def _send(run: Run, label: str, place: dict[str, Any]) -> str:
+def _send(run: Run, label: str, destination: dict[str, Any]) -> str:
     """Send a run's numbers and pictures to its W&B run, and return the id of that."""
     directory = Path(run.directory)
     tracker = _online_tracker(
-        directory=directory, job_type="eval", name=label, config=run.settings, **place
+        directory=directory, job_type="eval", name=label, config=run.settings, **destination
     )
     values = {key: interval["value"] for key, interval in run.metrics.items()}
     tracker.summary({**values, "images": run.images, **paper_values(run)})
@@ -132,9 +134,9 @@ def _send(run: Run, label: str, place: dict[str, Any]) -> str:
     return str(tracker.run.id)
 
 
-def _store_files(output: Path, place: dict[str, Any]) -> None:
+def _store_files(output: Path, destination: dict[str, Any]) -> None:
     """Store the report's files as an artifact of a run of their own."""
-    tracker = _online_tracker(directory=output, job_type="report", **place)
+    tracker = _online_tracker(directory=output, job_type="report", **destination)
     tracker.html("report", output / "report.html")
     names = ("report.md", "report.html", "results.csv")
     tracker.artifact("report", "report", [output / name for name in names])

@@ -121,7 +121,7 @@ def _nearest(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
     vectors = codebook.detach().double().cpu()
     vectors = normalize(vectors, dim=-1) if proximity == "cosine" else vectors
     index = torch.arange(len(vectors))
-    places = (1 << len(vectors).bit_length()) - 1
+    low_bits = (1 << len(vectors).bit_length()) - 1
     for start in range(0, len(vectors), 512):
         own = index[start : start + 512]
         if proximity == "random":
@@ -134,6 +134,6 @@ def _nearest(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
         distances.scatter_(1, own.unsqueeze(1), -1.0)
         # the bits of a float64 grow with it; the last ones make way for the index, which orders
         # equal distances
-        keys = (distances.view(torch.int64) & ~places) | index
-        rows.append(keys.topk(k, largest=False).values & places)
+        keys = (distances.view(torch.int64) & ~low_bits) | index
+        rows.append(keys.topk(k, largest=False).values & low_bits)
     return torch.cat(rows)

@@ -55,5 +55,5 @@ class EntropyAware(TokenRule):
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p - q]+, or Norm[p - q·f]+."""
-        kept = q if self.residual_kind == "published" else q * self.accept(p, q, depth)
-        return excess(p, kept)
+        accepted = q if self.residual_kind == "published" else q * self.accept(p, q, depth)
+        return excess(p, accepted)

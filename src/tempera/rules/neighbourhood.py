@@ -59,7 +59,7 @@ class _Aggregated(TokenRule):
 
     def accept(self, p: Tensor, q: Tensor, depth: Tensor) -> Tensor:
         """min(1, Σ_A p / q) everywhere."""
-        return ratio(self._kept(p, q), q)
+        return ratio(self._accepted_mass(p, q), q)
 
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """Norm[p_{A,x} - q]+ for a rejected x, which is [p - q]+ without A(x), renormalised (at x
@@ -72,14 +72,14 @@ class _Aggregated(TokenRule):
             inside = self._inside(p.gather(-1, near))
             left = lacking.gather(-1, near)[..., 1:].masked_fill(inside, 0.0)
             return normalise(lacking.scatter(-1, near[..., 1:], left), otherwise=p)
-        return RESIDUALS[self.residual_kind](p, self._kept(p, q))
+        return RESIDUALS[self.residual_kind](p, self._accepted_mass(p, q))
 
     def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """f and the mean of the residual: see `TokenRule.expected`. Only tokens with q > p can be
         rejected, so neighbours are gathered for as many as there are of these; others are taken to
         be alone in their A.
         """
-        kept = torch.minimum(p, q)
+        accepted = torch.minimum(p, q)
         most = int((q > p).sum(-1).amax().clamp(min=1))
         tokens = (q - p).topk(most, sorted=False).indices
         lacking = (p - q).clamp(min=0)
@@ -90,7 +90,7 @@ class _Aggregated(TokenRule):
             inside = self._inside(masses)
             drawn = q.gather(-1, part)
             mass = self._mass(masses)
-            kept = kept.scatter(-1, part, torch.minimum(mass, drawn))
+            accepted = accepted.scatter(-1, part, torch.minimum(mass, drawn))
             others = near[..., 1:]
             left = lacking.sum(-1, keepdim=True) - (_gathered(lacking, others) * inside).sum(-1)
             rejected = (drawn - mass).clamp(min=0)
@@ -99,12 +99,12 @@ class _Aggregated(TokenRule):
             lost = (weight.unsqueeze(-1) * inside).flatten(-2)
             share = share + weight.sum(-1, keepdim=True)
             share = share.scatter_add(-1, others.flatten(-2), -lost)
-        f = ratio(kept, q)
+        f = ratio(accepted, q)
         if self.residual_kind != "published":
-            return f, RESIDUALS[self.residual_kind](p, kept)
+            return f, RESIDUALS[self.residual_kind](p, accepted)
         return f, normalise(lacking * share.clamp(min=0), otherwise=p)
 
-    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
+    def accepts_greedily(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff it is the argmax of p_{A,x} (LANTERN, Section 4.3), that is,
         iff Σ_A p ≥ max p. p untempered.
         """
@@ -144,7 +144,7 @@ class _Aggregated(TokenRule):
         """Σ_A p, [..., k] -> [...]."""
         return masses[..., 0] + (masses[..., 1:] * self._inside(masses)).sum(-1)
 
-    def _kept(self, p: Tensor, q: Tensor) -> Tensor:
+    def _accepted_mass(self, p: Tensor, q: Tensor) -> Tensor:
         """min(q, Σ_{A(x)} p) for every x, [..., V]."""
         masses = [self._mass(_gathered(p, near)) for near in _portions(self.neighbours, p)]
         return torch.minimum(torch.cat(masses, -1), q)
@@ -286,13 +286,13 @@ class GSD(TokenRule):
             return excess(p, q)
         return self._residual_of(p, q, q * self.accept(p, q, depth))
 
-    def _residual_of(self, p: Tensor, q: Tensor, kept: Tensor) -> Tensor:
+    def _residual_of(self, p: Tensor, q: Tensor, accepted: Tensor) -> Tensor:
         """The residual, given q·f."""
         if self.residual_kind == "published":
             return excess(p, q)
-        return RESIDUALS[self.residual_kind](p, kept)
+        return RESIDUALS[self.residual_kind](p, accepted)
 
-    def keeps(self, p: Tensor, token: Tensor) -> Tensor:
+    def accepts_greedily(self, p: Tensor, token: Tensor) -> Tensor:
         """Greedy decoding keeps x iff its group contains the argmax: min(1, p(G) / q(G)) for
         one-hot distributions, with groups by the untempered p.
         """
@@ -304,7 +304,7 @@ class GSD(TokenRule):
         group, bool [..., k].
         """
         near = self.neighbours.table_for(p)[token]
-        close = near >= 0 if self.ranks is None else _places_away(p, near, self.ranks)
+        close = near >= 0 if self.ranks is None else _ranks_away(p, near, self.ranks)
         return near, _grouped(close, p.amax(-1, keepdim=True) < 1)
 
     def _f_of(self, p: Tensor, q: Tensor, tokens: Tensor | None = None) -> Tensor:
@@ -316,8 +316,8 @@ class GSD(TokenRule):
         most = p.shape[-1] if self.ranks is None else self.ranks
         f: list[Tensor] = []
         for near in _portions(self.neighbours, p, tokens):
-            places = _gathered(order, near)
-            inside = _grouped((places - places[..., :1]).abs() <= most, free)
+            rank = _gathered(order, near)
+            inside = _grouped((rank - rank[..., :1]).abs() <= most, free)
             f.append(self._f(_gathered(p, near), _gathered(q, near), inside))
         return torch.cat(f, -1)
 
@@ -354,7 +354,7 @@ def _portions(neighbours: Neighbours, p: Tensor, tokens: Tensor | None = None) -
     return (table[part] for part in tokens.split(count, -1))
 
 
-def _places_away(p: Tensor, near: Tensor, most: int) -> Tensor:
+def _ranks_away(p: Tensor, near: Tensor, most: int) -> Tensor:
     """Which of some tokens are at most so many places from the first of them in the order of
     `_ranks`, found without a sort: [..., V] and int64 [..., k] -> bool [..., k].
 

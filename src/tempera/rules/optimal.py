@@ -112,17 +112,17 @@ def scale(p: Tensor, q: Tensor, price: Tensor) -> Tensor:
     return _largest(low, lambda c: q.clamp(c * p, c * p * most).sum(-1, keepdim=True))
 
 
-def kl_residual(p: Tensor, kept: Tensor) -> Tensor:
+def kl_residual(p: Tensor, accepted: Tensor) -> Tensor:
     """The residual G that minimises KL(kept + (1 - Σ kept)·G ‖ p) for any rule: Norm[c·p - kept]+,
     with c ≤ 1 such that the emitted distribution sums to 1. It is p if nothing is rejected.
 
     Args:
         p: the target's distribution, [..., V].
-        kept: q·f, [..., V], with Σ kept ≤ 1.
+        accepted: q·f, [..., V], with Σ kept ≤ 1.
     """
-    rejected = (1 - kept.sum(-1, keepdim=True)).clamp(min=torch.finfo(p.dtype).eps)
-    c = _largest(rejected, lambda c: torch.maximum(kept, c * p).sum(-1, keepdim=True))
-    return normalise((c * p - kept).clamp(min=0), otherwise=p)
+    rejected = (1 - accepted.sum(-1, keepdim=True)).clamp(min=torch.finfo(p.dtype).eps)
+    c = _largest(rejected, lambda c: torch.maximum(accepted, c * p).sum(-1, keepdim=True))
+    return normalise((c * p - accepted).clamp(min=0), otherwise=p)
 
 
 RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"optimal": excess, "kl": kl_residual}

@@ -18,7 +18,7 @@ from tempera.decoding.diagnostics import mean_terms
 from tempera.decoding.interfaces import Draft
 from tempera.decoding.probabilities import Tables, at
 from tempera.decoding.trees import Tree
-from tempera.decoding.verification import drafted_keep_probs
+from tempera.decoding.verification import drafted_acceptance_probs
 from tempera.rules.optimal import Priced
 from tempera.rules.schedules import Prices, check_reachable
 
@@ -39,14 +39,14 @@ class PricedRounds:
 
     Attributes:
         tree: the static tree of the drafts, with N nodes.
-        keep: probability that each drafted token passes its test if the walk reaches it,
+        accept_probs: probability that each drafted token passes its test if the walk reaches it,
             [C, N, G].
         divergence: the term of the KL bound after the root and after each node, [C, 1 + N, G].
         weights: weight of each round, [C]; they sum to 1.
     """
 
     tree: Tree
-    keep: Tensor
+    accept_probs: Tensor
     divergence: Tensor
     weights: Tensor
 
@@ -62,7 +62,7 @@ class PricedRounds:
         rules = [Priced(price) for price in GRID]
         return cls(
             draft.tree,
-            torch.stack([drafted_keep_probs(draft, p, rule) for rule in rules], -1),
+            torch.stack([drafted_acceptance_probs(draft, p, rule) for rule in rules], -1),
             torch.stack([mean_terms(draft, p, rule)[1] for rule in rules], -1),
             p.new_full((len(p),), 1 / len(p)) if weights is None else weights,
         )
@@ -91,20 +91,27 @@ class PricedRounds:
         return cls.measured(draft, torch.stack(above, 1), weights)
 
     @classmethod
-    def equal(cls, tree: Tree, keep: Tensor, divergence: Tensor) -> "PricedRounds":
+    def equal(cls, tree: Tree, accept_probs: Tensor, divergence: Tensor) -> "PricedRounds":
         """Rounds with equal weights."""
-        return cls(tree, keep, divergence, keep.new_full((len(keep),), 1 / len(keep)))
+        return cls(
+            tree,
+            accept_probs,
+            divergence,
+            accept_probs.new_full((len(accept_probs),), 1 / len(accept_probs)),
+        )
 
     def first_depths(self, length: int) -> "PricedRounds":
         """The same rounds with their chains cut to the first `length` drafts."""
         divergence = self.divergence[:, : 1 + length].clone()
         divergence[:, length:] = 0
-        return PricedRounds(Tree.chain(length), self.keep[:, :length], divergence, self.weights)
+        return PricedRounds(
+            Tree.chain(length), self.accept_probs[:, :length], divergence, self.weights
+        )
 
     def expected(self, prices: Prices) -> tuple[float, float]:
         """Mean number of tokens that a round emits, and the nats that it adds to the KL bound."""
-        keep, divergence = self._at(prices)
-        reach = self._reach(keep)
+        accept_probs, divergence = self._at(prices)
+        reach = self._reach(accept_probs)
         tokens = reach.sum(0)
         nats = (reach * divergence).sum(0)
         return float(self.weights @ tokens), float(self.weights @ nats)
@@ -114,38 +121,38 @@ class PricedRounds:
         nats: the mean over the drafts kept at that depth, limited to the highest price; 0 if none
         is ever kept.
         """
-        keep, divergence = self._at(prices)
-        gain = torch.zeros_like(keep)
+        accept_probs, divergence = self._at(prices)
+        gain = torch.zeros_like(accept_probs)
         value = beta - divergence
         children = _children(self.tree)
         for node in reversed(range(1 + self.tree.nodes)):
             rest = torch.zeros_like(self.weights)
             for child in reversed(children[node]):
                 gain[child] = value[1 + child] - rest
-                rest = rest + keep[child] * gain[child]
+                rest = rest + accept_probs[child] * gain[child]
             value[node] += rest
-        reach = self._reach(keep)[1:]
-        by_depth = keep.new_zeros(self.tree.max_depth)
+        reach = self._reach(accept_probs)[1:]
+        by_depth = accept_probs.new_zeros(self.tree.max_depth)
         masses = by_depth.index_add(0, self.tree.depths - 1, reach @ self.weights)
         gains = by_depth.index_add(0, self.tree.depths - 1, (reach * gain) @ self.weights)
         means = torch.where(masses > 0, gains / masses, 0.0)
         return Prices(tuple(means.clamp(0, GRID[-1]).tolist()))
 
     def _at(self, prices: Prices) -> tuple[Tensor, Tensor]:
-        """`keep` and `divergence` at these prices, nodes first: [N, C] and [1 + N, C]."""
+        """`accept_probs` and `divergence` at these prices, nodes first: [N, C] and [1 + N, C]."""
         depths = [0, *self.tree.depths.tolist()]
         last = len(prices.prices) - 1
         before = [prices.prices[min(depth - 1, last)] for depth in depths[1:]]
         after = [prices.prices[min(depth, last)] for depth in depths]
-        return _interpolated(self.keep, before), _interpolated(self.divergence, after)
+        return _interpolated(self.accept_probs, before), _interpolated(self.divergence, after)
 
-    def _reach(self, keep: Tensor) -> Tensor:
+    def _reach(self, accept_probs: Tensor) -> Tensor:
         """Probability that the walk keeps the path to each node (1 for the root), [1 + N, C]."""
         reach = torch.ones_like(self.weights).repeat(1 + self.tree.nodes, 1)
         for node, children in enumerate(_children(self.tree)):
             left = reach[node]
             for child in children:
-                reach[1 + child] = left * keep[child]
+                reach[1 + child] = left * accept_probs[child]
                 left = left - reach[1 + child]
         return reach
 

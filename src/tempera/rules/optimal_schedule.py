@@ -66,15 +66,17 @@ class Chains:
 
     def expected_emitted(self, schedule: Sequence[float]) -> float:
         """E[τ + 1] of a round (Eq. 7)."""
-        return 1 + float(self.weights @ self._kept(schedule).cumprod(-1).sum(-1))
+        return 1 + float(self.weights @ self._acceptance(schedule).cumprod(-1).sum(-1))
 
     def tv_bound(self, schedule: Sequence[float]) -> float:
         """The bound on TV(P̂, P) of a round with the optimal residual (Eq. 8)."""
-        kept = self._kept(schedule)
-        reach = torch.nn.functional.pad(kept.cumprod(-1), (1, -1), value=1.0)
-        return float(self.weights @ (reach * (kept - self._kept([1.0])).clamp(min=0)).sum(-1))
+        acceptance = self._acceptance(schedule)
+        reach = torch.nn.functional.pad(acceptance.cumprod(-1), (1, -1), value=1.0)
+        return float(
+            self.weights @ (reach * (acceptance - self._acceptance([1.0])).clamp(min=0)).sum(-1)
+        )
 
-    def _kept(self, schedule: Sequence[float]) -> Tensor:
+    def _acceptance(self, schedule: Sequence[float]) -> Tensor:
         """f of every drafted token, [C, L]."""
         return (self.ratios * torch.tensor(schedule, dtype=torch.float64)).clamp(max=1)
 

@@ -126,9 +126,9 @@ def by_depth(schedule: tuple[float, ...], depth: Tensor) -> Tensor:
     """The values of a schedule at 1-based depths, int64 [...] -> float32 [...]; deeper ones have
     the last value.
     """
-    place = (depth - 1).clamp(max=len(schedule) - 1)
+    index = (depth - 1).clamp(max=len(schedule) - 1)
     table: Tensor = _table(schedule, depth.device)
-    return table[place]
+    return table[index]
 
 
 @constant

@@ -107,8 +107,8 @@ class Relaxed(TokenRule):
         """Norm[p - q·f]+, where q·f = min(q, ω_i·p); Norm[p - q]+; or Norm[c·p - q·f]+."""
         if self.residual_kind == "vanilla":
             return excess(p, q)
-        kept = torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
-        return RESIDUALS[self.residual_kind](p, kept)
+        accepted = torch.minimum(q, self.omega(depth).unsqueeze(-1) * p)
+        return RESIDUALS[self.residual_kind](p, accepted)
 
     def omega(self, depth: Tensor) -> Tensor:
         """ω at 1-based depths, [...] -> [...]."""
@@ -182,12 +182,12 @@ class BlockVerification(Rule):
         p = scores.p
         tree = draft.tree
         passing, lacking = self._tests(draft, p)
-        kept = (tree.depths * (uniforms[:, : tree.nodes] < passing)).amax(-1)
-        lack = take_one(lacking, kept.clamp(max=tree.nodes - 1))
-        stopped = normalise(lack, otherwise=take_one(p, kept))
-        return kept, torch.where((kept == tree.nodes).unsqueeze(-1), p[:, -1], stopped)
+        accepted = (tree.depths * (uniforms[:, : tree.nodes] < passing)).amax(-1)
+        lack = take_one(lacking, accepted.clamp(max=tree.nodes - 1))
+        stopped = normalise(lack, otherwise=take_one(p, accepted))
+        return accepted, torch.where((accepted == tree.nodes).unsqueeze(-1), p[:, -1], stopped)
 
-    def kept_probs(self, draft: Draft, p: Tensor) -> Tensor:
+    def prefix_acceptance_probs(self, draft: Draft, p: Tensor) -> Tensor:
         """The probability that at least 1..N drafted tokens are accepted, float64 [B, N]."""
         passing, _ = self._tests(draft, p)
         return 1 - (1 - passing).flip(-1).cumprod(-1).flip(-1)

@@ -117,13 +117,13 @@ def _met(environment: Mapping[str, str]) -> Iterator[None]:
     """
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     count = environment["WORLD_SIZE"]
-    place = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    address = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
     try:
-        with waiting(f"{count} processes to meet at {place}, as WORLD_SIZE and MASTER_ADDR say"):
+        with waiting(f"{count} processes to meet at {address}, as WORLD_SIZE and MASTER_ADDR say"):
             yield
     except (RuntimeError, ValueError) as problem:
         raise TemperaError(
-            f"process {environment['RANK']} of {count} did not meet the others at {place} "
+            f"process {environment['RANK']} of {count} did not meet the others at {address} "
             f"({reason(problem)}): start them all, with torchrun or srun, or unset WORLD_SIZE and "
             "RANK, which a launcher may have left behind."
         ) from problem

@@ -75,10 +75,10 @@ def unwritable(path: Path, problem: Exception) -> TemperaError:
     return TemperaError(f"cannot write {path}: {shortened(told)}; {advice}.")
 
 
-def _is_full(place: Path) -> bool:
+def _is_full(directory: Path) -> bool:
     """Whether space is short in a directory, which torch does not say."""
     try:
-        with TemporaryFile(dir=place) as file:
+        with TemporaryFile(dir=directory) as file:
             file.write(bytes(2**20))
             file.flush()
     except OSError as problem:
@@ -98,10 +98,10 @@ def reason(problem: BaseException) -> str:
     """
     if isinstance(problem, ValidationError):
         first = problem.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "it"
+        field = ".".join(map(str, first["loc"])) or "it"
         if first["type"] == "missing":
-            return f"{place} is missing"
-        return shortened(f"{place}={first['input']}: {first['msg']}", 160)
+            return f"{field} is missing"
+        return shortened(f"{field}={first['input']}: {first['msg']}", 160)
     lines = str(problem).strip().splitlines() or [type(problem).__name__]
     return lines[0].partition(". ")[0][:160]
 
@@ -202,7 +202,7 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def check_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to go on in a directory with other facts than it was begun with. `format` among them
     is a number of what is written there, such as its columns.
 
@@ -211,15 +211,15 @@ def check_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     """
     if before.get("format") != now.get("format"):
         raise TemperaError(
-            f"{place} was begun by another version of tempera: give another directory, delete this "
-            "one, or continue with that version."
+            f"{directory} was begun by another version of tempera: give another directory, delete "
+            "this one, or continue with that version."
         )
     old, new = (_flat(json.loads(json.dumps(facts))) for facts in (before, now))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
             then, wanted = (shortened(str(facts.get(name)), 60) for facts in (old, new))
             raise TemperaError(
-                f"{place} was made with {name}={then}, but this run has {name}={wanted}: give "
+                f"{directory} was made with {name}={then}, but this run has {name}={wanted}: give "
                 "another directory, delete this one, or use the original options."
             )
 
@@ -274,13 +274,13 @@ def remove_hydras(directory: Path) -> None:
         directory.rmdir()
 
 
-def directories_with(place: Path, name: str) -> list[Path]:
+def directories_with(directory: Path, name: str) -> list[Path]:
     """The directories at or below a place that have a file of this name, each once. Links are
     followed after all else.
     """
     seen: set[Path] = set()
     found = []
-    roots = [place]
+    roots = [directory]
     for root in roots:  # to which links are added
         for folder, inner, files in os.walk(root):
             here = Path(folder)
@@ -300,9 +300,9 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def free_at(place: Path) -> int:
+def free_at(path: Path) -> int:
     """Bytes that are free on the disk of a directory, which may have yet to be made."""
-    existing = next(parent for parent in (place, *place.parents) if parent.exists())
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
     return shutil.disk_usage(existing).free
 
 

@@ -46,17 +46,17 @@ class Pinned:
         Raises:
             TemperaError: it cannot be downloaded, or is not what `git_id` names.
         """
-        kept = cache_directory() / "github" / self.git_id / PurePosixPath(self.path).name
-        if not kept.exists():
-            self._download(kept)
-        if (found := git_id(kept)) != self.git_id:
+        cached = cache_directory() / "github" / self.git_id / PurePosixPath(self.path).name
+        if not cached.exists():
+            self._download(cached)
+        if (found := git_id(cached)) != self.git_id:
             raise TemperaError(
-                f"{kept} is not {self.path} of {self.repository} at {self.commit[:7]} (its git id "
-                f"is {found[:12]}, not {self.git_id[:12]}): delete it, and run this again."
+                f"{cached} is not {self.path} of {self.repository} at {self.commit[:7]} (its git "
+                f"id is {found[:12]}, not {self.git_id[:12]}): delete it, and run this again."
             )
-        return kept
+        return cached
 
-    def _download(self, kept: Path) -> None:
+    def _download(self, cached: Path) -> None:
         import httpx
 
         address = f"{HOST}/{self.repository}/tar.gz/{self.commit}"
@@ -64,15 +64,15 @@ class Pinned:
             raise self._unavailable(why)
         try:
             with waiting(f"{address} to be downloaded"), _downloaded(address) as archive:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                with TemporaryDirectory(dir=kept.parent, prefix=".download-") as folder:
-                    made = Path(folder, kept.name)
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                with TemporaryDirectory(dir=cached.parent, prefix=".download-") as folder:
+                    made = Path(folder, cached.name)
                     self._unpack(archive, made)
-                    if not kept.exists():  # another process may have been faster
-                        shutil.move(made, kept)
+                    if not cached.exists():  # another process may have been faster
+                        shutil.move(made, cached)
         except (httpx.HTTPError, tarfile.TarError, EOFError, OSError) as problem:
             if is_unwritable(problem):
-                raise unwritable(kept, problem) from None
+                raise unwritable(cached, problem) from None
             raise self._unavailable(reason(problem)) from None
 
     def _unpack(self, archive: IO[bytes], made: Path) -> None:
@@ -83,11 +83,11 @@ class Pinned:
                 folder = inside.parent == PurePosixPath(self.path)
                 if not member.isfile() or not (folder or inside == PurePosixPath(self.path)):
                     continue
-                place = made / inside.name if folder else made
-                place.parent.mkdir(exist_ok=True)
+                destination = made / inside.name if folder else made
+                destination.parent.mkdir(exist_ok=True)
                 content = members.extractfile(member)
                 assert content is not None  # a file has some
-                with place.open("wb") as file:
+                with destination.open("wb") as file:
                     shutil.copyfileobj(content, file)
         if not made.exists():
             raise tarfile.TarError(f"the archive contains no {self.path}")
@@ -115,12 +115,12 @@ def _downloaded(address: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def git_id(place: Path) -> str:
+def git_id(path: Path) -> str:
     """Git's id of a file, or of a folder of files that cannot be executed: SHA-1, hexadecimal."""
-    if place.is_file():
-        return _object("blob", place.read_bytes()).hexdigest()
+    if path.is_file():
+        return _object("blob", path.read_bytes()).hexdigest()
     content = b""
-    for file in sorted(place.iterdir(), key=lambda file: file.name.encode()):
+    for file in sorted(path.iterdir(), key=lambda file: file.name.encode()):
         content += b"100644 " + file.name.encode() + b"\0"
         content += _object("blob", file.read_bytes()).digest()
     return _object("tree", content).hexdigest()

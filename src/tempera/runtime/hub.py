@@ -142,9 +142,9 @@ class Repository:
     revision: str | None = None
 
     @classmethod
-    def named(cls, place: str) -> "Repository | None":
+    def named(cls, name: str) -> "Repository | None":
         """The model repository `owner/name` or `owner/name@revision`; None for anything else."""
-        found = re.fullmatch(r"([\w-][\w.-]*/[\w.-]+)(?:@(.+))?", place)
+        found = re.fullmatch(r"([\w-][\w.-]*/[\w.-]+)(?:@(.+))?", name)
         return cls(found[1], revision=found[2]) if found else None
 
     @property

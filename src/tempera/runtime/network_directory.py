@@ -118,11 +118,11 @@ def draft_directory(path: str | Path, advice: str = "give a draft's directory") 
     Raises:
         TemperaError: they cannot be had, or some are missing; then the error ends with `advice`.
     """
-    place = Path(path).expanduser()
-    if not place.exists() and (repository := Repository.named(str(path))):
-        place = repository.snapshot([CONFIG, WEIGHTS, PICKLE])
-    check_files(place, advice, (WEIGHTS, PICKLE))
-    return place
+    local = Path(path).expanduser()
+    if not local.exists() and (repository := Repository.named(str(path))):
+        local = repository.snapshot([CONFIG, WEIGHTS, PICKLE])
+    check_files(local, advice, (WEIGHTS, PICKLE))
+    return local
 
 
 def check_files(directory: Path, advice: str = WHOLE, weights: Sequence[str] = (WEIGHTS,)) -> None:

@@ -119,20 +119,20 @@ class PretrainedFiles:
         Raises:
             TemperaError: the location does not exist or a file is missing; says how to get it.
         """
-        place = Path(self.weights).expanduser()
-        if place.is_file():
-            return _parts(place) if place.name.endswith(".index.json") else [place]
+        path = Path(self.weights).expanduser()
+        if path.is_file():
+            return _parts(path) if path.name.endswith(".index.json") else [path]
         if (repository := self._repository) is not None:
-            place = repository.snapshot(self._patterns())
+            path = repository.snapshot(self._patterns())
         for name in self.files:
-            if (place / name).is_file():
-                return [place / name]
-            if (place / f"{name}.index.json").is_file():
-                return _parts(place / f"{name}.index.json")
+            if (path / name).is_file():
+                return [path / name]
+            if (path / f"{name}.index.json").is_file():
+                return _parts(path / f"{name}.index.json")
         wanted = re.sub(r"\.safetensors$", "*.safetensors*", self.files[0])  # or its parts
         command = Repository(self.hub).command([wanted], "DIR")
         raise TemperaError(
-            f"{place} contains no {self.files[0]}: get it with `{command}` and give weights=DIR"
+            f"{path} contains no {self.files[0]}: get it with `{command}` and give weights=DIR"
         )
 
     def stated(
@@ -153,11 +153,11 @@ class PretrainedFiles:
         """
         if self.random:
             return dict(defaults)
-        place = self._config()
-        if place is None or not place.is_file():
+        path = self._config()
+        if path is None or not path.is_file():
             _take(self.weights, {**defaults, **only})
             return dict(defaults)
-        content: dict[str, Any] = read_json(place)
+        content: dict[str, Any] = read_json(path)
 
         def part(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
             found = (values[name] for name in names if isinstance(values.get(name), dict))
@@ -167,20 +167,20 @@ class PretrainedFiles:
         rope = part(text, "rope_parameters", "rope_scaling")
         stated = {**rope, **text, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
         if not str(content.get("model_type", kind)).lower().startswith(kind):
-            raise _unsupported(place, "model_type", content["model_type"], kind)
+            raise _unsupported(path, "model_type", content["model_type"], kind)
         for name, value in only.items():
             if name not in defaults and stated.get(name, value) != value:
-                raise _unsupported(place, name, stated[name], value)
+                raise _unsupported(path, name, stated[name], value)
         sizes = dict(defaults)
         for name in sizes.keys() & {name for name, value in stated.items() if value is not None}:
             value, usual = stated[name], type(sizes[name])  # no default: a whole number
             kinds = {float: (float, int), type(None): (int,)}.get(usual, (usual,))
             most = MOST_LAYERS if name.endswith("layers") else 1e9
             if type(value) not in kinds or (type(value) in (int, float) and not 0 < value < most):
-                raise _unsupported(place, name, value, f"a number like {sizes[name]}")
+                raise _unsupported(path, name, value, f"a number like {sizes[name]}")
             sizes[name] = float(value) if usual is float else value
         if not self.are_published:
-            _take(str(place), {name: sizes[name] for name in sizes if stated.get(name) is None})
+            _take(str(path), {name: sizes[name] for name in sizes if stated.get(name) is None})
         return sizes
 
     @property
@@ -190,8 +190,8 @@ class PretrainedFiles:
     def _config(self) -> Path | None:
         """`config.json`, fetched from the hub if need be; None if it cannot be had."""
         if (repository := self._repository) is None:
-            place = Path(self.weights).expanduser()
-            return (place / self._sizes_file) if place.is_dir() else place.parent / "config.json"
+            path = Path(self.weights).expanduser()
+            return (path / self._sizes_file) if path.is_dir() else path.parent / "config.json"
         try:
             return repository.file(self._sizes_file)
         except TemperaError:
@@ -241,9 +241,9 @@ def _take(source: str, values: Mapping[str, Any]) -> None:
         taken.append({"source": source, "values": dict(values)})
 
 
-def _unsupported(place: Path, name: str, value: object, only: object) -> TemperaError:
+def _unsupported(path: Path, name: str, value: object, only: object) -> TemperaError:
     return TemperaError(
-        f"{place} states {name}={value}, and only {only} is supported: give the weights of another "
+        f"{path} states {name}={value}, and only {only} is supported: give the weights of another "
         "model."
     )
 

@@ -122,7 +122,7 @@ def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where networks compute, and the dtype of their weights; and that of their layers' where they
     are quantised.
     """
@@ -138,7 +138,7 @@ class Place:
         dtype: DtypeName,
         dry_run: bool = False,
         weights_dtype: WeightsDtype | None = None,
-    ) -> "Place":
+    ) -> "Placement":
         """That of the options `device`, `dtype` and `weights_dtype`; see `parse_device`,
         `parse_dtype` and `runtime.quantised`.
 
@@ -176,7 +176,9 @@ class Place:
         return rounded.eval().requires_grad_(False)
 
 
-def draft_place(dtype: torch.dtype | None, target: torch.dtype, device: torch.device) -> Place:
+def draft_placement(
+    dtype: torch.dtype | None, target: torch.dtype, device: torch.device
+) -> Placement:
     """Where a draft computes.
 
     Args:
@@ -186,8 +188,8 @@ def draft_place(dtype: torch.dtype | None, target: torch.dtype, device: torch.de
         device: the target's.
     """
     if dtype == torch.int8:
-        return Place(device, target, "int8")
-    return Place(device, dtype or target)
+        return Placement(device, target, "int8")
+    return Placement(device, dtype or target)
 
 
 def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
@@ -199,8 +201,8 @@ def tell_slow_bfloat16(option: str, instead: str, device: torch.device) -> None:
         device: of the networks.
     """
     if not computes_bfloat16(device):
-        place = "GPU" if device.type == "cuda" else "processor"
-        print(f"{option} is slower than {instead} on this {place}, which emulates bfloat16")
+        kind = "GPU" if device.type == "cuda" else "processor"
+        print(f"{option} is slower than {instead} on this {kind}, which emulates bfloat16")
 
 
 def name_of(device: torch.device) -> str:

@@ -140,9 +140,9 @@ class TextEncoder(nn.Module):
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """ids int64 [B, T] → features [B, T, D], and which of them are real, bool [B, T]."""
-        keep = ids != 0
-        features: Tensor = self.layers(self.words(ids) + self.positions, src_key_padding_mask=~keep)
-        return features * keep[..., None], keep
+        mask = ids != 0
+        features: Tensor = self.layers(self.words(ids) + self.positions, src_key_padding_mask=~mask)
+        return features * mask[..., None], mask
 
     def encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Prompts → features [B, T, D] and mask [B, T] on the encoder's device.

@@ -159,7 +159,7 @@ def _unexplained(picture: Image, colour: Image, lighting: Lighting) -> Mask:
 
 
 @lru_cache(maxsize=len(SHAPES) * len(SIZES))
-def _places(shape: str, size: str) -> tuple[list[Thing], Mask, Mask]:
+def _placements(shape: str, size: str) -> tuple[list[Thing], Mask, Mask]:
     """All places of a shape on the lattice: [P], the pixels inside [P, 48, 48] and those inside or
     on its outline.
     """
@@ -214,8 +214,8 @@ def _candidates(kind: Thing, not_background: Mask, not_thing: Mask) -> tuple[lis
     things: list[Thing] = []
     explained = []
     for size in [kind.size] if kind.size else SIZES:
-        places, inside, covered = _places(kind.shape, size)
-        things += [replace(place, colour=kind.colour) for place in places]
+        placements, inside, covered = _placements(kind.shape, size)
+        things += [replace(placement, colour=kind.colour) for placement in placements]
         gained = (covered & not_background).sum((1, 2))
         lost = (inside & not_thing).sum((1, 2))
         explained.append(gained - lost)

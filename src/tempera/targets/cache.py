@@ -41,7 +41,7 @@ class KVCache:
     """A cache whose rows have different lengths. Decoder layers call `update`, ours and those of
     transformers.
 
-    `begin` starts a batch. Call `place` before each pass: it sets where each row's new entries go
+    `begin` starts a batch. Call `write` before each pass: it sets where each row's new entries go
     and how many keys the pass loads; the mask (`Layout`) decides which of them a query attends to.
 
     Args:
@@ -110,7 +110,7 @@ class KVCache:
         per_key = sum(entries.nbytes for entries in self.entries) // self.capacity
         return per_key * (self.capacity if keys is None else keys)
 
-    def place(self, slots: Tensor, kv_length: int, rows: Tensor | None = None) -> None:
+    def write(self, slots: Tensor, kv_length: int, rows: Tensor | None = None) -> None:
         """Set where the next pass writes and what it loads.
 
         Args:
@@ -126,7 +126,7 @@ class KVCache:
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one layer's new keys and values, [R, heads, Q, D], into the slots set by `place`.
+        """Write one layer's new keys and values, [R, heads, Q, D], into the slots set by `write`.
 
         Returns:
             the layer's first K keys and values, [R, heads, K, D] each.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 from tempera.runtime import huggingface
-from tempera.targets.family import HeldFamily
+from tempera.targets.family import WrappedFamily
 from tempera.targets.llamagen import from_meta
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec, patches
 
@@ -147,7 +147,7 @@ def translate(state: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str
     return result
 
 
-CHAMELEON = HeldFamily(
+CHAMELEON = WrappedFamily(
     name="chameleon",
     config=_config,
     layer={"head_norm": "layer"},

@@ -109,15 +109,15 @@ class CaptionFeatures(nn.Module):
         device = embedding.device
         width = max(map(len, rows))
         counts = torch.tensor([len(row) for row in rows], device=device)
-        keep = torch.arange(length, device=device) >= length - counts[:, None]
+        mask = torch.arange(length, device=device) >= length - counts[:, None]
         features = embedding.new_zeros(len(rows), length, embedding.shape[-1])
         if embedding.is_meta:  # a dry run reads the sizes alone
-            return features, keep
+            return features, mask
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
         real = torch.arange(width, device=device) < counts[:, None]
         states = self.encoder(input_ids=ids, attention_mask=real.long()).last_hidden_state
-        features[keep] = states[real]
-        return features, keep
+        features[mask] = states[real]
+        return features, mask
 
 
 class RandomFeatures(nn.Module):

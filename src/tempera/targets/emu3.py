@@ -19,7 +19,7 @@ from tempera.image_tokenizers.line_ends import LinedTokenizer
 from tempera.runtime import huggingface
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained
 from tempera.runtime.tensor_files import renamed
-from tempera.targets.family import Asked, HeldFamily, Read, filled
+from tempera.targets.family import Asked, Read, WrappedFamily, filled
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 8
@@ -155,7 +155,7 @@ def _read(asked: Asked) -> Read:
     return Read(filled(asked.ids, model.vocabulary_mapping.image_token_id, tokens))
 
 
-EMU3 = HeldFamily(
+EMU3 = WrappedFamily(
     name="emu3",
     config=lambda **sizes: huggingface.Emu3TextConfig(**sizes, attention_dropout=0.0),
     held="Emu3ForConditionalGeneration",

@@ -43,12 +43,12 @@ class PromptedLM(nn.Module):
         out: Tensor = self.model.embed_tokens(tokens)
         return out
 
-    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+    def embed_prefix(self, condition: Tensor, mask: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
         """Embed the prompt or the null prompt of each row.
 
         Args:
             condition: ids of the prompt and of the null prompt, int64 [R, 2, T].
-            keep: not read: the null prompt has its own padding.
+            mask: not read: the null prompt has its own padding.
             drop: null-conditioned rows, bool [R].
 
         Returns:
@@ -98,11 +98,11 @@ class Read(NamedTuple):
 
     Attributes:
         ids: codes of the pictures among them, int64 [B, T].
-        places: see `prompt_state.Prefix`, [B, 3, T]; None if each is its slot.
+        positions: see `prompt_state.Prefix`, [B, 3, T]; None if each is its slot.
     """
 
     ids: Tensor
-    places: Tensor | None = None
+    positions: Tensor | None = None
 
 
 class Asked(NamedTuple):
@@ -113,7 +113,7 @@ class Asked(NamedTuple):
         spec: format of its images.
         ids: with a placeholder for every code of a picture, int64 [B, T].
         mask: 0 where a prompt is padded, [B, T].
-        given: see `HeldFamily`; without pixel_values there are no pictures.
+        given: see `WrappedFamily`; without pixel_values there are no pictures.
     """
 
     model: Any
@@ -129,13 +129,13 @@ def filled(ids: Tensor, placeholder: int, codes: Tensor) -> Tensor:
     Raises:
         TemperaError: there are not N.
     """
-    places = ids == placeholder
-    if int(places.sum()) != len(codes):
+    placeholders = ids == placeholder
+    if int(placeholders.sum()) != len(codes):
         raise TemperaError(
-            f"the prompts have {int(places.sum())} places for pictures of {len(codes)} codes: "
-            "give what the model's processor makes of the pictures and the texts together."
+            f"the prompts have {int(placeholders.sum())} places for pictures of {len(codes)} "
+            "codes: give what the model's processor makes of the pictures and the texts together."
         )
-    return ids.masked_scatter(places, codes.to(ids))
+    return ids.masked_scatter(placeholders, codes.to(ids))
 
 
 def width_of_text(model: Any) -> int:
@@ -144,7 +144,7 @@ def width_of_text(model: Any) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldFamily(Family):
+class WrappedFamily(Family):
     """A family whose models a user may hold as transformers makes them: where their parts are, and
     what such a model says of its images. Modules are named by their paths inside the model.
 
@@ -152,7 +152,7 @@ class HeldFamily(Family):
         held: the class of the models.
         preset: its preset in conf/model/.
         decoder: has `embed_tokens`, `layers`, `norm`, `rotary_emb` and `config`.
-        decoders: the classes of it whose equations are those of `held.network.HeldDecoder`:
+        decoders: the classes of it whose equations are those of `held.network.WrappedDecoder`:
             nothing but a causal mask, the layers one after the other, and the norm.
         head: what follows the decoder's norm, one after the other; the last gives logits.
         embedding: what embeds image tokens, one after the other.

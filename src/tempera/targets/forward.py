@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import NeedsNewBatch
 from tempera.decoding.trees import Block
 from tempera.errors import TemperaError
@@ -126,46 +126,46 @@ class ModelRunner:
             NeedsNewBatch: the prefix is longer than the running batch's.
         """
         if prompts is None:
-            rows, longest = prefix.keep.shape
+            rows, longest = prefix.mask.shape
             prompt = PromptState(rows, longest, copies, length, self.device)
-            prompt.lengths = self._lengths = kept(self._lengths, prompt.lengths)
-            prompt.root_slots = self._root_slots = kept(self._root_slots, prompt.root_slots)
+            prompt.lengths = self._lengths = persistent(self._lengths, prompt.lengths)
+            prompt.root_slots = self._root_slots = persistent(self._root_slots, prompt.root_slots)
             self.prompt = prompt
             self.turns = torch.empty(1, 2, 0, self._head_dim)
         else:
-            if prefix.keep.shape[1] > self.prompt.prefix:
+            if prefix.mask.shape[1] > self.prompt.prefix:
                 raise NeedsNewBatch
             self.prompt.restart(prompts)
             began = self.prompt.rows_of(prompts)
             prefix = replace(prefix, rows=began).padded(self.prompt.prefix)
-            if prefix.places is not None:
-                kept(self.turns, self._table(prefix, self.turns.shape[2]), began)
+            if prefix.positions is not None:
+                persistent(self.turns, self._table(prefix, self.turns.shape[2]), began)
         self.prefix = prefix
-        self.begin_cache(self.cache, nodes, prefix.keep)
+        self.begin_cache(self.cache, nodes, prefix.mask)
         embeds = prefix.embeds[:, :-1]
         if not embeds.shape[1]:
             self.prefix_hidden = embeds.repeat(1, 1, 1 + len(self.aux_layers))
             return
-        placed = self.place_prefix(embeds.shape[1], self.cache, prefix.keep)
-        self.prefix_hidden = self._run(embeds, *placed)
+        prepared = self.prepare_prefix(embeds.shape[1], self.cache, prefix.mask)
+        self.prefix_hidden = self._run(embeds, *prepared)
 
-    def begin_cache(self, cache: KVCache, nodes: int, keep: Tensor) -> None:
+    def begin_cache(self, cache: KVCache, nodes: int, mask: Tensor) -> None:
         """Start the rows of `prefix` in a cache, with room for a whole image and `nodes` drafted
-        tokens beyond it. Later tokens attend to the prefix tokens in `keep`, bool [R', T].
+        tokens beyond it. Later tokens attend to the prefix tokens in `mask`, bool [R', T].
         """
         if self.prefix.rows is None:
             cache.begin(self.prompt.rows, self.capacity(nodes))
             cache.room = 2 + nodes  # the root, all nodes, and the token after them
-        self._begin_padding(cache, keep)
+        self._begin_padding(cache, mask)
         if cache.capacity > self.turns.shape[2]:
             table = self._table(self.prefix, cache.capacity)
-            self.turns = self._turns = kept(self._turns, table)
+            self.turns = self._turns = persistent(self._turns, table)
 
     def _table(self, prefix: Prefix, count: int) -> Tensor:
         """The rotary embedding at so many slots, [1 or R', 2, slots, D]; see `turns`."""
         rotary = self.network.model.rotary
-        if prefix.places is not None:
-            tables: Tensor = rotary.tables(count, prefix.places)
+        if prefix.positions is not None:
+            tables: Tensor = rotary.tables(count, prefix.positions)
             return tables
         table: Tensor = rotary.table(count, self.prompt.prefix, self.device)
         return table[None]
@@ -179,29 +179,29 @@ class ModelRunner:
         whose = torch.arange(self.prompt.rows, device=self.device) if rows is None else rows
         return self.turns[whose[:, None], :, slots].movedim(2, 0)
 
-    def _begin_padding(self, cache: KVCache, keep: Tensor) -> None:
-        """Hide the prefix tokens that are not in `keep`, bool [R', T], from later tokens."""
-        needed = self.compiled or not bool(keep.all())  # one graph for batches with and without
+    def _begin_padding(self, cache: KVCache, mask: Tensor) -> None:
+        """Hide the prefix tokens that are not in `mask`, bool [R', T], from later tokens."""
+        needed = self.compiled or not bool(mask.all())  # one graph for batches with and without
         rows = self.prefix.rows
         if rows is None and not needed:
             cache.padding = None
         elif needed or cache.padding is not None:
             buffer = torch.empty(0) if cache.padding is None else cache.padding
             if rows is not None and cache.padding is None:
-                none = keep.new_ones(self.prompt.rows, 1)
+                none = mask.new_ones(self.prompt.rows, 1)
                 buffer = self.prompt.padding(none, cache.capacity, cache.dtype)
-            padding = self.prompt.padding(keep, cache.capacity, cache.dtype)
-            cache.padding = kept(buffer, padding, rows)
+            padding = self.prompt.padding(mask, cache.capacity, cache.dtype)
+            cache.padding = persistent(buffer, padding, rows)
 
-    def place_prefix(self, count: int, cache: KVCache, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare_prefix(self, count: int, cache: KVCache, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Place the first `count` tokens of the rows that begin in a cache; returns their mask
-        [R', 1, count, count], which hides prefix tokens that are not in `keep`, and their rotation
+        [R', 1, count, count], which hides prefix tokens that are not in `mask`, and their rotation
         [2, R', count, D].
         """
-        positions = torch.arange(count, device=self.device).expand(len(keep), -1)
-        cache.place(positions, count, self.prefix.rows)
+        positions = torch.arange(count, device=self.device).expand(len(mask), -1)
+        cache.write(positions, count, self.prefix.rows)
         rotation = self.turns_at(positions, self.prefix.rows).to(cache.dtype)
-        return causal_mask(keep[:, :count], count, cache.dtype), rotation
+        return causal_mask(mask[:, :count], count, cache.dtype), rotation
 
     def layout_of(self, block: Block, cache: KVCache | None = None) -> Layout:
         """The layout of a block in a cache, by default the session's. What does not differ by row
@@ -216,7 +216,7 @@ class ModelRunner:
             cache.layouts[block] = Layout(block, cache, 1)
         return cache.layouts[block]
 
-    def place(
+    def prepare(
         self,
         layout: Layout,
         start: Tensor | None = None,
@@ -239,7 +239,7 @@ class ModelRunner:
         cache = self.cache if cache is None else cache
         start = self.roots(rows) if start is None else start
         kv_length = self.kv_length(cache)
-        cache.place(start[:, None] + layout.offsets, kv_length, rows)
+        cache.write(start[:, None] + layout.offsets, kv_length, rows)
         mask = layout.mask(start, kv_length)
         if cache.padding is not None:
             padding = cache.padding[..., :kv_length]
@@ -248,7 +248,7 @@ class ModelRunner:
         return mask, self.turns_at(start[:, None] + ahead, rows).to(cache.dtype)
 
     def run(self, embeds: Tensor, layout: Layout, start: Tensor | None = None) -> Tensor:
-        """Run the network on the tokens of a layout; for `start` see `place`.
+        """Run the network on the tokens of a layout; for `start` see `prepare`.
 
         Args:
             embeds: their embeddings, [R, M, H].
@@ -256,7 +256,7 @@ class ModelRunner:
         Returns:
             hidden states [R, M, E].
         """
-        return self._run(embeds, *self.place(layout, start))
+        return self._run(embeds, *self.prepare(layout, start))
 
     def roots(self, rows: Tensor | None = None) -> Tensor:
         """Slots of the roots of some rows, by default all, int64 [R]."""
@@ -265,8 +265,8 @@ class ModelRunner:
 
     def run_root(self) -> Tensor:
         """Run the last prefix tokens of the rows that began last: hidden states [R', 1, E]."""
-        placed = self.place(self.layout_of(self._root), rows=self.prefix.rows)
-        return self._run(self.prefix.embeds[:, -1:], *placed)
+        prepared = self.prepare(self.layout_of(self._root), rows=self.prefix.rows)
+        return self._run(self.prefix.embeds[:, -1:], *prepared)
 
     def compact(self, path: Tensor) -> None:
         """Move the cache entries of an accepted path right behind each row's root.

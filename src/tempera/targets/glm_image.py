@@ -26,7 +26,7 @@ from tempera.runtime.hub import Repository
 from tempera.runtime.pretrained import PretrainedFiles, load_pretrained, note
 from tempera.runtime.tensor_files import renamed
 from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.family import Asked, HeldFamily, PromptedLM, Read, filled
+from tempera.targets.family import Asked, PromptedLM, Read, WrappedFamily, filled
 from tempera.targets.prompt_state import PicturedText
 from tempera.targets.rotary import MultimodalRotary
 from tempera.targets.token_format import ModelSpec, patches
@@ -159,7 +159,7 @@ class GlmDecoder(ImageTokenizer):
         if any(isinstance(prompt, PicturedText) for prompt in prompts):
             raise TemperaError(
                 "GlmDecoder makes no pictures of prompts with pictures: run diffusers' pipeline "
-                "inside tempera.held.ids.installed, or call generate with images=False."
+                "inside tempera.wrapped.ids.installed, or call generate with images=False."
             )
         height, width = self.image_size((codes.shape[1], codes.shape[2]))
         fine = codes.repeat_interleave(2, -1).repeat_interleave(2, -2)
@@ -224,24 +224,24 @@ def load_glm_decoder(
         instead_of = "" if files.random else PIPELINE
         return load_pretrained(lambda: UntrainedGlmDecoder(config, instead_of), nothing)
     kind = _pipeline_class()
-    return GlmDecoder(_pipeline(kind, _place(weights, hub), dtype), config)
+    return GlmDecoder(_pipeline(kind, _pipeline_directory(weights, hub), dtype), config)
 
 
-def _place(weights: str, hub: str) -> Path:
+def _pipeline_directory(weights: str, hub: str) -> Path:
     """The directory of the pipeline, downloaded if `weights` is a repository.
 
     Raises:
         TemperaError: it is not a pipeline's.
     """
     repository = None if Path(weights).exists() else Repository.named(weights)
-    place = Path(weights) if repository is None else repository.snapshot(FILES)
-    if not (place / FILES[0]).is_file():
+    directory = Path(weights) if repository is None else repository.snapshot(FILES)
+    if not (directory / FILES[0]).is_file():
         command = Repository(hub).command(list(FILES), "DIR")
         raise TemperaError(
-            f"{place} contains no {FILES[0]}: get the pipeline with `{command}` and give "
+            f"{directory} contains no {FILES[0]}: get the pipeline with `{command}` and give "
             "model.tokenizer_weights=DIR, or random for patches of colour instead of pictures."
         )
-    return place
+    return directory
 
 
 def _pipeline_class() -> Any:
@@ -260,7 +260,7 @@ def _pipeline_class() -> Any:
     return GlmImagePipeline
 
 
-def _pipeline(kind: Any, place: Path, dtype: torch.dtype) -> Any:
+def _pipeline(kind: Any, directory: Path, dtype: torch.dtype) -> Any:
     """The pipeline of a class in a directory, without its autoregressive part.
 
     Raises:
@@ -268,7 +268,7 @@ def _pipeline(kind: Any, place: Path, dtype: torch.dtype) -> Any:
     """
     try:
         pipeline = kind.from_pretrained(
-            place,
+            directory,
             vision_language_encoder=None,
             processor=None,
             local_files_only=True,
@@ -276,7 +276,7 @@ def _pipeline(kind: Any, place: Path, dtype: torch.dtype) -> Any:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise TemperaError(
-            f"{place} is not GLM-Image's pipeline ({reason(problem)}): download it again."
+            f"{directory} is not GLM-Image's pipeline ({reason(problem)}): download it again."
         ) from problem
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -327,13 +327,13 @@ def _read(asked: Asked) -> Read:
     codes = model.get_image_tokens(features).flatten()
     ids = filled(asked.ids, model.config.image_token_id, codes)
     inner = model.model
-    kept = inner._prefill_len, inner._cached_decode_position_ids
-    places, _ = inner.get_rope_index(ids, grids, counts, asked.mask)
-    inner._prefill_len, inner._cached_decode_position_ids = kept
-    return Read(ids, places.transpose(0, 1))
+    saved = inner._prefill_len, inner._cached_decode_position_ids
+    positions, _ = inner.get_rope_index(ids, grids, counts, asked.mask)
+    inner._prefill_len, inner._cached_decode_position_ids = saved
+    return Read(ids, positions.transpose(0, 1))
 
 
-GLM_IMAGE = HeldFamily(
+GLM_IMAGE = WrappedFamily(
     name="glm_image",
     config=lambda **sizes: huggingface.GlmImageTextConfig(**sizes),
     layer={"output_bias": False, "four_norms": True},

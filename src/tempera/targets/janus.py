@@ -18,7 +18,7 @@ from typing_extensions import override
 from tempera.runtime import huggingface
 from tempera.runtime.tensor_files import renamed
 from tempera.targets.decoder_layer import LayerSizes
-from tempera.targets.family import HeldFamily, PromptedLM
+from tempera.targets.family import PromptedLM, WrappedFamily
 from tempera.targets.token_format import ModelSpec, patches
 
 PATCH = 16
@@ -97,7 +97,7 @@ def _stated(model: Any) -> dict[str, object]:
     return {"codes": model.config.vq_config.num_embeddings, "lines": side, "columns": side}
 
 
-JANUS = HeldFamily(
+JANUS = WrappedFamily(
     name="janus",
     config=lambda **sizes: huggingface.LlamaConfig(**sizes, pad_token_id=None),
     network=Janus,

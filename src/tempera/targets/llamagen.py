@@ -98,10 +98,10 @@ class GridRotary(Rotary):
     def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
         quarter = self.head_dim // 4
         speeds = self.theta ** (-torch.arange(quarter, device=device).float() / quarter)
-        place = torch.arange(count, device=device)[:, None] - prefix
-        row, column = place // self.columns, place % self.columns
+        index = torch.arange(count, device=device)[:, None] - prefix
+        row, column = index // self.columns, index % self.columns
         angles = torch.cat([row * speeds, column * speeds], -1)
-        return turns(angles.cos() * (place >= 0), angles.sin() * (place >= 0))
+        return turns(angles.cos() * (index >= 0), angles.sin() * (index >= 0))
 
 
 class LlamaGen(nn.Module):
@@ -136,24 +136,24 @@ class LlamaGen(nn.Module):
         out: Tensor = self.model.embed_tokens(tokens)
         return out
 
-    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+    def embed_prefix(self, condition: Tensor, mask: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
         """Embed the condition; null-conditioned rows have the prompt's padding.
 
         Args:
             condition: caption features [R, T, D], or class labels int64 [R].
-            keep: False on padding, bool [R, T]; T = 1 for a class label.
+            mask: False on padding, bool [R, T]; T = 1 for a class label.
             drop: rows that are null-conditioned, bool [R].
 
         Returns:
-            [R, T, H], and `keep`.
+            [R, T, H], and `mask`.
         """
         if self.config.num_classes is not None:
             labels = torch.where(drop, self.config.num_classes, condition)
-            return self.class_embedding(labels)[:, None], keep
+            return self.class_embedding(labels)[:, None], mask
         features = torch.where(
             drop[:, None, None], self.null_caption.to(condition.dtype), condition
         )
-        return self.caption_projection(features.to(self.model.embed_tokens.weight.dtype)), keep
+        return self.caption_projection(features.to(self.model.embed_tokens.weight.dtype)), mask
 
 
 def permute_pairs(weight: Tensor, heads: int) -> Tensor:

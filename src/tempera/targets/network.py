@@ -28,12 +28,12 @@ class TargetNetwork(Protocol):
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Embed ids of the network's vocabulary, int64 [...] -> [..., H]."""
 
-    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+    def embed_prefix(self, condition: Tensor, mask: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
         """Embed the condition tokens.
 
         Args:
             condition: output of the family's `Conditioner`, [R, ...].
-            keep: False on the prompts' padding, bool [R, T].
+            mask: False on the prompts' padding, bool [R, T].
             drop: null-conditioned rows, bool [R].
 
         Returns:

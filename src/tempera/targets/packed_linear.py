@@ -110,9 +110,9 @@ class PackedLinear(nn.Module):
             self.plain_rows, self.least_packed = faster_rows(
                 *weight.shape, weight.dtype, least_rows, torch.get_num_threads()
             )
-        keeps_plain = packed is None or self.plain_rows > 0
+        stores_plain = packed is None or self.plain_rows > 0
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
-        self.register_buffer("plain", weight if keeps_plain else None, persistent=False)
+        self.register_buffer("plain", weight if stores_plain else None, persistent=False)
         self.register_buffer("packed", packed, persistent=False)
 
     @property

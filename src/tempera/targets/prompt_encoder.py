@@ -141,15 +141,15 @@ def load_prompts(
     Raises:
         TemperaError: the file is missing, is not a tokenizer, or is another model's.
     """
-    place = PretrainedFiles(weights, files, hub)
-    tokenize, size = load_tokenize(place)
+    published = PretrainedFiles(weights, files, hub)
+    tokenize, size = load_tokenize(published)
     if END_OF_TEXT in spec.prompt:
-        end = _end_of_text(place)
+        end = _end_of_text(published)
         prompt = tuple(end if piece == END_OF_TEXT else piece for piece in spec.prompt)
         spec = replace(spec, prompt=prompt, special=(*spec.special, end))
     turn: Turn = plain_turn
     if template is not None:
-        turn = _templated(place, replace(place, files=template))
+        turn = _templated(published, replace(published, files=template))
     special = spec.special if spec.null_filling is None else (*spec.special, spec.null_filling)
     for name in special:
         if size is not None and len(tokenize(name)) != 1:

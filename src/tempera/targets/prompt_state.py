@@ -83,24 +83,24 @@ class Prefix:
 
     Attributes:
         embeds: their embeddings, [R', T, H].
-        keep: False on padding, bool [R', T].
+        mask: False on padding, bool [R', T].
         rows: which rows of the batch they are, int64 [R']; None: all.
-        places: their three positions where pictures are among them (`MultimodalRotary`), int64
+        positions: their three positions where pictures are among them (`MultimodalRotary`), int64
             [R', 3, T]; None: each is its slot.
     """
 
     embeds: Tensor
-    keep: Tensor
+    mask: Tensor
     rows: Tensor | None = None
-    places: Tensor | None = None
+    positions: Tensor | None = None
 
     def padded(self, length: int) -> "Prefix":
         """The same with padding on the left, up to `length` tokens."""
-        more = length - self.keep.shape[1]
+        more = length - self.mask.shape[1]
         pad = torch.nn.functional.pad
-        places = None if self.places is None else pad(self.places, (more, 0))
+        positions = None if self.positions is None else pad(self.positions, (more, 0))
         embeds = pad(self.embeds, (0, 0, more, 0))
-        return Prefix(embeds, pad(self.keep, (more, 0)), self.rows, places)
+        return Prefix(embeds, pad(self.mask, (more, 0)), self.rows, positions)
 
 
 class PromptState:
@@ -170,13 +170,13 @@ class PromptState:
             [R, count, H].
         """
         last = self.by_row((emitted - 1).clamp(min=0))
-        places = last[:, None] + torch.arange(count, device=states.device)
-        return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        indices = last[:, None] + torch.arange(count, device=states.device)
+        return states.gather(1, indices.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
-    def padding(self, keep: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask [R', 1, 1, S] that hides prefix tokens where `keep`, bool [R', T], is
+    def padding(self, mask: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
+        """Additive mask [R', 1, 1, S] that hides prefix tokens where `mask`, bool [R', T], is
         False, with S = `capacity` slots.
         """
-        padding = torch.zeros(len(keep), capacity, dtype=dtype, device=keep.device)
-        padding[:, : self.prefix].masked_fill_(~keep, torch.finfo(dtype).min)
+        padding = torch.zeros(len(mask), capacity, dtype=dtype, device=mask.device)
+        padding[:, : self.prefix].masked_fill_(~mask, torch.finfo(dtype).min)
         return padding[:, None, None]

@@ -90,11 +90,11 @@ def multimodal_positions(count: int, prefix: Tensor, grids: Sequence[tuple[int, 
     start = prefix[..., -1:] + 1
     parts = [prefix]
     for rows, columns in grids:
-        place = torch.arange(rows * columns, device=prefix.device)
-        parts.append(start + torch.stack([place * 0, place // columns, place % columns]))
+        index = torch.arange(rows * columns, device=prefix.device)
+        parts.append(start + torch.stack([index * 0, index // columns, index % columns]))
         start = start + max(rows, columns)
-    placed = sum(part.shape[-1] for part in parts)
-    parts.append(start + torch.arange(max(0, count - placed), device=prefix.device))
+    used = sum(part.shape[-1] for part in parts)
+    parts.append(start + torch.arange(max(0, count - used), device=prefix.device))
     return torch.cat(parts, -1)[..., :count]
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import kept
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import Draft, Scores, Verdict
 from tempera.decoding.probabilities import Sampling, greedy
 from tempera.errors import TemperaError
@@ -130,8 +130,8 @@ class TransformerTarget:
             TemperaError: a prompt is padded on the right.
             NeedsNewBatch: a prompt is longer than those that the running batch began with.
         """
-        condition, keep = (part.to(self.device) for part in self.conditioner(prompts))
-        if not bool(keep[:, -1].all()):
+        condition, mask = (part.to(self.device) for part in self.conditioner(prompts))
+        if not bool(mask[:, -1].all()):
             raise TemperaError(
                 "a prompt's last condition token is padding, but decoding starts from it: pad "
                 "prompts on the left."
@@ -139,12 +139,12 @@ class TransformerTarget:
         copies = self.sampling.rows
         drop = torch.arange(copies * len(prompts), device=self.device) >= len(prompts)
         condition = condition.repeat(copies, *[1] * (condition.dim() - 1))
-        embedded = self.network.embed_prefix(condition, keep.repeat(copies, 1), drop)
-        prefix = Prefix(*embedded, places=self.places(condition))
+        embedded = self.network.embed_prefix(condition, mask.repeat(copies, 1), drop)
+        prefix = Prefix(*embedded, positions=self.positions(condition))
         self.runner.begin(prefix, copies, self.length, nodes, rows)
-        self._root = kept(self._root, prefix.embeds[:, -1:], self.runner.prefix.rows)
+        self._root = persistent(self._root, prefix.embeds[:, -1:], self.runner.prefix.rows)
 
-    def places(self, condition: Tensor) -> Tensor | None:
+    def positions(self, condition: Tensor) -> Tensor | None:
         """Of condition tokens: see `prompt_state.Prefix`."""
         return None
 

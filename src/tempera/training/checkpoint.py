@@ -65,7 +65,7 @@ class CheckpointManifest:
     """What `checkpoint.json` says of the checkpoint that it lies in.
 
     Attributes:
-        made_by: what `keep_record` returned for the training.
+        made_by: what `fix_record` returned for the training.
         progress: the counters when it was saved.
         files: sha256 of each other file.
     """
@@ -124,7 +124,7 @@ class Checkpoints:
                     asdict(CheckpointManifest(made_by, progress, files)),
                 )
                 staging.rename(path)
-            self._keep_only(path, made_by)
+            self._delete_others(path, made_by)
         self.accelerator.wait_for_everyone()
 
     def load(self, steps: int, made_by: str) -> TrainingProgress | None:
@@ -132,7 +132,7 @@ class Checkpoints:
 
         Args:
             steps: of the whole training.
-            made_by: what `keep_record` returned.
+            made_by: what `fix_record` returned.
 
         Returns:
             the counters when it was saved; None if there is no checkpoint.
@@ -169,14 +169,14 @@ class Checkpoints:
         }
         return found[max(found)] if found else None
 
-    def _keep_only(self, kept: Path, made_by: str) -> None:
+    def _delete_others(self, latest: Path, made_by: str) -> None:
         """Remove the other checkpoints of this training, and those that were not finished. What
         else lies there, or in one of them, stays.
         """
         for path in list(self.directory.iterdir()):
             if re.fullmatch(rf"\.{PREFIX}\d+\.tmp", path.name):
                 shutil.rmtree(path, ignore_errors=True)
-            elif path != kept and re.fullmatch(rf"{PREFIX}\d+", path.name):
+            elif path != latest and re.fullmatch(rf"{PREFIX}\d+", path.name):
                 _remove(path, made_by)
 
     def _save_tensors(self, _: list[nn.Module], states: list[Any], directory: str) -> None:
@@ -185,8 +185,8 @@ class Checkpoints:
         if not self.accelerator.is_main_process:
             return
         for name, tensors in self._tensors().items():
-            kept = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-            save_file(kept, Path(directory) / name)
+            contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+            save_file(contiguous, Path(directory) / name)
 
     def _load_tensors(self, networks: list[nn.Module], directory: str) -> None:
         """Read what `_save_tensors` wrote."""
@@ -250,7 +250,7 @@ def _flushed(file: Path) -> str:
     return sha256_file(file)
 
 
-def keep_record(directory: Path, record: dict[str, Any], write: bool) -> str:
+def fix_record(directory: Path, record: dict[str, Any], write: bool) -> str:
     """Record a run's configuration in its directory; refuse to resume it with another one.
 
     Returns:

@@ -23,12 +23,12 @@ PART = 1024
 """Captions in a file."""
 
 
-class KeptConditions:
+class StoredConditions:
     """A `Conditioner` of known captions, which reads their features from mapped files.
 
     Args:
         files: each file and its captions; it holds `features` [N, D] of all their real tokens, and
-            `keep`, bool [captions, T].
+            `mask`, bool [captions, T].
         made_by: the identity of their target, which each file carries.
 
     Raises:
@@ -43,22 +43,22 @@ class KeptConditions:
                 raise TemperaError(
                     f"{path} was written by another text encoder: delete the file and run again."
                 )
-            keep = tensors["keep"]
-            features = tensors["features"].split(keep.sum(1).tolist())
-            rows = zip(features, keep, strict=True)
+            mask = tensors["keep"]
+            features = tensors["features"].split(mask.sum(1).tolist())
+            rows = zip(features, mask, strict=True)
             self.rows |= zip(captions, rows, strict=True)
 
     def __call__(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Features [B, T, D], zero on padding, and keep, bool [B, T]; on the CPU."""
         rows = [self.rows[prompt] for prompt in prompts]
         real = torch.cat([features for features, _ in rows])  # of the real tokens of all prompts
-        keep = torch.stack([kept for _, kept in rows])
-        features = real.new_zeros(*keep.shape, real.shape[-1])
-        features[keep] = real
-        return features, keep
+        mask = torch.stack([row_mask for _, row_mask in rows])
+        features = real.new_zeros(*mask.shape, real.shape[-1])
+        features[mask] = real
+        return features, mask
 
 
-def keep_conditions(
+def store_conditions(
     target: TransformerTarget,
     captions: Sequence[str],
     directory: Path,
@@ -88,20 +88,20 @@ def keep_conditions(
         with replacing(path) as temporary:
             save_file(tensors, temporary, {"made_by": target.identity})
     processes.wait()
-    target.conditioner = PromptConditioner(KeptConditions(files, target.identity))
+    target.conditioner = PromptConditioner(StoredConditions(files, target.identity))
 
 
 def _encoded(
     target: TransformerTarget, captions: Sequence[str], batch_size: int
 ) -> dict[str, Tensor]:
-    """The tensors of a file of `KeptConditions`."""
+    """The tensors of a file of `StoredConditions`."""
     features = []
-    keeps = []
+    masks = []
     for start in range(0, len(captions), batch_size):
-        condition, keep = target.conditioner(list(captions[start : start + batch_size]))
-        features.append(condition[keep].cpu())
-        keeps.append(keep.cpu())
-    return {"features": torch.cat(features), "keep": torch.cat(keeps)}
+        condition, mask = target.conditioner(list(captions[start : start + batch_size]))
+        features.append(condition[mask].cpu())
+        masks.append(mask.cpu())
+    return {"features": torch.cat(features), "keep": torch.cat(masks)}
 
 
 def _made_by(path: Path) -> str | None:

@@ -61,14 +61,14 @@ class ShardCodes:
         self.images = images
         self.seed = seed
         self.held = np.flatnonzero(parts)
-        self.kept = np.flatnonzero(np.logical_not(parts))
-        if not len(self.kept) or not len(self.held):
+        self.train_rows = np.flatnonzero(np.logical_not(parts))
+        if not len(self.train_rows) or not len(self.held):
             raise TemperaError(
                 f"{len(images)} images are too few: {len(self.held)} of them are in the 5% "
-                f"hold-out and {len(self.kept)} are left for training; prepare a few hundred."
+                f"hold-out and {len(self.train_rows)} are left for training; prepare a few hundred."
             )
         self._epoch = -1
-        self._order = self.kept
+        self._order = self.train_rows
 
     def train(self, positions: list[int]) -> CodedImages:
         """Training image p is entry p mod n of the order of epoch p // n."""
@@ -79,11 +79,11 @@ class ShardCodes:
         return self.images[[int(self.held[position % len(self.held)]) for position in positions]]
 
     def _at(self, position: int) -> int:
-        epoch, place = divmod(position, len(self.kept))
+        epoch, index = divmod(position, len(self.train_rows))
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = np.random.default_rng([self.seed, epoch]).permutation(self.kept)
-        return int(self._order[place])
+            self._order = np.random.default_rng([self.seed, epoch]).permutation(self.train_rows)
+        return int(self._order[index])
 
 
 def _hash(key: str) -> int:

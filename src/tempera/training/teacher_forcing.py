@@ -30,7 +30,7 @@ class TeacherForcedBatch:
         mask: additive attention mask, [R, 1, S, S].
         rotation: rotary embedding of all positions, see `rotary.rotate`, float32 [2, 1, S,
             D].
-        keep: False on padded prefix tokens, bool [R, T].
+        real: False on padded prefix tokens, bool [R, T].
         start: T − 1, the first position that predicts an image token.
     """
 
@@ -39,7 +39,7 @@ class TeacherForcedBatch:
     previous: Tensor
     mask: Tensor
     rotation: Tensor
-    keep: Tensor
+    real: Tensor
     start: int
 
     def before(self, hidden: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class TeacherForcedBatch:
         `previous`, with zeros for the features of layers: [R, S, (1 + K)·H].
         """
         features = self.previous.shape[-1] - hidden.shape[-1]
-        return F.pad(shifted(hidden[:, :-1], self.keep), (0, features))
+        return F.pad(shifted(hidden[:, :-1], self.real), (0, features))
 
     def unrolled(
         self, states: Sequence[Tensor], visible: Tensor | None
@@ -77,12 +77,12 @@ class TeacherForcedBatch:
             return None, hidden, None, None
         copies = len(visible)
         length = self.embeds.shape[1]
-        places = torch.arange(length, device=self.embeds.device)
+        indices = torch.arange(length, device=self.embeds.device)
         steps = torch.arange(copies, device=self.embeds.device)
-        root = places - steps[:, None]  # of a token of a copy, [K, S]
+        root = indices - steps[:, None]  # of a token of a copy, [K, S]
         read = (root[:, :, None, None] == root) & visible.to(root.device)[:, None, :, None]
-        read[:, :, 0] |= root[:, :, None] > places
-        padding = F.pad(~self.keep, (0, length - self.keep.shape[1]))
+        read[:, :, 0] |= root[:, :, None] > indices
+        padding = F.pad(~self.real, (0, length - self.real.shape[1]))
         return (
             self.embeds.float().repeat(1, copies, 1),
             hidden,
@@ -110,19 +110,19 @@ def teach(
     """
     codes = codes.to(target.device)
     drop = drop.to(target.device)
-    condition, keep = target.conditioner(captions)
-    prefix, keep = target.network.embed_prefix(
-        condition.to(target.device), keep.to(target.device), drop
+    condition, real = target.conditioner(captions)
+    prefix, real = target.network.embed_prefix(
+        condition.to(target.device), real.to(target.device), drop
     )
     embeds = torch.cat([prefix, target.head.embed(codes[:, :-1])[: len(codes)]], 1)
-    mask = causal_mask(keep, embeds.shape[1], target.dtype)
+    mask = causal_mask(real, embeds.shape[1], target.dtype)
     decoder = target.network.model
     start = prefix.shape[1] - 1
     rotation = decoder.rotary.table(embeds.shape[1], prefix.shape[1], target.device)[:, None]
     read = decoder(embeds, mask, rotation.to(embeds), features=features)
     hidden = read[..., : embeds.shape[-1]]
-    previous = shifted(read[:, :-1], keep)
-    return TeacherForcedBatch(embeds, hidden, previous, mask, rotation, keep, start)
+    previous = shifted(read[:, :-1], real)
+    return TeacherForcedBatch(embeds, hidden, previous, mask, rotation, real, start)
 
 
 def add_noise(hidden: Tensor, seed: int, positions: list[int], amplitude: float) -> Tensor:

@@ -32,8 +32,8 @@ from tempera.runtime.side_services import side_service
 from tempera.runtime.tracking import Tracker
 from tempera.targets.transformer import TransformerTarget
 from tempera.training.averaging import moving_average
-from tempera.training.checkpoint import Checkpoints, TrainingProgress, keep_record
-from tempera.training.conditions import keep_conditions
+from tempera.training.checkpoint import Checkpoints, TrainingProgress, fix_record
+from tempera.training.conditions import store_conditions
 from tempera.training.dataset import Codes, ShardCodes
 from tempera.training.losses import TOTAL, Head, Loss, Parts, described
 from tempera.training.recipe import Recipe
@@ -139,7 +139,7 @@ class TrainingRun:
         if isinstance(self.codes, ShardCodes) and self.progress.step < self.recipe.steps:
             processes = Processes(cpu=self.target.device.type == "cpu")
             captions = self.codes.images.captions
-            keep_conditions(self.target, captions, self.directory / CONDITIONS, processes)
+            store_conditions(self.target, captions, self.directory / CONDITIONS, processes)
         if self.is_main and self.progress.step < self.recipe.steps:
             self.tracker = start_tracker()
         try:
@@ -161,8 +161,8 @@ class TrainingRun:
         """
         facts = {**self.record, "loss": described(self.loss), "recipe": asdict(self.recipe)}
         facts["target"] = self.target.identity
-        place = writable_directory(self.directory)
-        self.made_by = keep_record(place, facts, write=self.is_main)
+        directory = writable_directory(self.directory)
+        self.made_by = fix_record(directory, facts, write=self.is_main)
         saved = self.checkpoints.load(self.recipe.steps, self.made_by)
         self.accelerator.wait_for_everyone()
         self.progress = saved or TrainingProgress()

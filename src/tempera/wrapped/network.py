@@ -13,14 +13,14 @@ from typing_extensions import override
 
 from tempera.decoding.probabilities import Sampling
 from tempera.targets.cache import KVCache
-from tempera.targets.family import HeldFamily
+from tempera.targets.family import WrappedFamily
 from tempera.targets.prompt_encoder import PADDING
 from tempera.targets.rotary import Rotary, multimodal_positions
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.token_head import FORBIDDEN, TokenHead
 
 
-class HeldRotary(Rotary):
+class WrappedRotary(Rotary):
     """The decoder's own rotary embedding.
 
     Args:
@@ -37,22 +37,22 @@ class HeldRotary(Rotary):
     @override
     def table(self, count: int, prefix: int, device: torch.device) -> Tensor:
         """See `Rotary.table`."""
-        places = torch.arange(count, device=device)[None]
+        positions = torch.arange(count, device=device)[None]
         rotary = self.decoder.rotary_emb
         if getattr(rotary, "mrope_section", None) is not None:  # its configuration may not tell
-            return self.tables(count, places[:, :prefix].expand(1, 3, -1))[0]
-        return self._turns(places)[0]
+            return self.tables(count, positions[:, :prefix].expand(1, 3, -1))[0]
+        return self._turns(positions)[0]
 
-    def tables(self, count: int, places: Tensor) -> Tensor:
+    def tables(self, count: int, positions: Tensor) -> Tensor:
         """The tables of rows whose condition tokens have these three positions, int64 [R, 3, T] ->
         [R, 2, count, D].
         """
-        return self._turns(multimodal_positions(count, places, self.spec.grids).transpose(0, 1))
+        return self._turns(multimodal_positions(count, positions, self.spec.grids).transpose(0, 1))
 
-    def _turns(self, places: Tensor) -> Tensor:
+    def _turns(self, positions: Tensor) -> Tensor:
         """What the model's rotary embedding gives, as tables: [R, 2, S, D]."""
-        like = torch.empty(0, device=places.device)
-        cos, sin = self.decoder.rotary_emb(like, position_ids=places)
+        like = torch.empty(0, device=positions.device)
+        cos, sin = self.decoder.rotary_emb(like, position_ids=positions)
         return torch.stack([self._whole(cos, 1.0), self._whole(_signs(sin), 0.0)], 1)
 
     def _whole(self, turned: Tensor, rest: float) -> Tensor:
@@ -79,7 +79,7 @@ def _signs(sin: Tensor) -> Tensor:
     return torch.cat([-first, second], -1)
 
 
-class HeldDecoder:
+class WrappedDecoder:
     """Embedding, layers and norm of a transformers decoder, called as `decoder_layer.Decoder`, and
     what follows the norm.
 
@@ -89,12 +89,12 @@ class HeldDecoder:
         spec: format of its sequences.
     """
 
-    def __init__(self, model: Any, family: HeldFamily, spec: ModelSpec) -> None:
+    def __init__(self, model: Any, family: WrappedFamily, spec: ModelSpec) -> None:
         self._model = model
         self._decoder = family.decoder
         self._after_norm = family.head[:-1]
         self.sizes = family.layer_sizes(self.text.config)
-        self.rotary = HeldRotary(self.text, spec, self.sizes.head_dim)
+        self.rotary = WrappedRotary(self.text, spec, self.sizes.head_dim)
 
     @property
     def text(self) -> Any:
@@ -150,7 +150,7 @@ def called(model: nn.Module, paths: tuple[str, ...], x: Tensor) -> Tensor:
     return x
 
 
-class HeldNetwork:
+class WrappedNetwork:
     """A transformers model as a `network.TargetNetwork`. It is not a module of its own, so it holds
     no module of the model either.
 
@@ -160,11 +160,11 @@ class HeldNetwork:
         spec: format of its sequences.
     """
 
-    def __init__(self, model: Any, family: HeldFamily, spec: ModelSpec) -> None:
+    def __init__(self, model: Any, family: WrappedFamily, spec: ModelSpec) -> None:
         self._model = model
         self._parts = family
         self.spec: ModelSpec | None = spec
-        self.model = HeldDecoder(model, family, spec)
+        self.model = WrappedDecoder(model, family, spec)
         self.config = self.model.text.config
         self.width = family.width(model)
 
@@ -173,7 +173,7 @@ class HeldNetwork:
         """The model's head."""
         return self._model.get_submodule(self._parts.head[-1])
 
-    def eval(self) -> "HeldNetwork":
+    def eval(self) -> "WrappedNetwork":
         """The model is in evaluation mode, or it is refused."""
         return self
 
@@ -186,13 +186,13 @@ class HeldNetwork:
             return norm.new_empty(*tokens.shape, self.model.sizes.width)
         return called(self._model, self._parts.embedding, tokens)
 
-    def embed_prefix(self, condition: Tensor, keep: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
+    def embed_prefix(self, condition: Tensor, mask: Tensor, drop: Tensor) -> tuple[Tensor, Tensor]:
         """See `family.PromptedLM.embed_prefix`."""
         ids = torch.where(drop[:, None], condition[:, 1], condition[:, 0])
         return self.model.embed_tokens(ids.clamp(min=0)), ids != PADDING
 
 
-class HeldHead(TokenHead):
+class WrappedHead(TokenHead):
     """The model's own head. It is called whole, and the logits of image codes are kept. Guidance is
     applied to logits, as in transformers: what is called need not be linear.
 
@@ -202,7 +202,7 @@ class HeldHead(TokenHead):
         sampling: see `TokenHead`.
     """
 
-    def __init__(self, network: HeldNetwork, spec: ModelSpec, sampling: Sampling) -> None:
+    def __init__(self, network: WrappedNetwork, spec: ModelSpec, sampling: Sampling) -> None:
         norm: Tensor = next(network.model.norm.parameters())
         device = norm.device
         self._dtype = norm.dtype

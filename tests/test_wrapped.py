@@ -38,8 +38,6 @@ from tempera import TemperaError
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle_network import EagleModel
 from tempera.evaluation.pipeline import NoPictures
-from tempera.held.accelerated import FAMILIES as PARTS
-from tempera.held.ids import generate_ids, installed
 from tempera.runtime import huggingface as hf
 from tempera.runtime.pretrained import randomise
 from tempera.targets.family import load_network
@@ -47,6 +45,8 @@ from tempera.targets.glm_image import GLM_IMAGE
 from tempera.targets.prompt_encoder import PADDING
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
 from tempera.targets.transformer import TransformerTarget
+from tempera.wrapped.accelerated import FAMILIES as PARTS
+from tempera.wrapped.ids import generate_ids, installed
 
 
 @pytest.fixture(params=list(FAMILIES))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from held_models import FAMILIES, Held
 
-from tempera.held.ids import generate_ids
+from tempera.wrapped.ids import generate_ids
 
 pytestmark = pytest.mark.gpu
 

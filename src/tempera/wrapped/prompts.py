@@ -14,9 +14,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from tempera.errors import TemperaError
-from tempera.held.target import read_pictures
 from tempera.runtime.files import reason
-from tempera.targets.family import HeldFamily
+from tempera.targets.family import WrappedFamily
 from tempera.targets.glm_image import PATCH
 from tempera.targets.prompt_encoder import (
     PADDING,
@@ -30,9 +29,10 @@ from tempera.targets.prompt_encoder import (
 )
 from tempera.targets.prompt_state import PicturedText
 from tempera.targets.token_format import END_OF_TEXT, ModelSpec
+from tempera.wrapped.target import read_pictures
 
 
-class HeldPrompts:
+class WrappedPrompts:
     """Encodes prompts as the model's processor does, and their unconditional rows as its
     `generate`.
 
@@ -48,7 +48,7 @@ class HeldPrompts:
     """
 
     def __init__(
-        self, model: Any, processor: Any, spec: ModelSpec, family: HeldFamily, *, truncate: bool
+        self, model: Any, processor: Any, spec: ModelSpec, family: WrappedFamily, *, truncate: bool
     ) -> None:
         self._model = model
         self._processor = processor
@@ -69,7 +69,7 @@ class HeldPrompts:
         if self._processor is None:
             raise TemperaError(
                 "prompts need the model's processor: give it to tempera.accelerate, or call "
-                "tempera.held.ids.generate_ids with ids."
+                "tempera.wrapped.ids.generate_ids with ids."
             )
         encoder = self._encoder()
         if not self._spec.pictures:
@@ -113,8 +113,8 @@ class HeldPrompts:
             raise too_long(f"{where}, with its pictures,", ids.shape[1], spec.room)
         named = {name: given[name] for name in self._family.given}
         read = read_pictures(self._model, self._family, spec, ids, mask, named)
-        assert read.places is not None
-        return torch.cat([read.ids[None], read.ids[None], read.places], 1)
+        assert read.positions is not None
+        return torch.cat([read.ids[None], read.ids[None], read.positions], 1)
 
     def _encoder(self) -> PromptEncoder:
         """What encodes prompts, as processor and model are now."""
@@ -177,8 +177,8 @@ class _Encoder(PromptEncoder):
     def _null(self, row: list[int]) -> list[int]:
         if self._filling is None:
             return super()._null(row)
-        filling, kept = self._filling
-        return [token if token in kept else filling for token in row]
+        filling, retained = self._filling
+        return [token if token in retained else filling for token in row]
 
 
 def _filling(config: Any) -> tuple[int, set[int]]:

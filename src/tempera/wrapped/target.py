@@ -12,16 +12,16 @@ from typing_extensions import override
 
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
-from tempera.held.network import HeldHead, HeldNetwork
 from tempera.runtime.network_identity import UNNAMED
-from tempera.targets.family import Asked, HeldFamily, Read
+from tempera.targets.family import Asked, Read, WrappedFamily
 from tempera.targets.prompt_encoder import PADDING
 from tempera.targets.prompt_state import Conditioner, PromptConditioner
 from tempera.targets.token_format import ModelSpec
 from tempera.targets.transformer import TransformerTarget
+from tempera.wrapped.network import WrappedHead, WrappedNetwork
 
 
-class HeldTarget(TransformerTarget):
+class WrappedTarget(TransformerTarget):
     """A model of transformers as a target.
 
     Args:
@@ -40,7 +40,7 @@ class HeldTarget(TransformerTarget):
     def __init__(
         self,
         model: nn.Module,
-        family: HeldFamily,
+        family: WrappedFamily,
         spec: ModelSpec,
         conditioner: Conditioner,
         sampling: Sampling,
@@ -50,8 +50,8 @@ class HeldTarget(TransformerTarget):
         self._model = model
         self._usual = usual
         self._family = family
-        held = HeldNetwork(model, family, spec)
-        head = HeldHead(held, spec, sampling)
+        held = WrappedNetwork(model, family, spec)
+        head = WrappedHead(held, spec, sampling)
         network: Any = held  # nobody sets its head
         super().__init__(network, conditioner, sampling, identity=UNNAMED, head=head)
         self.spec = spec
@@ -90,7 +90,7 @@ class HeldTarget(TransformerTarget):
         return read_pictures(self._model, self._family, self.spec, ids, mask, given)
 
     @override
-    def places(self, condition: Tensor) -> Tensor | None:
+    def positions(self, condition: Tensor) -> Tensor | None:
         """The positions that a condition states behind the ids."""
         return condition[:, 2:] if condition.shape[1] > 2 else None
 
@@ -114,7 +114,7 @@ class HeldTarget(TransformerTarget):
 @torch.no_grad()
 def read_pictures(
     model: Any,
-    family: HeldFamily,
+    family: WrappedFamily,
     spec: ModelSpec,
     ids: Tensor,
     mask: Tensor,
@@ -151,7 +151,7 @@ ORDINARY = {"sliding_window": None, "is_causal": True}
 TRANSFORMERS = "transformers."
 
 
-def check_model(model: nn.Module, family: HeldFamily) -> None:
+def check_model(model: nn.Module, family: WrappedFamily) -> None:
     """Raise TemperaError for a model that cannot be decoded as it is."""
     for name, module in model.named_modules():
         if module.training:
@@ -167,8 +167,8 @@ def check_model(model: nn.Module, family: HeldFamily) -> None:
     _check_alone(model, called, next(decoder.norm.parameters()))
 
 
-def _check_decoder(decoder: Any, family: HeldFamily) -> None:
-    """Raise TemperaError for a decoder that does more than `HeldDecoder` has it do."""
+def _check_decoder(decoder: Any, family: WrappedFamily) -> None:
+    """Raise TemperaError for a decoder that does more than `WrappedDecoder` has it do."""
     names = [kind.__name__ for kind in type(decoder).__mro__]
     if not any(name in family.decoders for name in names):
         raise TemperaError(

@@ -13,10 +13,10 @@ from torch import Tensor
 from tempera.api import LoadedModel, whole_seed
 from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
-from tempera.held.target import HeldTarget
 from tempera.runtime.torch_modes import usual_modes
 from tempera.targets.glm_image import GLM_IMAGE
 from tempera.targets.prompt_encoder import PADDING
+from tempera.wrapped.target import WrappedTarget
 
 
 @usual_modes()
@@ -49,7 +49,7 @@ def generate_ids(
         TemperaError: the prompts do not fit the model.
     """
     target: Any = fast.pipeline.target
-    if not isinstance(target, HeldTarget):
+    if not isinstance(target, WrappedTarget):
         raise TemperaError("ids are for what tempera.accelerate returns: give that.")
     seed = int(torch.randint(2**62, ())) if seed is None else whole_seed(seed)
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -67,8 +67,8 @@ def generate_ids(
     if len(null) != len(rows):
         raise TemperaError(f"there are {len(null)} negative_ids for {len(rows)} prompts.")
     condition = _together(rows, null)
-    if read.places is not None:  # of a model without unconditional rows
-        condition = torch.cat([condition, read.places.to(condition)], 1)
+    if read.positions is not None:  # of a model without unconditional rows
+        condition = torch.cat([condition, read.positions.to(condition)], 1)
     if condition.shape[-1] > target.spec.room:
         raise TemperaError(
             f"a prompt of {condition.shape[-1]} tokens and an image of {target.length} do not fit "
@@ -78,7 +78,7 @@ def generate_ids(
     return target.spec.token_ids.to(input_ids.device)[tokens]
 
 
-def _decoded(fast: LoadedModel, target: HeldTarget, condition: Tensor, seed: int) -> Tensor:
+def _decoded(fast: LoadedModel, target: WrappedTarget, condition: Tensor, seed: int) -> Tensor:
     """The tokens of the images of conditions [B, …], `fast.batch_size` of them together."""
     prompts = [Prompt(str(row), str(row)) for row in range(len(condition))]
     made = []

@@ -13,16 +13,16 @@ from tempera.config.compose import composed, written
 from tempera.decoding.probabilities import Sampling
 from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import ImageDecoder, NoPictures
-from tempera.held.prompts import HeldPrompts
-from tempera.held.sampling import sampling_of
-from tempera.held.target import HeldTarget
 from tempera.runtime.torch_modes import usual_modes
 from tempera.targets.chameleon import CHAMELEON
 from tempera.targets.emu3 import EMU3
-from tempera.targets.family import HeldFamily
+from tempera.targets.family import WrappedFamily
 from tempera.targets.glm_image import GLM_IMAGE
 from tempera.targets.janus import JANUS
 from tempera.targets.token_format import ModelSpec
+from tempera.wrapped.prompts import WrappedPrompts
+from tempera.wrapped.sampling import sampling_of
+from tempera.wrapped.target import WrappedTarget
 
 FAMILIES = {family.held: family for family in (EMU3, JANUS, CHAMELEON, GLM_IMAGE)}
 """Families by the classes of their models in transformers."""
@@ -90,14 +90,14 @@ def accelerate(
     family = family_of(model)
     spec = layout_of(model, family, layout, height=height, width=width, image_prompts=image_prompts)
     held: Any = model
-    prompts = HeldPrompts(held, processor, spec, family, truncate=truncate)
+    prompts = WrappedPrompts(held, processor, spec, family, truncate=truncate)
 
     def usual() -> dict[str, Any]:
         stated = asdict(sampling_of(held.generation_config, family.guidance, spec))
         return {name: value for name, value in stated.items() if name not in options}
 
-    def target(sampling: Sampling) -> HeldTarget:
-        return HeldTarget(model, family, spec, prompts.encode, sampling, usual)
+    def target(sampling: Sampling) -> WrappedTarget:
+        return WrappedTarget(model, family, spec, prompts.encode, sampling, usual)
 
     if method is None and options.get("drafter") is None:
         options = {"window": min(USUAL_WINDOW, spec.length), **options}
@@ -122,7 +122,7 @@ def _check_has_draft(method: str | None, drafter: object) -> None:
     )
 
 
-def family_of(model: nn.Module) -> HeldFamily:
+def family_of(model: nn.Module) -> WrappedFamily:
     """The family of a model.
 
     Raises:
@@ -150,7 +150,7 @@ def family_of(model: nn.Module) -> HeldFamily:
 
 
 def layout_of(
-    model: Any, family: HeldFamily, layout: str | ModelSpec | None, **sizes: Any
+    model: Any, family: WrappedFamily, layout: str | ModelSpec | None, **sizes: Any
 ) -> ModelSpec:
     """The format of a model's images.
 
@@ -186,7 +186,7 @@ def layout_of(
     return replace(spec, context=text.max_position_embeddings)
 
 
-def _named(family: HeldFamily, layout: str | ModelSpec | None) -> Callable[..., ModelSpec]:
+def _named(family: WrappedFamily, layout: str | ModelSpec | None) -> Callable[..., ModelSpec]:
     """The function that makes a layout, perhaps by its name; of None, the only one.
 
     Raises:

@@ -9,8 +9,8 @@ from held_models import Held, emu3_edits, glm_edits, glm_image, glm_turn, janus,
 
 import tempera
 from tempera import TemperaError
-from tempera.held.ids import generate_ids, installed
 from tempera.targets.glm_image import GlmDecoder, GlmDecoderConfig, held_layout
+from tempera.wrapped.ids import generate_ids, installed
 
 PICTURED = {"glm_image": glm_edits, "emu3": emu3_edits}
 

@@ -11,7 +11,7 @@ import torch
 from held_models import TEXT, Held, emu3, janus
 
 from tempera import TemperaError
-from tempera.held.ids import generate_ids
+from tempera.wrapped.ids import generate_ids
 
 
 def placed(model: Any, on_disk: tuple[str, ...], folder: Path) -> None:

@@ -18,9 +18,9 @@ from tempera.drafters.eagle3 import (
     layer_config,
 )
 from tempera.errors import TemperaError
-from tempera.held.target import HeldTarget
 from tempera.runtime.network_directory import write_network
 from tempera.runtime.tensor_files import renamed
+from tempera.wrapped.target import WrappedTarget
 
 VERSION = "0.9.0"
 """Of `speculators`, whose format it is."""
@@ -46,7 +46,7 @@ def export_draft(
             what the target does.
     """
     target: Any = fast.pipeline.target
-    if not isinstance(target, HeldTarget):
+    if not isinstance(target, WrappedTarget):
         raise TemperaError(
             "export_draft reads the target's head, and needs what tempera.accelerate returns."
         )
