@@ -2,6 +2,7 @@
 logging left over from the test before.
 """
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -26,6 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS / "docs"):
             item.add_marker(pytest.mark.docs)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what imports and collection made out of garbage collections: it stays to the end, and
+    going through it was a good part of the 9% of the time that they took in three files measured.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
