@@ -256,7 +256,10 @@ def over_relaxations(relaxed: Rows) -> Rows:
     """
     mild = [row for name, row in relaxed.items() if "lantern " not in name]
     most = {
-        "length": max(abs(row.length.value - float(name[-3:])) for name, row in relaxed.items())
+        "length": max(
+            abs(row.length.value - float(name.rpartition(" at ")[2]))
+            for name, row in relaxed.items()
+        )
     }
     width = {}
     for key in ("broken", "clip", "attributes", "shapes", "colours"):
