@@ -3,12 +3,14 @@
 import json
 import runpy
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 import torch
 from paths import CONF
 from tiny_networks import LENGTH, tiny_eagle, tiny_target
 from tiny_targets import write_llamagen_classes
+from torch.autograd import DeviceType
 
 from tempera.commands import bench, bfloat16
 from tempera.config.compose import composed
@@ -25,7 +27,9 @@ from tempera.drafters.none import NoDraft
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.errors import TemperaError
 from tempera.evaluation import benchmark
+from tempera.evaluation.launches import kernels_by_name
 from tempera.evaluation.pipeline import Method
+from tempera.reporting.tables import texts
 from tempera.rules.standard import Exact
 from tempera.runtime.processor import Placement
 from tempera.targets.conditioners import ClassLabels
@@ -236,3 +240,41 @@ def test_what_bfloat16_would_save_is_said_where_it_is_fast(
 def test_a_spread_is_median_and_quartiles() -> None:
     spread = benchmark.Spread.of([1.0, 10.0, 2.0])
     assert (spread.low, spread.median, spread.high) == (1.5, 2.0, 6.0)
+
+
+def _event(name, microseconds, device=DeviceType.CUDA, mark=False):
+    span = SimpleNamespace(elapsed_us=lambda: microseconds)
+    return SimpleNamespace(name=name, device_type=device, is_user_annotation=mark, time_range=span)
+
+
+def test_kernels_of_a_round_are_added_up_by_name():
+    events = [
+        *[_event("gemv", 300)] * 4,
+        *[_event("softmax", 200)] * 2,
+        _event("aten::mm", 9000, DeviceType.CPU),
+        _event("ProfilerStep", 9000, mark=True),
+    ]
+    kernels = kernels_by_name(events, 2)
+    assert [(one.name, one.count) for one in kernels] == [("gemv", 2), ("softmax", 1)]
+    assert [one.milliseconds for one in kernels] == pytest.approx([0.6, 0.2])
+    assert [one.share for one in kernels] == pytest.approx([0.75, 0.25])
+    shown = texts(bench.kernel_table("kernels", kernels))
+    assert shown.to_numpy().tolist() == [
+        ["gemv", "2", "0.6", "75.0"],
+        ["softmax", "1", "0.2", "25.0"],
+    ]
+    assert kernels_by_name(events[-2:], 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["device=cpu"], "needs a GPU"),
+        (["model=shapes_mar", "method=cspd"], "discrete tokens"),
+    ],
+)
+def test_kernels_that_cannot_be_counted_are_one_sentence(options, said, tmp_path):
+    options = [*options, "kernels=true", f"directory={tmp_path}"]
+    with pytest.raises(TemperaError, match=said) as message:
+        bench.main(composed("bench", options))
+    assert "\n" not in str(message.value)

@@ -23,9 +23,9 @@ from tempera.evaluation.benchmark import (
     measure,
     room,
 )
-from tempera.evaluation.launches import Launches, launches
+from tempera.evaluation.launches import Kernel, Launches, launches
 from tempera.evaluation.pipeline import Method
-from tempera.reporting.tables import Cell, Output, Section, show, table, transposed
+from tempera.reporting.tables import Cell, Output, Section, show, table, texts, transposed
 from tempera.runtime.files import write_json
 
 MILLISECONDS = ".4g"
@@ -52,6 +52,12 @@ def main(cfg: DictConfig) -> None:
     plan = read_options(cfg)
     tracking = Tracking.of(cfg, "bench")
     parts = Parts.of(cfg)
+    if plan.kernels and parts.placement.device.type != "cuda":
+        raise TemperaError(
+            f"a table of kernels needs a GPU, and the device is {parts.placement.device}: give "
+            "kernels=false, or run this where there is one",
+            option="kernels",
+        )
     rule = parts.rule()
     if cfg.dry_run:
         sizes = ", ".join(map(str, plan.batch_sizes))
@@ -73,6 +79,11 @@ def main(cfg: DictConfig) -> None:
     section = as_table(report, parts.model, made_of, counts)
     shown = transposed(section)
     show(shown, section.title, console)
+    if plan.kernels:
+        for size, by_round in zip(plan.batch_sizes, counts, strict=True):
+            for of, counted in by_round.items():
+                title = f"kernels in a round{of or ' of the method'} · batch {size}"
+                show(texts(kernel_table(title, counted.by_name)), title, console)
     directory = Path(str(cfg.directory))
     file = directory / "bench.json"
     launched = [{name: asdict(each) for name, each in one.items()} for one in counts]
@@ -102,6 +113,12 @@ def read_options(cfg: DictConfig) -> BenchmarkPlan:
             "choose another method, such as method=eagle.",
             option="method",
         )
+    if plan.kernels and not is_discrete:
+        raise TemperaError(
+            "kernels are counted in rounds of discrete tokens: give kernels=false for a model of "
+            "continuous ones",
+            option="kernels",
+        )
     return plan
 
 
@@ -116,6 +133,17 @@ def _launches(target: Any, method: Method | None, batch_size: int) -> dict[str, 
             " of AR": launches(target, method.plain, prompts, longest),
             "": launches(target, method, prompts, longest),
         }
+
+
+def kernel_table(title: str, kernels: Sequence[Kernel]) -> Section:
+    """The kernels of a round, a row each."""
+    columns: dict[str, list[Cell]] = {
+        "in a round": [{"value": kernel.count} for kernel in kernels],
+        "ms": [{"value": kernel.milliseconds} for kernel in kernels],
+        "share, %": [{"value": 100 * kernel.share} for kernel in kernels],
+    }
+    numbers = table([kernel.name for kernel in kernels], columns, "kernel")
+    return Section(title, numbers, dict(zip(columns, (".4g", MILLISECONDS, ".1f"), strict=True)))
 
 
 def _medians(report: BenchmarkReport) -> dict[str, float]:

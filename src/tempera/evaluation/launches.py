@@ -2,6 +2,8 @@
 and larger operations make rounds faster.
 """
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,23 @@ ROUNDS = DRAFTS - 1
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A kernel of a GPU, or a copy.
+
+    Attributes:
+        name: as the profiler tells it.
+        count: how often it runs in a round, also inside replayed graphs.
+        milliseconds: of the device in a round, all its runs together.
+        share: of the time of all kernels.
+    """
+
+    name: str
+    count: float
+    milliseconds: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Launches:
     """Of a round, on average.
 
@@ -24,11 +43,13 @@ class Launches:
             another one, and those inside a replayed graph, do not count.
         kernels: launches on the GPU of kernels that are in no graph; None on a CPU.
         graph_replays: launches of CUDA graphs; None on a CPU.
+        by_name: what ran on the GPU; empty on a CPU.
     """
 
     operators: float
     kernels: float | None
     graph_replays: float | None
+    by_name: tuple[Kernel, ...] = ()
 
 
 def launches(
@@ -72,7 +93,27 @@ def launches(
         len(operators) / rounds,
         len(kernels) / rounds if on_gpu else None,
         len(replays) / rounds if on_gpu else None,
+        kernels_by_name(events, rounds),
     )
+
+
+def kernels_by_name(events: Iterable[Any], rounds: int) -> tuple[Kernel, ...]:
+    """The kernels of a round, on average; those that take most time first.
+
+    Args:
+        events: of PyTorch's profiler. What ran on the host, and marks that users set, do not count.
+        rounds: how many rounds they are of.
+    """
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.device_type.name == "CUDA" and not event.is_user_annotation:
+            times[event.name].append(event.time_range.elapsed_us() / 1000)
+    whole = sum(map(sum, times.values()))
+    found = [
+        Kernel(name, len(each) / rounds, sum(each) / rounds, sum(each) / whole if whole else 0.0)
+        for name, each in times.items()
+    ]
+    return tuple(sorted(found, key=lambda kernel: -kernel.milliseconds))
 
 
 def _is_operator(event: Any) -> bool:
