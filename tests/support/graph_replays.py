@@ -38,7 +38,7 @@ class GraphReplays:
 
     Attributes:
         variants: how many graphs were made of each part, by its name.
-        calls: the parts in the order of their calls, and "step".
+        calls: the parts in the order in which their graphs run, and "step".
         copied: bytes of each input that every replay copies, by part and by the name of the input.
     """
 
@@ -56,7 +56,6 @@ class GraphReplays:
             if not self._marked:
                 self._overwrite()
             self._part = part.__name__
-            self.calls.append(self._part)
             if part not in self._compiled:
                 self._compiled[part] = torch.compile(
                     part, backend=self._graph, fullgraph=True, dynamic=False
@@ -97,6 +96,10 @@ class GraphReplays:
         placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
         read = [_Input(*pair) for pair in zip(placeholders, inputs, strict=True)]
         return _Graph(self, self._part, graph, read)
+
+    def runs(self, part: str) -> None:
+        """A graph of a part runs."""
+        self.calls.append(part)
 
     def returned(self, outputs: list[Tensor]) -> None:
         """Outputs of a graph, to be overwritten when the next step begins."""
@@ -156,12 +159,14 @@ class _Graph:
         self, replays: GraphReplays, part: str, graph: fx.GraphModule, inputs: list[_Input]
     ) -> None:
         self.replays = replays
+        self.part = part
         self.graph = graph
         self.inputs = inputs
         copied = {one.name: one.nbytes for one in inputs if one.tensor and not one.static}
         replays.copied.setdefault(part, {}).update(copied)
 
     def __call__(self, *given: Any) -> Any:
+        self.replays.runs(self.part)
         read = [one.read(value) for one, value in zip(self.inputs, given, strict=True)]
         reads = HostReads()
         with reads:

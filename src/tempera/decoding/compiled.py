@@ -49,8 +49,9 @@ def plain(part: Part, kind: str) -> Part:
 
 
 def compiled(part: Part, kind: str) -> Part:
-    """A part compiled, once for each combination of methods, models and shapes. Its first call runs
-    as it is and computes what later ones find.
+    """A part compiled, once for each combination of methods, models and shapes. Its first call
+    compiles nothing: if no graph fits, the part runs as it is and computes what later calls find.
+    What a graph computed would be overwritten.
 
     Raises:
         TemperaError: compilation fails.
@@ -60,9 +61,11 @@ def compiled(part: Part, kind: str) -> Part:
 
     def call(*arguments: Any) -> Any:
         nonlocal is_first
-        function = part if is_first else later
+        if not is_first:
+            return later(*arguments)
         is_first = False
-        return function(*arguments)
+        with torch.compiler.set_stance("eager_on_recompile"):
+            return later(*arguments)
 
     return cast(Part, call)
 

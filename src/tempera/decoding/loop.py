@@ -82,14 +82,14 @@ def rounds(
     """
     make: Run = compiled if target.compiled else plain
     own = make if drafter.compiles else plain
-    propose = run(own(drafter.propose, "draft"), "draft")
-    score = run(make(target.score, "target"), "target")
-    verify = run(make(verification.verify, "verify"), "verify")
-    commit = run(make(target.commit, "commit"), "commit")
-    observe = run(own(drafter.observe, "commit"), "commit")
     batch = _Rows(target, drafter, streams, prompts, rows)
     while batch.begin():
         sequences = batch.sequences
+        propose = run(own(drafter.propose, "draft"), "draft")
+        score = run(make(target.score, "target"), "target")
+        verify = run(make(verification.verify, "verify"), "verify")
+        commit = run(make(target.commit, "commit"), "commit")
+        observe = run(own(drafter.observe, "commit"), "commit")
         while sequences.live:
             u = batch.draws.next(drafter.uniforms + drafter.nodes + 1)
             u_draft, u_tests = u.tensor_split([drafter.uniforms], dim=1)
