@@ -29,20 +29,18 @@ class Diagnosed:
     Args:
         rule: the rule that decides.
         compiles: whether rounds are compiled: then one more graph looks at all places of a round,
-            and at those alone that emitted tokens if the rule has an `expected` of its own, which
-            may look at as many tokens as can be rejected.
+            instead of at those alone that emitted tokens.
     """
 
     def __init__(self, rule: Rule, compiles: bool = False) -> None:
         self.rule = rule
         self.columns = Columns()
-        own = isinstance(rule, TokenRule) and type(rule).expected is not TokenRule.expected
-        self.whole = compiles and not own
-        self._look = compiled(look, "verify") if self.whole else look
+        self.compiles = compiles
+        self._look = compiled(look, "verify") if compiles else look
 
     def __call__(self, round: Round) -> None:
         """Diagnose the places of a round that emitted tokens."""
-        where = None if self.whole else _emitted(round.sequences)
+        where = None if self.compiles else _emitted(round.sequences)
         columns = self._look(round.draft, round.verdict, round.scores, self.rule, where)
         self.columns.write(round.sequences, columns | self.rule.figures(round))
 

@@ -237,6 +237,15 @@ def excess(p: Tensor, accepted: Tensor) -> Tensor:
     return normalise((p - accepted).clamp(min=0), otherwise=p)
 
 
+def most_chosen(chosen: Tensor) -> int:
+    """How many tokens are chosen at one position at most, but at least 1: bool [..., V]. A graph,
+    which reads nothing, takes all V for chosen.
+    """
+    if torch.compiler.is_compiling():
+        return chosen.shape[-1]
+    return int(chosen.sum(-1).amax().clamp(min=1))
+
+
 def running_sum(p: Tensor, dtype: torch.dtype) -> Tensor:
     """Sums of the entries up to each one along the last dimension, [..., V] -> [..., V].
 

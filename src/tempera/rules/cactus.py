@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tempera.decoding.probabilities import at, normalise, one_hot, ratio
+from tempera.decoding.probabilities import at, normalise, one_hot, ratio, running_sum
 from tempera.decoding.verification import TokenRule
 from tempera.errors import TemperaError
-
-AT_ONCE = 1 << 24
-"""Most entries of residuals that are summed at a time."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +60,27 @@ class Cactus(TokenRule):
     @override
     def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         f = self.accept(p, q, depth)
-        rejected = q * (1 - f)
-        most = int((rejected > 0).sum(-1).amax().clamp(min=1))
-        tokens = rejected.topk(most, sorted=False).indices
-        mean = torch.zeros_like(p)
-        for part in tokens.split(max(1, AT_ONCE // p.numel()), -1):
-            here_p, here_q = (one.unsqueeze(-2).expand(*part.shape, -1) for one in (p, q))
-            each = self.residual(here_p, here_q, part, depth.unsqueeze(-1))
-            mean += (rejected.gather(-1, part).unsqueeze(-1) * each).sum(-2)
-        return f, normalise(mean, otherwise=p)
+        return f, normalise(self._mean_residual(p, q, q * (1 - f)), otherwise=p)
+
+    def _mean_residual(self, p: Tensor, q: Tensor, rejected: Tensor) -> Tensor:
+        """Σ_x rejected(x)·residual(x), all [..., V].
+
+        With o the factor of the other tokens in h_x, a rejected x leaves o·p(y) - q(y) to every y
+        with q(y)/p(y) < o, and nothing to itself. So sums over y in the order of q/p give what x
+        leaves in all, and sums over x in the order of o what y gets, without a table of V².
+        """
+        others = self._others(p).double()
+        ratios = torch.where(p > 0, q.double() / p, torch.inf)
+        in_order, by_ratio = ratios.sort(-1)
+        factors, by_factor = others.sort(-1)
+        takers = torch.searchsorted(in_order, others)
+        total = others * _summed(p, by_ratio, takers) - _summed(q, by_ratio, takers)
+        weights = torch.where(total > 0, rejected / total, 0.0)
+        first = torch.searchsorted(factors, ratios, right=True)
+        factor = _summed_from(weights * others, by_factor, first)
+        nothing_left = torch.where(total > 0, 0.0, rejected).sum(-1, keepdim=True)
+        mean = factor * p - _summed_from(weights, by_factor, first) * q
+        return (mean.clamp(min=0) + nothing_left * p).to(p.dtype)
 
     def _raised(self, p: Tensor) -> Tensor:
         """γ of tokens of probability p."""
@@ -80,3 +89,14 @@ class Cactus(TokenRule):
     def _others(self, p: Tensor) -> Tensor:
         """By what all other tokens are multiplied: (1 - γ)/(1 - p), 0 where p is 1."""
         return torch.where(p < 1, (1 - self._raised(p)) / (1 - p), 0.0)
+
+
+def _summed(values: Tensor, order: Tensor, counts: Tensor) -> Tensor:
+    """The sums of the first `counts` values in an order, float64: all [..., V]."""
+    sums = running_sum(values.gather(-1, order), torch.float64)
+    return torch.nn.functional.pad(sums, (1, 0)).gather(-1, counts)
+
+
+def _summed_from(values: Tensor, order: Tensor, first: Tensor) -> Tensor:
+    """The sums of the values from number `first` in an order on, float64: all [..., V]."""
+    return _summed(values, order.flip(-1), order.shape[-1] - first)

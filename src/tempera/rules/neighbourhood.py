@@ -23,7 +23,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.decoding.interfaces import Round
-from tempera.decoding.probabilities import at, excess, normalise, ratio
+from tempera.decoding.probabilities import at, excess, most_chosen, normalise, ratio
 from tempera.decoding.trees import take
 from tempera.decoding.verification import TokenRule
 from tempera.errors import TemperaError
@@ -80,8 +80,7 @@ class _Aggregated(TokenRule):
         be alone in their A.
         """
         accepted = torch.minimum(p, q)
-        most = int((q > p).sum(-1).amax().clamp(min=1))
-        tokens = (q - p).topk(most, sorted=False).indices
+        tokens = _largest(q - p, most_chosen(q > p))
         lacking = (p - q).clamp(min=0)
         share = torch.zeros_like(p)  # of each token's `lacking`, in the mean
         for near in _portions(self.neighbours, p, tokens):
@@ -275,8 +274,7 @@ class GSD(TokenRule):
 
     def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
         """See `TokenRule.expected`. Groups are made for as many tokens as a q can draw."""
-        most = int((q > 0).sum(-1).amax().clamp(min=1))
-        tokens = q.topk(most, sorted=False).indices
+        tokens = _largest(q, most_chosen(q > 0))
         f = torch.ones_like(q).scatter(-1, tokens, self._f_of(p, q, tokens))
         return f, self._residual_of(p, q, q * f)
 
@@ -326,6 +324,13 @@ class GSD(TokenRule):
         weights = inside.float()
         weights[..., -1] *= min(1.0, self.k - inside.shape[-1] + 1)
         return ratio((p * weights).sum(-1), (q * weights).sum(-1))
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Where the largest values of each position are, in no order, int64 [..., count]."""
+    if count == values.shape[-1]:
+        return torch.arange(count, device=values.device).expand_as(values)
+    return values.topk(count, sorted=False).indices
 
 
 def _gathered(p: Tensor, near: Tensor) -> Tensor:
