@@ -335,7 +335,7 @@ def _slow(names, *fast):
     ],
     ids=str,
 )
-def test_diagnostics_are_one_more_graph(method, rule, most, replays):
+def test_diagnostics_are_one_more_graph(method, rule, most, replays, monkeypatch):
     """With the numbers of eager rounds, also of rows that are refilled, and no host read."""
     loose, eager = [], []
     names = [*PROMPTS, "a"]
@@ -362,12 +362,10 @@ def test_diagnostics_are_one_more_graph(method, rule, most, replays):
             before(watcher, round)
             eager.append(len([name for name in loose if name not in VIEWS]))
 
-    Diagnosed.__call__ = counted
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(Diagnosed, "__call__", counted)
         found = images(True, 2)
-        assert max(eager[1:]) <= most, eager  # each column is written where it belongs
-    finally:
-        Diagnosed.__call__ = before
+    assert max(eager[1:]) <= most, eager  # each column is written where it belongs
     assert replays.variants["look"] == 1
     expected = images(False, 1)
     for name, column in expected.tensors().items():
@@ -390,8 +388,9 @@ def test_what_diagnostics_see_of_a_rule_is_one_graph(name):
     expected = look(*inputs)
     torch._dynamo.reset()
     found = torch.compile(look, backend="eager", fullgraph=True)(*inputs)
-    # a graph adds up other zeros
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
+    rounds = {"rtol": 1e-6, "atol": 1e-7}  # a graph adds up all tokens, not those that count
+    bounds = rounds if isinstance(rule, (Lantern, GSD)) else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(found, expected, **bounds, equal_nan=True)
 
 
 def test_without_a_step_each_part_overwrites_the_one_before(replays, monkeypatch):

@@ -257,6 +257,7 @@ class Stream(Source):
 
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
+        """See `Source.read`: the samples of the dataset from number `start` on."""
         position = start
         with self._telling():
             rows, caption = self._rows()

@@ -69,6 +69,7 @@ class EagleModel(DraftNetwork):
         public = read_public(directory, target)
 
         def make() -> EagleModel:
+            """The network of these sizes, with embeddings of its own."""
             made = cls.of(target.network, str(directory), target.vocab_size, target.identity)
             made.is_public = True
             made.reads_captions = not is_llamagen(target.network)

@@ -106,6 +106,7 @@ class HPS(Adapter):
 
     @override
     def load(self, device: torch.device) -> Networks:
+        """See `Adapter.load`: pictures are fitted by their longer side, as hpsv2 does."""
         import open_clip  # takes seconds
 
         network, _, tokenizer = load_open_clip(

@@ -77,6 +77,7 @@ class ImageReward(Adapter):
 
     @override
     def load(self, device: torch.device) -> Networks:
+        """See `Adapter.load`: raises TemperaError for a file that holds other weights."""
         import open_clip  # takes seconds
 
         from tempera.runtime.huggingface import PreTrainedTokenizerFast

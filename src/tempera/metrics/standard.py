@@ -120,6 +120,7 @@ class StandardEvaluator(Evaluator):
 
     @override
     def load(self, device: torch.device) -> Iterator[Networks]:
+        """See `Evaluator.load`: one adapter after the other."""
         moments = self.images.moments() if self._compares else None
         for name, metrics in self._chosen.items():
             adapter = self.networks[name]

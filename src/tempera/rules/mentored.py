@@ -60,6 +60,7 @@ class Mentored(Median):
 
     @override
     def solve(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Median.solve`: c, the smallest that spends at most the budget, and ω, [..., 1]."""
         one = torch.ones_like(p[..., :1])
         if self.budget == 0:
             return one, one

@@ -63,6 +63,7 @@ class ShapesEvaluator(Evaluator):
 
     @override
     def check(self, model: str) -> None:
+        """See `Evaluator.check`: raises TemperaError for pictures of another world."""
         if model not in TEXTURES:
             raise TemperaError(
                 "metrics=shapes evaluates pictures of the shapes world, not of "

@@ -158,7 +158,7 @@ def _read(asked: Asked) -> Read:
 EMU3 = WrappedFamily(
     name="emu3",
     config=lambda **sizes: huggingface.Emu3TextConfig(**sizes, attention_dropout=0.0),
-    held="Emu3ForConditionalGeneration",
+    model_class="Emu3ForConditionalGeneration",
     preset="emu3",
     decoder="model.text_model",
     decoders=("Emu3TextModel",),

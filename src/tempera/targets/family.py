@@ -149,10 +149,10 @@ class WrappedFamily(Family):
     what such a model says of its images. Modules are named by their paths inside the model.
 
     Attributes:
-        held: the class of the models.
+        model_class: the name of the models' class.
         preset: its preset in conf/model/.
         decoder: has `embed_tokens`, `layers`, `norm`, `rotary_emb` and `config`.
-        decoders: the classes of it whose equations are those of `held.network.WrappedDecoder`:
+        decoders: the classes of it whose equations are those of `wrapped.network.WrappedDecoder`:
             nothing but a causal mask, the layers one after the other, and the norm.
         head: what follows the decoder's norm, one after the other; the last gives logits.
         embedding: what embeds image tokens, one after the other.
@@ -168,7 +168,7 @@ class WrappedFamily(Family):
         read: puts these pictures into prompts.
     """
 
-    held: str
+    model_class: str
     preset: str
     decoder: str
     decoders: tuple[str, ...]
@@ -186,7 +186,7 @@ class WrappedFamily(Family):
     @property
     def processor(self) -> str:
         """The class of the models' processors, as transformers names it."""
-        return self.held.replace("ForConditionalGeneration", "Processor")
+        return self.model_class.replace("ForConditionalGeneration", "Processor")
 
     @property
     def called(self) -> list[str]:

@@ -24,7 +24,7 @@ from tempera.wrapped.prompts import WrappedPrompts
 from tempera.wrapped.sampling import sampling_of
 from tempera.wrapped.target import WrappedTarget
 
-FAMILIES = {family.held: family for family in (EMU3, JANUS, CHAMELEON, GLM_IMAGE)}
+FAMILIES = {family.model_class: family for family in (EMU3, JANUS, CHAMELEON, GLM_IMAGE)}
 """Families by the classes of their models in transformers."""
 NO_PICTURES = NoPictures(
     "give accelerate a decoder=, for GLM-Image GlmDecoder(pipe, GlmDecoderConfig()) of "

@@ -122,7 +122,7 @@ class WrappedPrompts:
         kinds = [kind.__name__ for kind in type(processor).__mro__]
         if self._family.processor not in kinds:
             raise TemperaError(
-                f"{kinds[0]} is not the processor of a {self._family.held}: give its "
+                f"{kinds[0]} is not the processor of a {self._family.model_class}: give its "
                 f"{self._family.processor}."
             )
         tokenizer = processor.tokenizer

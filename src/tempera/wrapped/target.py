@@ -56,7 +56,7 @@ class WrappedTarget(TransformerTarget):
         super().__init__(network, conditioner, sampling, identity=UNNAMED, head=head)
         self.spec = spec
         self.reads_pictures = spec.pictures
-        self.architectures = [family.held]
+        self.architectures = [family.model_class]
         self.embeds_ids = family.embedding == (f"{family.decoder}.embed_tokens",)
         self._seen = self._state()
 
@@ -131,7 +131,7 @@ def read_pictures(
             why = f"it takes {', '.join(family.given)}"
             if not family.given:
                 why = "transformers, too, draws its images from text alone, so leave it out"
-            raise TemperaError(f"{name} is not possible with a {family.held}: {why}.")
+            raise TemperaError(f"{name} is not possible with a {family.model_class}: {why}.")
     missing = [name for name in family.given if name not in {"pixel_values", *found}]
     if missing and found:
         raise TemperaError(
