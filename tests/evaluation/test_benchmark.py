@@ -58,7 +58,7 @@ def method(target, depth=3):
 
 def test_every_part_is_measured_and_the_ratio_follows_from_the_rounds():
     target = tiny_target()
-    plan = benchmark.BenchmarkPlan(batch_sizes=[2, 3], repeats=2, bandwidth=0.5)
+    plan = benchmark.BenchmarkPlan([2, 3], repeats=2, bandwidth=0.5, kernels=False)
     report = benchmark.measure(target, method(target), plan)
     for column in report.columns:
         assert {"draft", "target", "verify", "commit", "round"} < set(column.method)
@@ -87,7 +87,7 @@ def test_every_part_is_measured_and_the_ratio_follows_from_the_rounds():
 def test_rounds_of_continuous_tokens_are_timed_without_the_prefill(prefill):
     model = mar_target()
     method = Speculative(draft(model, mar_network()), PathCoupling(), 3, prefill)
-    plan = benchmark.BenchmarkPlan(batch_sizes=[1, 2], repeats=2)
+    plan = benchmark.BenchmarkPlan([1, 2], repeats=2, kernels=False)
     report = benchmark.measure(model, method, plan)
     assert (report.steps, report.bandwidth, report.weights) == (3, None, None)
     for column in report.columns:
@@ -144,7 +144,7 @@ def test_later_rounds_are_all_but_the_first(seconds, later, monkeypatch):
 def test_impossible_benchmarks_raise_one_sentence():
     target, model = tiny_target(), mar_target()
     whole = Speculative(draft(model, mar_network()), PathCoupling(), 3, 0.99, steps=1)
-    plan = benchmark.BenchmarkPlan([1], 1, bandwidth=1.0)
+    plan = benchmark.BenchmarkPlan([1], 1, bandwidth=1.0, kernels=False)
     for one, made, what in (
         (target, Method(NoDraft(), Exact()), "choose another method, such as method=eagle"),
         (model, Parallel(), "choose another method"),

@@ -72,14 +72,14 @@ class BenchmarkPlan:
     Args:
         batch_sizes: numbers of prompts decoded at once; the results have a column for each.
         repeats: timings of each part and of each round; the report gives median and quartiles.
-        bandwidth: bandwidth of the device's memory in GB/s (10⁹ bytes); measured by default.
         kernels: whether a table of the kernels of a round is printed; on a GPU.
+        bandwidth: bandwidth of the device's memory in GB/s (10⁹ bytes); measured by default.
     """
 
     batch_sizes: Annotated[list[AtLeast1], Field(min_length=1)]
     repeats: AtLeast1
+    kernels: bool
     bandwidth: Annotated[float, Field(gt=0)] | None = None
-    kernels: bool = False
 
 
 @dataclass(frozen=True)
