@@ -1,13 +1,13 @@
 """Images per minute of LlamaGen's own loop, beside tempera's (docs/results/discrete.md).
 
     git clone https://github.com/FoundationVision/LlamaGen
-    python docs/peers.py LlamaGen [--rows 1 4 16] [--turns 2]
+    python docs/peers.py LlamaGen [--size B] [--rows 1 4 16] [--turns 2]
 
-Both draw images of LlamaGen-B (111M, 256×256 pixels, classes) with random weights of these sizes in
-float32, by plain autoregression with guidance 4. Their `generate` decodes one image at a time, as
-in their demo; ours one image at a time, and several rows together. They take turns. The table has
-the median of images per minute of processor time on this process's threads, with the least and the
-most, and the median as a multiple of the peer's. Pictures are not made.
+Both draw images of LlamaGen-B or of a larger one (256×256 pixels, classes) with random weights of
+these sizes in float32, by plain autoregression with guidance 4. Their `generate` decodes one image
+at a time, as in their demo; ours one image at a time, and several rows together. They take turns.
+The table has the median of images per minute of processor time on this process's threads, with the
+least and the most, and the median as a multiple of the peer's. Pictures are not made.
 """
 
 import importlib
@@ -30,10 +30,11 @@ TOKENS = 256
 """Of an image."""
 
 
-def peer(clone: Path) -> Callable[[], None]:
+def peer(clone: Path, size: str) -> Callable[[], None]:
     """What draws an image by the code of a clone of LlamaGen's repository."""
     sys.path.insert(0, str(clone))
-    network = importlib.import_module("autoregressive.models.gpt").GPT_B(
+    kind = getattr(importlib.import_module("autoregressive.models.gpt"), f"GPT_{size}")
+    network = kind(
         vocab_size=16384, block_size=TOKENS, num_classes=1000, cls_token_num=1, model_type="c2i"
     )
     network.eval().requires_grad_(False)
@@ -46,10 +47,10 @@ def peer(clone: Path) -> Callable[[], None]:
     return draw
 
 
-def ours(rows: int) -> Callable[[], None]:
+def ours(size: str, rows: int) -> Callable[[], None]:
     """What draws so many images together by tempera."""
     model = tempera.load(
-        "llamagen_b_c2i",
+        f"llamagen_{size.lower()}_c2i",
         "ar",
         weights="random",
         image_size=256,
@@ -70,18 +71,22 @@ def main() -> None:
     """Measure what the command line asks for."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("clone", type=Path)
+    parser.add_argument("--size", choices=("B", "L", "XL", "XXL"), default="B")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--turns", type=int, default=2)
     asked = parser.parse_args()
-    lanes = {PEER: (1, peer(asked.clone))}
-    lanes |= {f"tempera, {rows} row{'s' * (rows > 1)}": (rows, ours(rows)) for rows in asked.rows}
+    size = asked.size
+    lanes = {PEER: (1, peer(asked.clone, size))}
+    for rows in asked.rows:
+        lanes[f"tempera, {rows} row{'s' * (rows > 1)}"] = rows, ours(size, rows)
     paces: dict[str, list[float]] = {name: [] for name in lanes}
     for _ in range(asked.turns):
         for name, (images, draw) in lanes.items():
             begins = time.process_time()
             draw()
             paces[name].append(60 * images / (time.process_time() - begins))
-    print(f"LlamaGen-B, random weights, {name_of(torch.device('cpu'))}, torch {torch.__version__}")
+    where = f"{name_of(torch.device('cpu'))}, torch {torch.__version__}"
+    print(f"LlamaGen-{size}, random weights, {where}")
     print("| loop | images per minute | least … most | ÷ peer |")
     print("|---|---|---|---|")
     peers = statistics.median(paces[PEER])
