@@ -67,7 +67,7 @@ Exactness breaks if a kept guess keeps its old label q'_k, if a reused one is la
 redraw or a continuation reuses the uniform draw that tested a position, or if a repeated token is
 labelled with its neighbour's distribution. The papers of SJD (arXiv 2410.01699), SJD-PAC and
 speculative coupled decoding (arXiv 2510.24211) describe exact methods. The public code of the last
-two is not exact: docs/jacobi.md says in what.
+two (commits 4fbc099 and 7322379) is not exact: docs/jacobi.md says in what.
 """
 
 from collections.abc import Callable
