@@ -35,8 +35,9 @@ class Mentored(Median):
 
     Args:
         budget: D, nats; 0 is exact decoding.
-        divergence: "target", KL(p ‖ π) as published, or "emitted", KL(π ‖ p), which the metrics
-            add up.
+        divergence: "target", KL(p ‖ π) as published in 2023, or "emitted", KL(π ‖ p), which the
+            metrics add up; one of the f-divergences of V. Tran-Thien and R. Nock (2026, arXiv
+            2609.30474).
 
     Raises:
         TemperaError: the budget is negative or not finite.

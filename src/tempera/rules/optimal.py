@@ -6,9 +6,10 @@ else it does. The π nearest to p in KL(π ‖ p) under this constraint is media
 dKL/dA = log(ω/c). Derivation: docs/optimal.md.
 
 At one token these are the laws of mentored decoding (V. Tran-Thien, 2023), which gives every token
-a budget of KL(p ‖ π) instead (`tempera.rules.mentored`). Ours are the price as the parameter,
+a budget of KL(p ‖ π) instead (`tempera.rules.mentored`); V. Tran-Thien and R. Nock (arXiv
+2609.30474) give it one of any f-divergence. Ours are one price for all tokens as the parameter,
 prices by depth and the recursion over a round, their use on trees, and `kl_residual` for any
-acceptance.
+acceptance. Which rule has the least KL on trees is not known.
 """
 
 from abc import abstractmethod

@@ -1,5 +1,6 @@
 """The prices of `tempera.rules.optimal.Priced`, from measured rounds: how much KL divergence a kept
-draft may cost at each depth, so that a round of a given expected length has the least.
+draft may cost at each depth, so that a round of a given expected length has the least. At one token
+the laws are those of mentored decoding (V. Tran-Thien, 2023); the prices are ours.
 
 Let a token be worth β nats. Keeping a draft at depth i makes T further tokens possible on average,
 which add K nats of their own. The draft is therefore worth β·T - K, less the worth of what remains
