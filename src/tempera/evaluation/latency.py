@@ -12,7 +12,6 @@ the first prompt, measures the parts of a round, because its clock synchronises 
 each part.
 """
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +25,15 @@ import torch
 from pydantic import Field
 
 from tempera.data.prompts import Prompt
-from tempera.decoding.interfaces import Round
 from tempera.decoding.loop import Decoding, Output
 from tempera.decoding.timing import PARTS, Clock
-from tempera.decoding.verification import TokenRule, drafted_acceptance_probs
 from tempera.evaluation.pipeline import Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
-from tempera.rules.neighbourhood import Lantern, LanternPP
 from tempera.runtime.files import fingerprint
 from tempera.runtime.processor import name_of
 from tempera.runtime.row_store import Numbers, Row, Store
 
-TEST = "test"
-"""LANTERN's tests of drafted tokens, a part of `verify`."""
 COLUMNS = {
     **dict.fromkeys(("ar", "method", "rounds"), Numbers(positive=True)),
     "text_encoder": Numbers(0),
@@ -223,29 +217,7 @@ def _parts(pipeline: Pipeline, prompts: list[Prompt]) -> Row:
     pipeline.tokens(prompts, run=clock)
     row: Row = {f"part_{part}": spent for part, spent in clock.seconds.items()}
     row["clocked"] = clock.rounds
-    rule = getattr(pipeline.method, "rule", None)
-    if isinstance(rule, Lantern | LanternPP):
-        tests = _TestClock(pipeline, rule)
-        pipeline.tokens(prompts, watch=[tests])
-        row[f"part_{TEST}"] = tests.seconds
     return row
-
-
-class _TestClock:
-    """A watcher that tests the drafted tokens of every round again and adds up the seconds: of
-    gathering the neighbours' probabilities, finding the sets A and adding up their mass.
-    """
-
-    def __init__(self, pipeline: Pipeline, rule: TokenRule) -> None:
-        self.pipeline = pipeline
-        self.rule = rule
-        self.seconds = 0.0
-
-    def __call__(self, round: Round) -> None:
-        """After each round."""
-        start = self.pipeline.now()
-        drafted_acceptance_probs(round.draft, round.scores.p, self.rule)
-        self.seconds += self.pipeline.now() - start
 
 
 def efficiency(rows: Sequence[Mapping[str, Any]], length: int) -> Interval:
@@ -278,15 +250,11 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         `text_encoder` and `image_decoder`: median seconds. `parts`: for each part of a round its
-        share of all clocked time and its median milliseconds per round. `test_ms`: the same of the
-        rule's tests, a part of `verify`; NaN if they were not clocked. `load`: the most processes
+        share of all clocked time and its median milliseconds per round. `load`: the most processes
         that ran, on how many `cores`.
     """
     clocked = [row for row in rows if row.get("clocked")]
     parts = {part: _column(clocked, f"part_{part}") for part in PARTS}
-    tests = [
-        1000 * row[f"part_{TEST}"] / row["clocked"] for row in clocked if f"part_{TEST}" in row
-    ]
     total = np.sum(list(parts.values()))
     rounds = _column(clocked, "clocked")
     times = {}
@@ -298,7 +266,6 @@ def breakdown(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "text_encoder": float(np.median(_column(rows, "text_encoder"))),
         "image_decoder": float(np.median(_column(rows, "image_decoder"))),
-        "test_ms": float(np.median(tests)) if tests else math.nan,
         "parts": times,
         "load": max((row.get("load") or 0.0 for row in rows), default=0.0),
         "cores": os.cpu_count() or 1,

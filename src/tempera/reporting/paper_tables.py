@@ -103,7 +103,6 @@ def _numbers(run: Run) -> dict[str, float | None]:
     for name, profile in profiles.items():
         for index, value in enumerate(profile, start=1):
             numbers[f"{name}_{index}"] = value
-    numbers["test_ms"] = run.time.get("test_ms")
     for part, time in run.time.get("parts", {}).items():
         numbers[f"{part}_ms"] = time["ms_per_round"]
     return numbers
