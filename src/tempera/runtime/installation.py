@@ -16,7 +16,6 @@ SCRIPTS = {
     "export": "eval/export.py",
     "report": "eval/report.py",
     "bench": "eval/bench.py",
-    "gpu-check": "eval/gpu_check.py",
     "tune": "eval/tune.py",
     "train": "train_draft/main.py",
     "prepare": "train_draft/prepare.py",
