@@ -34,7 +34,7 @@ from tempera.metrics.weights import WeightsFile
 from tempera.runtime.row_store import Store
 from tempera.runtime.tensor_files import fill
 
-evaluator_of = partial(StandardEvaluator, resamples=200, allow_missing=False)
+evaluator_of = partial(StandardEvaluator, resamples=200)
 
 CPU = torch.device("cpu")
 NAME = "brightness.safetensors"
@@ -181,30 +181,33 @@ def test_what_cannot_be_measured(names: list[str], options: dict, words: str, fi
         evaluator_of(names, **{"own": Brightness(str(file)), **options}).check("large")
 
 
-def test_usual_metrics_that_cannot_be_had_end_the_run_unless_that_is_allowed(
-    file: Path, tmp_path: Path
-) -> None:
+def test_usual_metrics_that_cannot_be_had_end_the_run(file: Path, tmp_path: Path) -> None:
     at_hand = {name: Brightness(str(file)) for name in USUAL}
     evaluator_of(None, None, **at_hand).check("large")
-    for reference, missing in ((None, Brightness("no.pt")), (tmp_path / "no", at_hand["fid"])):
+    for reference, missing in ((None, Alone("no.pt")), (tmp_path / "no", at_hand["fid"])):
         evaluator = evaluator_of(None, reference and str(reference), **at_hand | {"fid": missing})
-        with pytest.raises(TemperaError, match="allow_missing=true measures less\\): .*(not|no) "):
+        with pytest.raises(TemperaError, match="=\\[...\\] measures less\\): .*(not|no) "):
             evaluator.check("large")
 
 
-def test_usual_metrics_are_measured_as_far_as_they_are_at_hand(
-    file: Path, images: Path, capsys: pytest.CaptureFixture[str]
+@dataclass(frozen=True)
+class Alone(Brightness):
+    """It compares with nothing."""
+
+    distances = ()
+
+
+def test_usual_metrics_that_compare_are_left_out_without_a_reference(
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nowhere = {name: Brightness("no.pt") for name in USUAL if name != "clip"}
-    for reference, words in ((None, "there are no real images"), (str(images), f"{NAME}, which")):
-        own = Brightness(str(file))
-        evaluator = evaluator_of(None, reference, clip=own, allow_missing=True, **nowhere)
-        evaluator.check("large")
-        assert evaluator.to_download() == 0  # a dry run asks for no more
-        assert capsys.readouterr().out.count(f"left out: {words}") == 1
-        evaluator.fetch()
-        found = [networks.identity.partition("-")[0] for networks in evaluator.load(CPU)]
-        assert found == ([] if reference is None else ["clip"])
+    usual = {name: Brightness("no.pt") for name in USUAL} | {"clip": Alone(str(file))}
+    evaluator = evaluator_of(None, None, **usual)
+    evaluator.check("large")
+    assert evaluator.to_download() == 0  # a dry run asks for no more
+    left_out = ", ".join(name for name in USUAL if name != "clip")
+    assert capsys.readouterr().out == f"left out without metrics.reference: {left_out}\n"
+    evaluator.fetch()
+    assert [one.identity.partition("-")[0] for one in evaluator.load(CPU)] == ["clip"]
 
 
 def test_the_preset_names_networks_whose_metrics_are_in_the_table() -> None:

@@ -61,7 +61,6 @@ class StandardEvaluator(Evaluator):
         names: names of networks, or keys of single metrics. None takes `USUAL`; without a reference
             those that need none.
         reference: place of a `Reference`.
-        allow_missing: if `names` is None, leave out what cannot be had, and say so.
         resamples: number of bootstrap resamples for each interval.
         networks: all networks that can be chosen, by name.
 
@@ -74,12 +73,10 @@ class StandardEvaluator(Evaluator):
         names: list[str] | None = None,
         reference: str | None = None,
         *,
-        allow_missing: bool,
         resamples: PositiveInt,
         **networks: Adapter,
     ) -> None:
         self.names = names
-        self.allow_missing = allow_missing
         self.networks = networks
         self.images = Reference(reference)
         self._resamples = resamples
@@ -101,8 +98,6 @@ class StandardEvaluator(Evaluator):
 
     @override
     def check(self, model: str) -> None:
-        if self.names is None and not self.allow_missing:
-            self._check_usual()
         _ = self._chosen  # raises where a metric cannot be measured
 
     @override
@@ -143,46 +138,35 @@ class StandardEvaluator(Evaluator):
 
     @cached_property
     def _chosen(self) -> dict[str, list[str]]:
-        """The metrics to measure, by network. Prints, the first time, why some of `USUAL` are left
-        out.
+        """The metrics to measure, by network. Prints, the first time, which of `USUAL` are left out
+        without a reference.
 
         Raises:
-            TemperaError: a named metric is unknown or cannot be measured.
+            TemperaError: a metric is unknown or cannot be measured.
         """
         chosen: dict[str, list[str]] = {}
-        left_out: list[TemperaError] = []
+        left_out: list[str] = []
+        problems: dict[TemperaError, None] = {}
         for name in USUAL if self.names is None else self.names:
             network, metrics = self._find(name)
-            problem = self._problem(network, metrics)
-            if problem is None:
-                chosen.setdefault(network, []).extend(metrics)
-            elif self.names is not None:
-                raise problem
-            else:
-                left_out.append(problem)
-        if left_out and started_as_main():
-            print(f"left out: {together(left_out)}")
-        return chosen
-
-    def _check_usual(self) -> None:
-        """Raise TemperaError if what `USUAL` needs cannot be had."""
-        networks = dict.fromkeys(self._find(name)[0] for name in USUAL)
-        problems = [self._network_problem(network) for network in networks]
-        if self.images.location is not None:
-            problems.append(self._reference_problem)
-        missing = list(filter(None, problems))
-        if missing:
+            compares = set(metrics) & set(self.networks[network].distances)
+            if self.names is None and compares and self.images.location is None:
+                left_out.append(name)
+                continue
+            chosen.setdefault(network, []).extend(metrics)
+            problem = self._reference_problem if compares else None
+            if problem := problem or self._network_problem(network):
+                problems[problem] = None
+        if problems and self.names is None:
             raise TemperaError(
-                "metrics=real cannot measure all that it usually does (metrics=none, "
-                "metrics.names=[...] or metrics.allow_missing=true measures less): "
-                f"{together(missing)}"
+                "metrics=real cannot measure all that it usually does (metrics=none or "
+                f"metrics.names=[...] measures less): {together([*problems])}"
             )
-
-    def _problem(self, network: str, metrics: Sequence[str]) -> TemperaError | None:
-        """What keeps a network from measuring these metrics, if anything does."""
-        compares = set(metrics) & set(self.networks[network].distances)
-        problem = self._reference_problem if compares else None
-        return problem or self._network_problem(network)
+        if problems:
+            raise together([*problems])
+        if left_out and started_as_main():
+            print(f"left out without metrics.reference: {', '.join(left_out)}")
+        return chosen
 
     def _network_problem(self, network: str) -> TemperaError | None:
         """What is wrong with a network's files, if anything is; checked once."""
