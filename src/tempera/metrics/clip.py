@@ -1,6 +1,6 @@
 """CLIP score, computed by any model that open_clip knows, and HPSv2."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,37 +161,23 @@ def load_open_clip(
 
 def check_activation(model: str, weights: str | None, quick_gelu: bool | None) -> None:
     """Raise TemperaError for weights in a file without their activation, which no tensor shows, and
-    for another activation than that of the model's name or of open_clip's weights.
+    for one that is given where open_clip states it: by the model's name, or for its own weights.
     """
     import open_clip  # takes seconds
 
-    tag = open_clip.get_pretrained_cfg(model, weights or "")
-    stated = _stated(model, tag)
-    if quick_gelu is not None and stated not in (None, quick_gelu):
-        owner = f"model={model}" if _is_quick(model) else f"weights={weights}"
-        right = str(stated).lower()
+    is_stated = _is_quick(model) or bool(open_clip.get_pretrained_cfg(model, weights or ""))
+    if is_stated and quick_gelu is not None:
         raise TemperaError(
-            f"{owner} has quick_gelu={right}, as open_clip says: leave quick_gelu out",
+            f"open_clip states the activation of model={model} weights={weights}: leave quick_gelu "
+            "out",
             option="quick_gelu",
         )
-    if quick_gelu is None and stated is None and weights and Path(weights).is_file():
-        tags = open_clip.list_pretrained_tags_by_model(model)
-        quick = [one for one in tags if _stated(model, open_clip.get_pretrained_cfg(model, one))]
+    if not is_stated and quick_gelu is None and weights and Path(weights).is_file():
         raise TemperaError(
             f"{weights} does not say which activation it was trained with: give quick_gelu=true or "
-            f"quick_gelu=false next to its path. Of {model}'s published weights it is true for "
-            f"{', '.join(quick) or 'none'}, false for the others",
+            "quick_gelu=false next to its path, as open_clip.pretrained lists it",
             option="quick_gelu",
         )
-
-
-def _stated(model: str, tag: Mapping[str, Any]) -> bool | None:
-    """Whether open_clip computes QuickGELU, as the model's name or its weights' tag says; None
-    where neither does.
-    """
-    if _is_quick(model):
-        return True
-    return bool(tag.get("quick_gelu", False)) if tag else None
 
 
 def _is_quick(model: str) -> bool:

@@ -72,8 +72,8 @@ def _shown(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image, icc: bytes | None) -> Image.Image:
-    """An image without its transparency in sRGB, by the profile in its file (ICC.1); without one its
-    colours are sRGB's.
+    """An image without its transparency in sRGB, by its profile (ICC.1); without one, its colours
+    are sRGB's.
     """
     shown = image.convert("RGB")
     if icc:
