@@ -318,17 +318,14 @@ def test_a_job_that_lacks_an_option_of_the_others_is_named(
     assert run(line, cases)[0] == 0 and begun == [[2, 0.5], [2, None]]
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [(("a", "a"), "method/a name itself"), (("b", "a"), "method/a and method/b name each other")],
-)
-def test_defaults_in_a_circle_are_told(names: tuple[str, str], words: str, run: Run) -> None:
+@pytest.mark.parametrize("names", [("a", "a"), ("b", "a")])
+def test_defaults_in_a_circle_are_told(names: tuple[str, str], run: Run) -> None:
     place = Path("own/method")
     place.mkdir(parents=True)
     for file, name in zip(("a", "b"), names, strict=True):
         (place / f"{file}.yaml").write_text(f"defaults: [{name}]\n")
     status, _, err = run("eval/run.py -cd own method=a")
-    assert status == 1 and err.startswith(f"error: the defaults of {words}") and "bug" not in err
+    assert status == 1 and "name each other in a circle" in err and "bug" not in err
 
 
 def test_the_main_process_alone_writes_the_runs_log(
@@ -469,10 +466,9 @@ def test_presets_without_cases_are_swept_each_in_its_directory(
 ) -> None:
     begun: list[int] = []
     monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: begun.append(cfg.limit))
-    status, out, err = run("eval/run.py -m experiment=debug,frontier tracking=none method=ar")
+    status, _, err = run("eval/run.py -m experiment=debug,frontier tracking=none method=ar")
     assert (status, begun) == (0, [1, 256]), err
-    place = Path("outputs/frontier").resolve()
-    assert f"in a directory of their own: python eval/report.py runs={place}" in out, out
+    assert Path("outputs/frontier").is_dir()
 
 
 def test_a_family_of_ones_own_is_one_file(run: Run, tmp_path: Path) -> None:

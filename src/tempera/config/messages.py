@@ -4,9 +4,8 @@ class of mistake.
 
 import difflib
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from traceback import walk_tb
+from traceback import extract_tb
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -36,14 +35,14 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
     """
     text = text_of(problem)
     answer: str | None = None
+    trace = problem.__traceback__
     is_of_options = not OF_OPTIONS.isdisjoint(_origin(problem))
     told = [cause for cause in causes(problem) if isinstance(cause, TemperaError)]
     if told and (is_of_options or told[0] is problem):  # a resolver of conf/ raised it
         return _of_tempera(told[0])
     match problem:
-        case RecursionError() if circle := _circle(problem):
-            each = "each other in a circle" if len(circle) > 1 else "itself"
-            answer = f"the defaults of {' and '.join(circle)} name {each}: take one entry out"
+        case RecursionError() if any("hydra/" in frame.filename for frame in extract_tb(trace)):
+            answer = "defaults of your configurations name each other in a circle: take one out"
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
             answer = _no_choice(missing, options)
         case OverrideParseException():
@@ -75,16 +74,6 @@ def causes(problem: BaseException | None) -> Iterator[BaseException]:
         yield problem
         met.append(problem)
         problem = problem.__cause__ or problem.__context__
-
-
-def _circle(problem: BaseException) -> list[str]:
-    """The configurations whose defaults Hydra was reading again and again."""
-    read = [
-        str(frame.f_locals["path"])
-        for frame, _ in walk_tb(problem.__traceback__)
-        if frame.f_code.co_name == "_create_defaults_tree_impl" and "path" in frame.f_locals
-    ]
-    return sorted(name for name, times in Counter(read).items() if times > 1)
 
 
 def _origin(problem: BaseException) -> set[str]:
