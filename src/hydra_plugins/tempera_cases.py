@@ -27,7 +27,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -88,31 +87,8 @@ class CaseSweeper(BasicSweeper):
             directory = str(self.config.hydra.sweep.dir) if self.config else "."
             raise KeyboardInterrupt(str(problem) or goes_on("hydra.sweep.dir", directory)) from None
         jobs = [job for batch in batches for job in batch]
-        self._tell_directories(jobs)
         self._tell_failures(jobs)
         return batches
-
-    def _tell_directories(self, jobs: Sequence[JobReturn]) -> None:
-        """Say where jobs of presets with directories of their own are: the table at the end is of
-        the sweep's.
-        """
-        from tempera.config.compose import pasted
-        from tempera.runtime.installation import command
-
-        own = Path(str(self.config.hydra.sweep.dir) if self.config else ".").absolute()
-        directories = [
-            Path(str(job.hydra_cfg.hydra.runtime.output_dir)) for job in jobs if job.hydra_cfg
-        ]
-        elsewhere = {
-            directory.parent
-            for directory in directories
-            if not directory.absolute().is_relative_to(own)
-        }
-        for directory in sorted(elsewhere):
-            print(
-                f"runs of this sweep in a directory of their own: {command('report')} "
-                f"{pasted('runs', directory)}"
-            )
 
     def _tell_failures(self, jobs: Sequence[JobReturn]) -> None:
         """Show the results of the others, and raise TemperaError for jobs that failed."""
