@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_profiles_that_change_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     "image", [DIM, DIM.convert("LA"), Image.fromarray(np.full((4, 6), 20 * 257, np.uint16))]
 )
-def test_grey_of_a_profile(image: Image.Image) -> None:
+def test_grey_of_a_profile_and_of_a_gamma(image: Image.Image) -> None:
     """20 of gamma 2.2 is as bright as 12 of sRGB, which is straight in the dark."""
     shown = decode_picture(encoded(image, icc_profile=DARK))
     assert shown.getpixel((1, 1)) == pytest.approx((12, 12, 12), abs=1)
@@ -150,6 +151,23 @@ def test_the_inks_of_a_profile() -> None:
     assert right is not None
     assert shown.getpixel((1, 1)) == pytest.approx(right.getpixel((0, 0)), abs=3)
     assert decode_picture(encoded(CYAN, "TIFF")).getpixel((1, 1)) == (0, 255, 255)
+
+
+def with_gamma(image: Image.Image, gamma: int, *more: bytes) -> bytes:
+    content = encoded(image)
+    chunks = b""
+    for chunk in (b"gAMA" + struct.pack(">I", gamma), *more):
+        checksum = struct.pack(">I", zlib.crc32(chunk))
+        chunks += struct.pack(">I", len(chunk) - 4) + chunk + checksum
+    return content[:33] + chunks + content[33:]
+
+
+def test_the_gamma_of_a_png() -> None:
+    linear = decode_picture(with_gamma(Image.new("L", (6, 4), 55), 100000))
+    assert linear.getpixel((1, 1)) == pytest.approx((128, 128, 128), abs=1)
+    for content in (with_gamma(PLAIN, 45455), with_gamma(PLAIN, 100000, b"sRGB\0"),
+                    with_gamma(PLAIN, 0)):  # fmt: skip
+        assert decode_picture(content).getpixel((1, 1)) == COLOUR
 
 
 def test_a_picture_stands_upright() -> None:

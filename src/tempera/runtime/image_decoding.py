@@ -1,6 +1,7 @@
 """Images of any format as 8-bit sRGB, from files that may be damaged or hostile."""
 
 import io
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ ENDINGS = (
 """What the names of such files end in; of several pictures of one thing the first is taken."""
 GREY = ("1", "L", "LA", "La")
 """Pillow's modes of grey pictures in 8 bits."""
+SRGB_GAMMA = 1 / 2.2
+"""The gamma that files in sRGB state (PNG, section 11.3.2)."""
 
 
 def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
-    """An image in any format as a viewer shows it, in 8-bit sRGB: colours by the embedded profile,
-    upright by its EXIF orientation, on white where it is transparent, 16-bit grey scaled down.
-    Damaged EXIF, and a profile that is damaged or of another kind of
+    """An image in any format as a viewer shows it, in 8-bit sRGB: colours by the embedded profile
+    or the gamma of a PNG, upright by its EXIF orientation, on white where it is transparent,
+    16-bit grey scaled down. Damaged EXIF, and a profile that is damaged or of another kind of
     picture, are ignored.
 
     Raises:
@@ -55,7 +58,7 @@ def _shown(image: Image.Image) -> Image.Image:
     image.load()
     with suppress(Exception):  # Pillow may raise anything on damaged EXIF
         image = ImageOps.exif_transpose(image)
-    icc = image.info.get("icc_profile")
+    about = image.info
     if image.mode.startswith("I"):
         image = _in_8_bits(image)
     elif image.mode == "F":
@@ -64,21 +67,26 @@ def _shown(image: Image.Image) -> Image.Image:
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         image = image.convert("LA" if image.mode in GREY else "RGBA")
         alpha = image.getchannel("A")
-    image = _in_srgb(image, icc)
+    image = _in_srgb(image, about)
     if alpha is not None:
         image.putalpha(alpha)
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
 
 
-def _in_srgb(image: Image.Image, icc: bytes | None) -> Image.Image:
-    """An image without its transparency in sRGB, by its profile (ICC.1); without one, its colours
-    are sRGB's.
+def _in_srgb(image: Image.Image, about: Mapping[Any, Any]) -> Image.Image:
+    """An image without its transparency in sRGB, by what its file says about its colours: the
+    profile (ICC.1), else the gamma of a PNG. The spaces of colours without either are sRGB's.
     """
     shown = image.convert("RGB")
-    if icc:
+    profile = about.get("icc_profile")
+    gamma = about.get("gamma")
+    if profile:
         with suppress(OSError, ImageCms.PyCMSError):  # damaged
-            shown = _by_profile(image, ImageCms.ImageCmsProfile(io.BytesIO(icc)))
+            shown = _by_profile(image, ImageCms.ImageCmsProfile(io.BytesIO(profile)))
+    elif gamma and "srgb" not in about and abs(gamma - SRGB_GAMMA) > 1e-3:
+        levels = [_srgb_level(level, gamma) for level in range(256)]
+        shown = shown.point(levels * 3)
     shown.info.pop("icc_profile", None)  # it is no longer true
     return shown
 
@@ -98,6 +106,13 @@ def _by_profile(image: Image.Image, profile: ImageCms.ImageCmsProfile) -> Image.
     shown = ImageCms.profileToProfile(image, profile, srgb, outputMode="RGB")
     assert shown is not None  # it is not made in place
     return shown
+
+
+def _srgb_level(level: int, gamma: float) -> int:
+    """The level of sRGB (IEC 61966-2-1) that is as bright as one of a PNG's gamma."""
+    light: float = (level / 255) ** (1 / gamma)
+    value: float = 12.92 * light if light <= 0.0031308 else 1.055 * light ** (1 / 2.4) - 0.055
+    return round(255 * value)
 
 
 def _in_8_bits(image: Image.Image) -> Image.Image:
