@@ -26,6 +26,7 @@ SCRIPTS = {
     "eval/score.py": "score",
     "eval/export.py": "export",
     "eval/report.py": "report",
+    "eval/gpu_check.py": "gpu_check",
     "eval/tune.py": "tune",
     "train_draft/main.py": "train_draft",
     "train_draft/prepare.py": "prepare",

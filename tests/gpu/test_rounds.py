@@ -1,11 +1,14 @@
-"""On a GPU: a round is read once. Run all tests for a GPU with `pytest -m gpu`."""
+"""On a GPU: a round is read once, and `eval/gpu_check.py` runs. Run them with `pytest -m gpu`."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_targets import METHODS, composed, method_options
 
+from tempera.commands import gpu_check
 from tempera.config.parts import Parts
 from tempera.decoding import sequences
 from tempera.decoding.loop import decode, rounds
@@ -49,3 +52,10 @@ def test_a_round_is_read_once(name: str, compiled: bool, monkeypatch: pytest.Mon
     finally:
         forbid("default")
     assert seen > 3
+
+
+def test_the_gpu_check(tmp_path: Path) -> None:
+    few = ["methods=[ar,eagle2]", "of_layouts=['sjd window=6']", f"directory={tmp_path}"]
+    gpu_check.main(composed("device=cuda", *few, config="gpu_check"))
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert min(found["same_tokens"].values()) > 0.9 and len(found["same_tokens"]) == 5

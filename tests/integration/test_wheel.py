@@ -76,7 +76,7 @@ def test_a_run_and_its_report(installed: Path, workplace: Path) -> None:
     assert "eval/" not in said.replace("outputs/eval/", "")
 
 
-@pytest.mark.parametrize("name", ["bench", "tune", "train", "prepare"])
+@pytest.mark.parametrize("name", ["bench", "gpu-check", "tune", "train", "prepare"])
 def test_other_commands_answer(name: str, installed: Path, workplace: Path) -> None:
     done = run(installed / f"tempera-{name}", "nonsense=1", cwd=workplace)
     assert done.returncode == 1

@@ -23,6 +23,7 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
     "eval/export.py": [],
     "eval/report.py": [],
     "eval/bench.py": ["repeats=1", "batch_sizes=[1]", "tracking=none", *QUIET],
+    "eval/gpu_check.py": ["models=[lumina]", "of_layouts=[ar]", *QUIET],
     "eval/tune.py": [
         *("limit=1", "images=1", "timed=1", "repeats=1", "runs=1", "depths=[2]", "trees=[]"),
         *("prices=[1.0]", "deltas=[2.0]", "metrics=none", "tracking=none"),

@@ -57,6 +57,11 @@ def bench(cfg: "DictConfig | None" = None) -> object:
     return _script("bench", "bench", cfg)
 
 
+def gpu_check(cfg: "DictConfig | None" = None) -> object:
+    """`tempera-gpu-check`: check that a GPU decodes right."""
+    return _script("gpu_check", "gpu_check", cfg)
+
+
 def tune(cfg: "DictConfig | None" = None) -> object:
     """`tempera-tune`: find the fastest setting within a budget."""
     return _script("tune", "tune", cfg)

@@ -41,7 +41,7 @@ LITERAL = ("prompt", "baseline")
 """Options whose text is taken as it is typed, commas and quotes included."""
 SEVERAL = r"(\w+)=(?:.*,|(?:choice|glob)\()"
 """An argument with several values: `method=ar,eagle`, `method=glob(cool*)`."""
-STARTS_AGAIN = ("report", "score", "export", "bench")
+STARTS_AGAIN = ("report", "score", "export", "bench", "gpu_check")
 """Scripts that start over after an interruption."""
 
 

@@ -16,6 +16,7 @@ SCRIPTS = {
     "export": "eval/export.py",
     "report": "eval/report.py",
     "bench": "eval/bench.py",
+    "gpu-check": "eval/gpu_check.py",
     "tune": "eval/tune.py",
     "train": "train_draft/main.py",
     "prepare": "train_draft/prepare.py",
