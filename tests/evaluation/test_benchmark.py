@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from tiny_networks import LENGTH, tiny_eagle, tiny_target
 from tiny_targets import write_llamagen_classes
 from torch.autograd import DeviceType
 
-from tempera.commands import bench
+from tempera.commands import bench, bfloat16
 from tempera.config.compose import composed
 from tempera.config.instantiate import from_options
 from tempera.continuous.diffusion import DiffusionSampling
@@ -30,6 +31,7 @@ from tempera.evaluation.launches import kernels_by_name
 from tempera.evaluation.pipeline import Method
 from tempera.reporting.tables import texts
 from tempera.rules.standard import Exact
+from tempera.runtime.processor import Placement
 from tempera.targets.conditioners import ClassLabels
 
 MAR_SIZES = MARConfig((3, 4), 4, width=16, depth=1, heads=2, buffer=2, classes=5, head_width=16)
@@ -197,6 +199,42 @@ def test_the_shipped_model_of_continuous_tokens(tmp_path, capsys):
     bench.main(cfg)
     assert json.loads((tmp_path / "bench.json").read_text())["steps"] == 2
     assert "one of 2 draft steps" in capsys.readouterr().out and (tmp_path / "bench.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("has_instructions", "dtype", "seconds", "told"),
+    [
+        (True, "float32", 0.5, True),
+        (True, "float32", 1.5, False),
+        (False, "float32", 0.5, False),
+        (True, "float16", 0.5, False),
+        (True, "bfloat16", 0.5, False),
+    ],
+)
+def test_what_bfloat16_would_save_is_said_where_it_is_fast(
+    has_instructions: bool,
+    dtype: str,
+    seconds: float,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By a clock on which a turn takes 1 second in float32 and `seconds` in bfloat16."""
+    monkeypatch.setattr(bfloat16, "computes_bfloat16", lambda device: has_instructions)
+    times = cycle([0.0, 1.0, 0.0, seconds])
+    monkeypatch.setattr(bfloat16, "now", lambda device: next(times))
+    target = tiny_target()
+    target.pack()
+    placement = Placement(target.device, getattr(torch, dtype))
+    bfloat16.tell_bfloat16(placement, target, method(target))
+    line = (
+        "dtype=bfloat16 would take 0.50 of float32's time for the matrix products of a pass over 8 "
+        "rows on this processor\n"
+    )
+    assert capsys.readouterr().out == (line if told else "")
+    bfloat16.tell_bfloat16(Placement(target.device, torch.float32, "int8"), target, method(target))
+    bfloat16.tell_bfloat16(Placement(target.device, torch.float32), mar_target(), Exact())
+    assert not capsys.readouterr().out
 
 
 def test_a_spread_is_median_and_quartiles() -> None:

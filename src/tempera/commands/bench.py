@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig
 
+from tempera.commands.bfloat16 import tell_bfloat16
 from tempera.commands.costs import CAPTION, dry_decoding
 from tempera.config.instantiate import from_options, product
 from tempera.config.parts import Parts
@@ -68,6 +69,7 @@ def main(cfg: DictConfig) -> None:
     with console.status("timing") as status:
         method = parts.method(target, rule)
         report = measure(target, method, plan, lambda part: status.update(f"timing: {part}"))
+        tell_bfloat16(parts.placement, target, method)
         status.update("counting what a round launches")
         discrete = cast(Method, method) if parts.is_discrete else None
         counts = [_launches(target, discrete, size) for size in plan.batch_sizes]

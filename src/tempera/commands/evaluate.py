@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from tempera.commands import expected_length
 from tempera.commands.asked import Asked, Options, reader
+from tempera.commands.bfloat16 import tell_bfloat16
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.config.nodes import plain
 from tempera.config.parts import Parts
@@ -95,6 +96,8 @@ def _run(asked: Asked, quiet: bool) -> dict[str, float]:
     notes |= facts(_name(plan, options, notes), pipeline, asked.protocol)
     if processes.is_main and not quiet and (draft := notes["draft_from"]):
         print(f"draft: {draft['path']} ({draft['origin']})")
+    if processes.is_main and not quiet and asked.protocol.prompts:
+        tell_bfloat16(parts.placement, pipeline.target, pipeline.method)
     claim(directory, plan.settings, notes, write=processes.is_main)
     start = partial(asked.tracking.start, directory, {**plan.settings, **notes}, notes["name"])
     work = Evaluation(plan, pipeline, prompts, asked.scorers, asked.protocol, processes)
