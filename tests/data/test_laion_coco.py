@@ -196,7 +196,7 @@ def test_rows_are_a_function_of_the_files_and_the_seed(web: ImageServer, tmp_pat
 
 def test_without_any_image_it_stops(web: ImageServer, tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(table([f"{web.url}/missing/{n}" for n in range(5)]))
-    with pytest.raises(TemperaError, match=r"could be downloaded \(5 × HTTP 404\)"):
+    with pytest.raises(TemperaError, match=r"could be downloaded \(5 images.*\(HTTP 404\)\)"):
         source(tmp_path, path=str(tmp_path)).fetch(ALONE)
 
 
@@ -244,6 +244,37 @@ def test_the_first_answer_may_be_none(
     web.answer = lambda asked: usual(asked) if web.paths().count(asked.path) > 2 else Answer(429)
     source(tmp_path, retries=2, **options).fetch(ALONE)
     assert len(paths(source(tmp_path, **options))) == 10
+
+
+def test_what_did_not_answer_is_asked_again_and_comes_last(
+    web: ImageServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of two servers is down, while the other has most images, and lacks some for good."""
+    with ImageServer() as other:
+        kinds = ["missing" if number % 5 == 0 else "good" for number in range(30)]
+        addresses = [f"{web.url}/{kind}/{number}" for number, kind in enumerate(kinds)]
+        options = listed(tmp_path, *addresses, *(f"{other.url}/good/{n}" for n in range(6)))
+        usual = other.answer
+        other.answer = lambda asked: DOWN["a gateway answers for it"]
+        first = source(tmp_path, **options)
+        first.fetch(ALONE)
+        found = paths(first)
+        assert len(found) == 24
+        assert first.left_out == {
+            "images not downloaded (HTTP 404)": 6, "images not downloaded (HTTP 503)": 6
+        }  # fmt: skip
+        assert "6 images may come later" in capsys.readouterr().out
+        source(tmp_path, **options | {"limit": 24}).fetch(ALONE)  # which are there
+        web.requests.clear()
+        source(tmp_path, **options).fetch(ALONE)  # it is still down
+        other.answer = usual
+        again = source(tmp_path, **options)
+        again.fetch(ALONE)
+        assert paths(again)[:24] == found and len(set(paths(again))) == 30
+        assert again.left_out == {"images not downloaded (HTTP 404)": 6}
+        other.requests.clear()
+        again.fetch(ALONE)
+        assert not other.requests and not set(web.paths()) - {urlsplit(at).path for at in found}
 
 
 def test_an_edited_list_is_noticed(web: ImageServer, tmp_path: Path) -> None:

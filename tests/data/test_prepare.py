@@ -98,6 +98,16 @@ def test_a_rerun_does_nothing_and_a_damaged_shard_is_rebuilt(tmp_path: Path) -> 
     assert bytes_of(tmp_path) == before
 
 
+def test_a_source_that_has_grown_at_its_end_is_encoded_to_its_end(tmp_path: Path) -> None:
+    grown = listed(["a", "b", "c"])
+    source, rest = Listed(grown.items[:2], grown.described), Counting()
+    prepare(source, Counting(), tmp_path, shard_size=4)
+    manifest = prepare(grown, rest, tmp_path, shard_size=4)
+    assert manifest.complete and rest.seen == 1
+    assert read_shards(tmp_path, "tok", 1000, GRID).captions == ["a", "b", "c"]
+    assert prepare(grown, rest, tmp_path, shard_size=4, limit=None) == manifest and rest.seen == 1
+
+
 def test_the_manifest_counts_and_shards_read_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,6 +265,12 @@ def test_a_process_holds_the_pictures_of_one_batch(processes: int, tmp_path: Pat
                                      **options))  # fmt: skip
     for source in sources[:processes]:
         assert 4 <= source.most <= 6  # and the one that is read
+
+
+def test_what_is_left_out_is_counted_at_the_end(tmp_path: Path) -> None:
+    source = Listed([Entry("x", "0", "a")], {"kind": "some"}, {"links": 3, "README files": 1})
+    assert prepare(source, Counting(), tmp_path).left_out == {"links": 3, "README files": 1}
+    assert Manifest.load(tmp_path).left_out["links"] == 3
 
 
 def test_the_vq_encoder_gives_the_images_codes_and_counts_broken_images() -> None:

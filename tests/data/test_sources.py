@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tempera.data import sources
 from tempera.data.benchmarks import prompt_file
-from tempera.data.entries import Broken, Entry, Source
+from tempera.data.entries import Broken, Entry, Source, shown
 from tempera.data.folder import image_folder
 from tempera.data.sources import LARGEST, tar_shards
 from tempera.errors import TemperaError
@@ -371,6 +371,24 @@ def test_a_large_member_is_not_read(tmp_path: Path) -> None:
         file.write(bytes(2 * tarfile.BLOCKSIZE))
     check(tar_shards(str(tmp_path)), ["two"], "a: its picture is too large")
     assert LARGEST < 6 * 2**30
+
+
+def test_what_a_folder_leaves_out_is_told(tmp_path: Path) -> None:
+    train = tmp_path / "train"
+    for place in (train, tmp_path / "test", tmp_path / ".git", tmp_path / "elsewhere"):
+        place.mkdir()
+    (train / "linked").symlink_to(tmp_path / "elsewhere")
+    for name in ("a.png", "b.png", "notes.md", ".DS_Store", "metadata.csv"):
+        (train / name).write_bytes(picture())
+    (tmp_path / "test" / "metadata.jsonl").write_text("{}")
+    (train / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "one"}')
+    source = image_folder(str(tmp_path))
+    (entry,) = source.read(0)
+    assert isinstance(entry, Entry) and entry.key == "train/a.png#1"
+    assert shown(source.left_out) == (
+        "1 .csv files, 1 .md files, 1 files outside train, 1 hidden files, 1 hidden folders, "
+        "1 linked folders and 1 pictures that no usable row names"
+    )
 
 
 def test_pictures_of_one_name_do_not_share_a_caption(tmp_path: Path) -> None:

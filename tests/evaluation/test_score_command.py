@@ -198,7 +198,7 @@ def damaged(folder: Path) -> None:
 
 WRONG = {
     without_captions: "captions=PATH",
-    without_a_picture: "theirs/1.txt has no picture (1 in all)",
+    without_a_picture: "1 .txt files without a picture",
     without_a_caption: "1.png",
     empty: "there are no images in theirs",
     damaged: "1.png cannot be read as a picture",

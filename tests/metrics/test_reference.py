@@ -47,7 +47,9 @@ def test_central_squares_in_the_pictures_own_size(images: Path) -> None:
     assert batch[-1].min() == batch[-1].max() == 128
 
 
-def test_the_pictures_of_a_directory_count(images: Path) -> None:
+def test_every_file_of_a_directory_counts_or_is_told(
+    images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As `source=imagefolder` counts them: any format, and nothing that is hidden."""
     for number, ending in enumerate(("bmp", "tif", "jfif", "GIF", "avif", "ppm")):
         Image.new("RGB", (30, 30), (250, 0, 0)).save(images / f"z{number}.{ending}")
@@ -60,6 +62,8 @@ def test_the_pictures_of_a_directory_count(images: Path) -> None:
     reference.check()
     (batch,) = reference.pictures(8)
     assert len(batch) == 20 + 6 and (batch[20:, 0] > 240).all()
+    line = "26 pictures; left out: 1 files without an ending, 1 hidden files and 2 hidden folders."
+    assert capsys.readouterr().out.splitlines()[0] == f"metrics.reference: {line}"
     assert image_folder(str(images)).count() == 26
 
 

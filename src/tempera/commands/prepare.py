@@ -13,7 +13,7 @@ from tempera.config.instantiate import Part, from_options, options_of, part
 from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.encoders import CodeEncoder
-from tempera.data.entries import Source
+from tempera.data.entries import Source, shown
 from tempera.data.prepare import prepare
 from tempera.data.shards import MANIFEST, Manifest
 from tempera.runtime.distributed import Processes
@@ -80,6 +80,8 @@ def _show(manifest: Manifest, directory: Path, model: str) -> None:
         f"{manifest.count} images in {len(manifest.shards)} shards, {manifest.broken_count} "
         f"broken entries: {directory}"
     )
+    if manifest.left_out:
+        print(f"left out: {shown(manifest.left_out)}")
     print(
         f"train on them: {command('train')} model={model} train_data=shards "
         f"{pasted('train_data.path', directory)}"
@@ -99,6 +101,7 @@ def _track(
         "seconds": seconds,
         "read_per_second": read / seconds,
     }
+    values |= {f"left_out/{kind}": count for kind, count in manifest.left_out.items()}
     tracking.record(directory, values, files=[directory / MANIFEST])
 
 

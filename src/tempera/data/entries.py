@@ -44,7 +44,13 @@ class Broken:
 
 
 class Source(Protocol):
-    """An ordered sequence of entries."""
+    """An ordered sequence of entries.
+
+    Attributes:
+        left_out: numbers of other things that `read` has met, by kind, in the plural.
+    """
+
+    left_out: Mapping[str, int] = {}
 
     def describe(self) -> dict[str, Any]:
         """Kind, place and a fingerprint that changes when the source does, for the manifest."""
@@ -69,11 +75,18 @@ class Listed(Source):
     Args:
         items: in order.
         described: see `Source.describe`.
+        left_out: see `Source`.
     """
 
-    def __init__(self, items: Sequence[Entry | Broken], described: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        items: Sequence[Entry | Broken],
+        described: dict[str, Any],
+        left_out: Mapping[str, int] | None = None,
+    ) -> None:
         self.items = items
         self.described = described
+        self.left_out = left_out or {}
 
     @override
     def describe(self) -> dict[str, Any]:
@@ -86,6 +99,12 @@ class Listed(Source):
     @override
     def read(self, start: int) -> Iterator[Entry | Broken]:
         return islice(self.items, start, None)
+
+
+def shown(left_out: Mapping[str, int]) -> str:
+    """Counts of what was left out, as a phrase: "1,000 .json files and 2 links"."""
+    counts = [f"{times:,} {kind}" for kind, times in sorted(left_out.items())]
+    return " and ".join(filter(None, (", ".join(counts[:-1]), *counts[-1:])))
 
 
 def row_entry(

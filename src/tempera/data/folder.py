@@ -1,7 +1,7 @@
 """Folders of pictures, and `source=imagefolder`: those with captions."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,13 +14,19 @@ from tempera.runtime.image_decoding import ENDINGS
 
 NAME = "file_name"
 """The column of `METADATA` that names the picture."""
+UNPAIRED = ("pictures that no usable row names", ".txt files without a picture")
+"""Kinds of what a folder leaves out that lack their other half."""
 TRAIN = "train"
 """The training split's directory in Hugging Face's layout."""
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """The pictures in a folder at any depth, in order; see `files_in`."""
-    return [file for file in files_in(folder) if is_picture(file)]
+def pictures_in(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The pictures in a folder at any depth, in order, and how many other things it holds, by kind.
+    What is hidden, such as copies of an editor and thumbnails, is not looked into.
+    """
+    files, left_out = _walked(folder)
+    left_out.update(_kind(file) for file in files if not _is_picture(file))
+    return [file for file in files if _is_picture(file)], left_out
 
 
 def image_folder(path: str, caption: str | None = None) -> Listed:
@@ -36,38 +42,44 @@ def image_folder(path: str, caption: str | None = None) -> Listed:
         TemperaError: it contains no pictures, or its metadata cannot be read.
     """
     folder = Path(path)
-    files = files_in(folder)
+    files, left_out = _walked(folder)
     root = _split_of(folder, files)
     inside = [file for file in files if root in file.parents]
-    pictures = {file for file in inside if is_picture(file)}
-    if not pictures:
+    left_out[f"files outside {TRAIN}"] = len(files) - len(inside)
+    if not any(map(_is_picture, inside)):
         raise TemperaError(
             f"there are no images in {shortened(path)}: give a folder of captioned images."
         )
-    if tables := tables_in(inside):
+    tables = _tables(inside)
+    if tables:
         entries = list(_by_rows(tables, caption, folder))
         images = (entry.image for entry in entries if isinstance(entry, Entry))
         read = {*tables, *(image for image in images if isinstance(image, Path))}
     else:
         entries = list(_by_names(inside, folder))
+        pictures = {file for file in inside if _is_picture(file)}
         stems = {file.with_suffix("") for file in pictures}
         texts = {file for file in inside if suffix(file) == "txt"}
         read = pictures | {text for text in texts if text.with_suffix("") in stems}
+        left_out[UNPAIRED[1]] = len(texts - read)
+        inside = [file for file in inside if file not in texts]
+    for file in inside:
+        if file not in read:
+            left_out[UNPAIRED[0] if _is_picture(file) else _kind(file)] += 1
     described = {
         "kind": "imagefolder",
         "path": path,
         "caption": caption,
         "fingerprint": fingerprint({"files": state_of(sorted(read))}),
     }
-    return Listed(entries, described)
+    return Listed(entries, described, +left_out)
 
 
-def is_picture(file: Path) -> bool:
-    """Whether a file's name is that of a picture."""
+def _is_picture(file: Path) -> bool:
     return suffix(file) in ENDINGS
 
 
-def tables_in(files: Sequence[Path]) -> list[Path]:
+def _tables(files: Sequence[Path]) -> list[Path]:
     """The metadata to read: in each directory the first of `METADATA` that is there."""
     by_directory: dict[Path, list[Path]] = {}
     for file in files:
@@ -79,15 +91,18 @@ def tables_in(files: Sequence[Path]) -> list[Path]:
     ]
 
 
-def files_in(folder: Path) -> list[Path]:
-    """The files of a folder at any depth, in order. What is hidden, such as copies of an editor and
-    thumbnails, is left out, and linked folders are.
-    """
+def _walked(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The files of a folder at any depth, in order, and how much is not looked into."""
     files: list[Path] = []
+    left_out = Counter[str]()
     for directory, folders, names in os.walk(folder):
+        hidden = [name for name in folders if name.startswith(".")]
         folders[:] = [name for name in folders if not name.startswith(".")]
+        left_out["hidden folders"] += len(hidden)
+        left_out["linked folders"] += sum(Path(directory, name).is_symlink() for name in folders)
+        left_out["hidden files"] += sum(name.startswith(".") for name in names)
         files += [Path(directory, name) for name in names if not name.startswith(".")]
-    return sorted(files)
+    return sorted(files), +left_out
 
 
 def _split_of(folder: Path, files: Sequence[Path]) -> Path:
@@ -117,7 +132,7 @@ def _by_names(files: Sequence[Path], folder: Path) -> Iterator[Entry | Broken]:
     for file in files:
         if suffix(file) == "txt":
             texts[file.with_suffix("")].append(file)
-        elif is_picture(file):
+        elif _is_picture(file):
             pictures[file.with_suffix("")].append(file)
     for stem, same in pictures.items():
         for file in same:
@@ -144,3 +159,7 @@ def _beside(
     except TemperaError as problem:
         return Broken(where, str(problem))
     return usable_entry(where, str(picture.relative_to(folder)), text, picture)
+
+
+def _kind(file: Path) -> str:
+    return f".{suffix(file)} files" if suffix(file) else "files without an ending"

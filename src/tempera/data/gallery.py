@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tempera.data.entries import METADATA, Broken
-from tempera.data.folder import NAME, files_in, image_folder, is_picture, pictures_in, tables_in
+from tempera.data.entries import METADATA, Broken, shown
+from tempera.data.folder import NAME, UNPAIRED, image_folder, pictures_in
 from tempera.data.prompts import Prompt, check_unique, field_of, rows_of, text_of
-from tempera.data.sources import suffix
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_text
 from tempera.runtime.image_decoding import decode_picture
@@ -103,8 +102,13 @@ def _name(path: Path) -> str:
 
 def _beside(folder: Path) -> Iterator[tuple[Path, str]]:
     """Pictures with a caption beside them."""
-    pictures: set[Path] = set()
-    for item in image_folder(str(folder)).items:
+    source = image_folder(str(folder))
+    unpaired = {kind: count for kind, count in source.left_out.items() if kind in UNPAIRED}
+    if unpaired:
+        raise TemperaError(
+            f"{folder} holds {shown(unpaired)}: add what is missing, or move them away."
+        )
+    for item in source.items:
         if isinstance(item, Broken):
             raise TemperaError(
                 f"{item}: write captions as .txt files next to the pictures or in metadata.csv, or "
@@ -113,18 +117,6 @@ def _beside(folder: Path) -> Iterator[tuple[Path, str]]:
             )
         assert isinstance(item.image, Path)
         yield item.image, item.caption
-        pictures.add(item.image)
-    files = files_in(folder)
-    lonely = [file for file in files if is_picture(file) and file not in pictures]
-    if not tables_in(files):
-        stems = {picture.with_suffix("") for picture in pictures}
-        texts = [file for file in files if suffix(file) == "txt"]
-        lonely = [text for text in texts if text.with_suffix("") not in stems]
-    if lonely:
-        raise TemperaError(
-            f"{lonely[0]} has no {'caption' if is_picture(lonely[0]) else 'picture'} "
-            f"({len(lonely)} in all): add what is missing, or move them away."
-        )
 
 
 def _geneval(directories: list[Path]) -> Iterator[tuple[Path, str]]:
@@ -136,7 +128,7 @@ def _geneval(directories: list[Path]) -> Iterator[tuple[Path, str]]:
         texts = [field_of(row) for _, row in rows_of(table)]
         if len(texts) != 1 or texts[0] is None:
             raise TemperaError(f"{table} contains no prompt: write one, as GenEval does.")
-        pictures = pictures_in(directory)
+        pictures, _ = pictures_in(directory)
         if not pictures:
             raise TemperaError(
                 f"{directory} contains no pictures: add them, or delete {directory.parent}."
@@ -147,8 +139,8 @@ def _geneval(directories: list[Path]) -> Iterator[tuple[Path, str]]:
 
 def _with_captions(folder: Path, captions: Path) -> Iterator[tuple[Path, str]]:
     """Pictures whose captions lie elsewhere."""
-    pictures = sorted(pictures_in(folder), key=_in_order)
-    pictures = [one for one in pictures if captions not in one.parents]
+    pictures, _ = pictures_in(folder)
+    pictures = [one for one in sorted(pictures, key=_in_order) if captions not in one.parents]
     if not pictures:
         raise TemperaError(f"there are no pictures in {folder}: give a folder of them.")
     if captions.is_dir():

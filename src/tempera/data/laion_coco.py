@@ -5,9 +5,11 @@ URLs (hub, by commit)  →  shards of images: 00000.parquet …  →  entries
 The files and the seed determine the order of the rows. Shard n holds the images of rows
 n·shard_size … (n + 1)·shard_size − 1 that could be downloaded. Each shard is written once and
 whole, when the network has answered for all of its rows, so an interrupted download resumes with
-the next one, and several models can share the images.
+the next one, and several models can share the images. Rows whose server did not answer stay open: a
+later run asks for them again once the list is at its end, in further shards.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +25,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 from typing_extensions import override
 
-from tempera.data.downloads import Failure, Limits, download, is_open
-from tempera.data.entries import Entry, Source
+from tempera.data.downloads import Limits, download, is_open
+from tempera.data.entries import Entry, Source, shown
 from tempera.data.prompts import text_of
 from tempera.data.sources import matching, state_of
 from tempera.errors import TemperaError
@@ -50,8 +52,10 @@ COLUMNS = pa.schema(
 )
 """Of a shard."""
 
-FORMAT = 3
+FORMAT = 2
 """Of the directory of images."""
+STATE = "tempera"
+"""Metadata of a shard: the fields of `Shard` but the pairs."""
 PROBES = 8
 """Most servers that are asked whether the network is there."""
 UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError)
@@ -59,6 +63,23 @@ UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError)
 
 Row = tuple[str, str | None, str | None]
 """Key, URL and caption."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What is in a shard's file beside its images.
+
+    Attributes:
+        pairs: number of images.
+        left_out: numbers of rows that it lacks for good, by the reason.
+        open: rows that it lacks for now, and why.
+        again: number of open rows of earlier shards that were its rows; 0 if rows of the list were.
+    """
+
+    pairs: int
+    left_out: dict[str, int]
+    open: list[tuple[Row, str]]
+    again: int
 
 
 @dataclass
@@ -96,24 +117,25 @@ class LaionCoco(Limits, Source):
     def count(self) -> int | None:
         if not self._manifest():
             return None
-        pairs = sum(self._shards())
+        pairs = sum(shard.pairs for shard in self._shards())
         return pairs if self.limit is None else min(pairs, self.limit)
 
     @override
     def read(self, start: int) -> Iterator[Entry]:
         shards = self._shards()
+        self.left_out = _missing(shards)
         most = None if self.limit is None else max(self.limit - start, 0)
         return islice(self._pairs(shards, start), most)
 
-    def _pairs(self, shards: Sequence[int], skip: int) -> Iterator[Entry]:
-        for number, pairs in enumerate(shards):
-            if skip < pairs:
+    def _pairs(self, shards: Sequence[Shard], skip: int) -> Iterator[Entry]:
+        for number, shard in enumerate(shards):
+            if skip < shard.pairs:
                 for batch in pq.ParquetFile(self._shard(number)).iter_batches(64):
                     for row in batch.slice(skip).to_pylist():
                         yield Entry(row["url"], row["key"], row["caption"], row["image"])
                     skip -= min(skip, len(batch))
             else:
-                skip -= pairs
+                skip -= shard.pairs
 
     @override
     def fetch(self, processes: Processes) -> None:
@@ -131,57 +153,87 @@ class LaionCoco(Limits, Source):
         writable_directory(Path(self.images))
         self._store_manifest()
         shards = self._shards()
-        pairs = sum(shards)
-        missing = Counter[str]()
-        rows = islice(self._rows(), len(shards) * self.shard_size, None)
+        pairs = sum(shard.pairs for shard in shards)
         with tqdm(desc="download images", unit="image", total=self.limit, initial=pairs) as bar:
-            while self.limit is None or pairs < self.limit:
-                batch = list(islice(rows, self.shard_size))
-                if not batch:
+            for batch, again in self._batches(shards):
+                if self.limit is not None and pairs >= self.limit:
                     break
-                made = self._make(len(shards), batch, missing)
-                shards.append(made)
-                pairs += made
-                bar.update(made)
+                shards.append(self._make(len(shards), batch, again))
+                pairs += shards[-1].pairs
+                bar.update(shards[-1].pairs)
+        missing = _missing(shards)
         if not pairs:
-            reasons = ", ".join(f"{count:,} × {why}" for why, count in missing.items())
             raise TemperaError(
                 f"no image of {self.path or self.repository} could be downloaded "
-                f"({reasons or 'no captions'}): check the network, or give another source."
+                f"({shown(missing) or 'no rows'}): check the network, or give another source."
             )
+        unanswered = len(_open(shards))
+        if unanswered and (self.limit is None or pairs < self.limit):
+            print(
+                f"{unanswered:,} images may come later, as their servers did not answer: the same "
+                "command asks for them again."
+            )
+
+    def _batches(self, shards: Sequence[Shard]) -> Iterator[tuple[list[Row], int]]:
+        """The rows of the next shards, and how many of them were open: first those of the list,
+        then those that are open already.
+        """
+        of_list = sum(not shard.again for shard in shards)
+        open_rows = _open(shards)
+        rows = islice(self._rows(), of_list * self.shard_size, None)
+        while batch := list(islice(rows, self.shard_size)):
+            yield batch, 0
+        for first in range(0, len(open_rows), self.shard_size):
+            batch = [row for row, _ in open_rows[first : first + self.shard_size]]
+            yield batch, len(batch)
 
     def _shard(self, number: int) -> Path:
         return Path(self.images, f"{number:05d}.parquet")
 
-    def _shards(self) -> list[int]:
-        """The numbers of images in the shards before the first missing one."""
-        shards: list[int] = []
+    def _shards(self) -> list[Shard]:
+        """The shards before the first missing one."""
+        shards: list[Shard] = []
         while (path := self._shard(len(shards))).is_file():
             try:
-                shards.append(pq.read_metadata(path).num_rows)
+                metadata = pq.read_metadata(path)
+                state = json.loads((metadata.metadata or {})[STATE.encode()])
+                rows = [((key, url, caption), why) for key, url, caption, why in state.pop("open")]
+                shards.append(Shard(pairs=metadata.num_rows, open=rows, **state))
             except UNREADABLE as problem:
                 raise _unreadable(path, problem) from None
         return shards
 
-    def _make(self, number: int, rows: Sequence[Row], missing: Counter[str]) -> int:
-        """Make a shard; return how many images it has, and count in `missing` why others have none.
+    def _make(self, number: int, rows: Sequence[Row], again: int) -> Shard:
+        """Make a shard.
 
         Raises:
             TemperaError: the network is not there, so that nothing is known of its rows.
         """
         captioned = [(key, url or "", caption) for key, url, caption in rows if caption]
         outcomes = download([url for _, url, _ in captioned], self)
-        found = zip(captioned, outcomes, strict=True)
-        pairs = [(*row, image) for row, image in found if isinstance(image, bytes)]
-        failures = [one for one in outcomes if isinstance(one, Failure)]
-        unanswered = [failure.kind for failure in failures if not failure.final]
-        if unanswered:
-            self._check_network(number, [url for _, url, *_ in pairs], unanswered[0])
-        missing.update(failure.kind for failure in failures)
+        pairs = []
+        left_out = Counter[str]()
+        left_out["rows without a caption"] = len(rows) - len(captioned)
+        open_rows = list[tuple[Row, str]]()
+        for row, outcome in zip(captioned, outcomes, strict=True):
+            if isinstance(outcome, bytes):
+                pairs.append((*row, outcome))
+            elif outcome.final:
+                left_out[_not_downloaded(outcome.kind)] += 1
+            else:
+                open_rows.append((row, outcome.kind))
+        if open_rows:
+            self._check_network(number, [url for _, url, *_ in pairs], open_rows[0][1])
+        state = {
+            "left_out": +left_out,
+            "open": [(*row, why) for row, why in open_rows],
+            "again": again,
+        }
         columns = [[pair[index] for pair in pairs] for index in range(len(COLUMNS))]
+        schema = COLUMNS.with_metadata({STATE: json.dumps(state)})
         with replacing(self._shard(number)) as temporary:
-            pq.write_table(pa.table(columns, COLUMNS), temporary, row_group_size=64)
-        return len(pairs)
+            pq.write_table(pa.table(columns, schema), temporary, row_group_size=64)
+        return Shard(len(pairs), +left_out, open_rows, again)
 
     def _check_network(self, number: int, addresses: Sequence[str], why: str) -> None:
         """Raise TemperaError if no server whose image came before answers now: what a shard lacks
@@ -252,6 +304,25 @@ class LaionCoco(Limits, Source):
             commit = ""
             names = [str(file.resolve()) for file in files]
         write_json(Path(self.images, "images.json"), {**request, "commit": commit, "files": names})
+
+
+def _open(shards: Sequence[Shard]) -> list[tuple[Row, str]]:
+    """The rows that are open, and why."""
+    rows = [row for shard in shards for row in shard.open]
+    return rows[sum(shard.again for shard in shards) :]
+
+
+def _missing(shards: Sequence[Shard]) -> Counter[str]:
+    """Numbers of rows without an image, by the reason."""
+    missing = Counter[str]()
+    for shard in shards:
+        missing.update(shard.left_out)
+    missing.update(_not_downloaded(why) for _, why in _open(shards))
+    return missing
+
+
+def _not_downloaded(why: str) -> str:
+    return f"images not downloaded ({why})"
 
 
 def _unreadable(path: Path, problem: Exception) -> TemperaError:

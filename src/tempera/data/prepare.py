@@ -91,7 +91,7 @@ def prepare(
             manifest = _grown(manifest, directory, images, broken, processes)
     problem = _refusal(manifest, max_broken)
     if problem is None:
-        manifest = replace(manifest, complete=True)
+        manifest = replace(manifest, complete=True, left_out=dict(source.left_out))
         _save(manifest, directory, processes)
     processes.wait()
     if problem is not None:
@@ -178,7 +178,9 @@ def _begun(
             break
         intact.append(shard)
     if len(intact) == len(old.shards):
-        return old
+        there = entries_to_read(source, limit)
+        has_grown = there is not None and there > old.next  # as downloads do, at their end
+        return replace(old, complete=False) if has_grown else old
     listed = old.broken[: sum(shard.broken for shard in intact)]
     return replace(old, shards=tuple(intact), broken=listed, complete=False)
 

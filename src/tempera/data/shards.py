@@ -54,6 +54,7 @@ class Manifest:
         grid: rows and columns of an image's codes.
         vocab_size: every code is less than this.
         broken: the first broken entries, as "place: reason".
+        left_out: numbers of other things that the source held, by kind; known at the end.
     """
 
     tokenizer: str
@@ -67,6 +68,7 @@ class Manifest:
     complete: bool = False
     shards: tuple[Shard, ...] = ()
     broken: tuple[str, ...] = ()
+    left_out: dict[str, NonNegativeInt] = Field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -86,7 +88,7 @@ class Manifest:
     @property
     def recipe(self) -> dict[str, Any]:
         """Everything that determines the shards' contents; equal recipes give equal codes."""
-        skipped = ("complete", "shards", "broken")
+        skipped = ("complete", "shards", "broken", "left_out")
         return {name: value for name, value in asdict(self).items() if name not in skipped}
 
     @property

@@ -12,11 +12,13 @@ from PIL import Image
 from rich.progress import track
 
 from tempera.data.benchmarks import COCO2014
+from tempera.data.entries import shown
 from tempera.data.folder import pictures_in
 from tempera.errors import TemperaError
 from tempera.metrics.bootstrap import Array
 from tempera.metrics.evaluators import Pictures
 from tempera.metrics.weights import identity
+from tempera.runtime.distributed import started_as_main
 from tempera.runtime.files import cache_directory, reason, regular_file
 from tempera.runtime.hub import Repository
 from tempera.runtime.image_decoding import decode_picture
@@ -63,6 +65,7 @@ class Reference:
             )
         files = self._files()
         self._check_count(files)
+        self._tell(len(files))
         has_features = any(cache_directory().glob(f"{feature_cache(self.identity)}-*"))
         if not self._is_array and not has_features:
             _check_readable(files)
@@ -79,6 +82,13 @@ class Reference:
             f"metrics.reference={self.location} {problem}: give a directory of {LEAST} or more "
             "real images, a .npz file of ADM's, coco or coco2014."
         )
+
+    def _tell(self, count: int) -> None:
+        """Print how many pictures of a directory count, if it holds anything else."""
+        assert self.location is not None
+        left_out = {} if self._is_array else pictures_in(Path(self.location).expanduser())[1]
+        if left_out and started_as_main():
+            print(f"metrics.reference: {count:,} pictures; left out: {shown(left_out)}.")
 
     def to_download(self) -> int:
         """Bytes that `fetch` will download."""
@@ -148,7 +158,7 @@ class Reference:
         path = Path(self.location).expanduser()
         if self._is_array:
             return [path]
-        return pictures_in(path)
+        return pictures_in(path)[0]
 
 
 def feature_cache(identity: str) -> str:
