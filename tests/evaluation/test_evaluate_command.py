@@ -16,7 +16,7 @@ import torch
 from paths import ROOT
 from tiny_evaluation import ToyEvaluator, network, tiny_evaluate, tiny_options
 
-from tempera.commands import evaluate
+from tempera.commands import evaluate, export, score
 from tempera.config.compose import composed
 from tempera.config.parts import Parts
 from tempera.decoding import loop
@@ -53,6 +53,25 @@ def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
     data = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     assert [f"warning: {one}." for one in data["warnings"]] == [warning]
     assert "no words such as astronaut" in warning
+
+
+def test_a_start_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    """Else its pictures would be scored and exported with the texts that were refused."""
+    file = tmp_path / "mine.txt"
+    given = [*tiny_options(tmp_path), "method=eagle", "data=file", f"path={file}", "depth=2"]
+    for text, quick in (("a red ring", []), ("a blue ring", ["speed.prompts=0"])):
+        file.write_text(f"{text}\na green star\n")
+        cfg = composed("eval", [*given, *quick], tmp_path / "run")
+        refused = pytest.raises(TemperaError, match="which is now 'a blue ring'")
+        with refused if quick else contextlib.nullcontext():
+            evaluate.main(cfg)
+    scores = tmp_path / "scores.csv"
+    scores.write_text("id,name,value\nmine-000001,pick,3\nmine-000002,pick,4\n")
+    place = [f"runs={tmp_path / 'run'}", f"output={tmp_path / 'out'}", "device=cpu"]
+    ((_, metrics),) = score.main(composed("score", [*place, f"scores={scores}"])).items()
+    assert "speedup" in metrics and metrics["pick"] == 3.5
+    export.main(composed("export", [*place[:2], "layout=folder"]))
+    assert "a red ring" in (tmp_path / "out/run/metadata.jsonl").read_text()
 
 
 def test_of_several_processes_the_main_one_tells_what_a_run_takes(

@@ -95,7 +95,7 @@ def tiny_evaluate(
     protocol = SpeedProtocol(timed, width=None, batches=[batch] if batch else [])
     about = {"overrides": [], "changes": {}, **facts(name, pipeline, protocol)}
     plan = RunPlan(directory, identity, batch_size, True, 24)
-    claim(directory, identity, about)
+    claim(directory, identity, about, prompts)
     scorers: list[Evaluator] = [evaluator or ToyEvaluator()]
     if scores is not None:
         scorers.append(GivenScores(scores))

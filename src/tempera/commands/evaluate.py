@@ -98,7 +98,7 @@ def _run(asked: Asked, quiet: bool) -> dict[str, float]:
         print(f"draft: {draft['path']} ({draft['origin']})")
     if processes.is_main and not quiet and asked.protocol.prompts:
         tell_bfloat16(parts.placement, pipeline.target, pipeline.method)
-    claim(directory, plan.settings, notes, write=processes.is_main)
+    claim(directory, plan.settings, notes, prompts, write=processes.is_main)
     start = partial(asked.tracking.start, directory, {**plan.settings, **notes}, notes["name"])
     work = Evaluation(plan, pipeline, prompts, asked.scorers, asked.protocol, processes)
     with in_background(start) as tracker:

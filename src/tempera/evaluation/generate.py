@@ -10,7 +10,6 @@ import torch
 from tempera.data.prompts import Prompt
 from tempera.decoding.interfaces import Target, Watcher
 from tempera.decoding.replay import REPLAYS, DraftLog, replays
-from tempera.errors import TemperaError
 from tempera.evaluation.pipeline import Pipeline, records, watchers
 from tempera.runtime.image_files import is_whole, picture_path, write_picture
 from tempera.runtime.processor import forget_peak_memory, peak_memory
@@ -19,19 +18,8 @@ from tempera.runtime.side_services import side_service
 
 
 def todo(store: Store, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts without those that already have records.
-
-    Raises:
-        TemperaError: a prompt's id was already used for another text.
-    """
+    """The prompts without those that already have records."""
     recorded = store.rows()
-    for prompt in prompts:
-        text = recorded[prompt.id]["text"] if prompt.id in recorded else prompt.text
-        if text != prompt.text:
-            raise TemperaError(
-                f"{store.directory.parent} holds '{text}' under the id {prompt.id}, which is now "
-                f"'{prompt.text}': choose another directory (hydra.run.dir=DIR)."
-            )
     return [prompt for prompt in prompts if prompt.id not in recorded]
 
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from tempera.data.gallery import Shown, gallery
 from tempera.data.prompts import described
 from tempera.errors import TemperaError
-from tempera.evaluation.run_directory import claim, made_by, write_prompts
+from tempera.evaluation.run_directory import RECORDS, claim, made_by, write_prompts
 from tempera.runtime.files import directories_with, sha256_file
 from tempera.runtime.image_files import is_whole, picture_path, write_picture
 from tempera.runtime.row_store import Row, Store
@@ -101,7 +101,7 @@ def import_pictures(
         "machine": "",
         "timed": [],
     }
-    claim(directory, identity, about)
+    claim(directory, identity, about, prompts)
     run = made_by(identity)
     _record(folder, shown, directory, run)
     write_prompts(directory, prompts, run)
@@ -109,7 +109,7 @@ def import_pictures(
 
 def _record(folder: Path, shown: Sequence[Shown], directory: Path, run: str) -> None:
     """Copy and record the pictures that the directory lacks."""
-    store = Store(directory / "records", run, COLUMNS)
+    store = Store(directory / RECORDS, run, COLUMNS)
     recorded = store.rows()
     hashes = {file: sha256_file(file) for file in dict.fromkeys(one.file for one in shown)}
     new: list[Row] = []

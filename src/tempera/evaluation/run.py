@@ -17,7 +17,7 @@ from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.latency import SpeedProtocol, whole_batches
 from tempera.evaluation.pipeline import Pipeline, record_columns
-from tempera.evaluation.run_directory import made_by, write_prompts
+from tempera.evaluation.run_directory import RECORDS, made_by, write_prompts
 from tempera.evaluation.score import Pictured, score
 from tempera.evaluation.summary import summarise
 from tempera.metrics.evaluators import Evaluator
@@ -146,7 +146,7 @@ def _generated(
     columns = record_columns(
         target.length, target.vocab_size if isinstance(target, Target) else None
     )
-    store = Store(plan.directory / "records", plan.made_by, columns)
+    store = Store(plan.directory / RECORDS, plan.made_by, columns)
     share = prompts[processes.rank :: processes.count]
     waiting = len(todo(store, share))
     length = target.length

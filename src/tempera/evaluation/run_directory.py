@@ -30,9 +30,10 @@ from tempera.runtime.files import (
     writable_directory,
     write_json,
 )
-from tempera.runtime.row_store import write_table
+from tempera.runtime.row_store import Store, write_table
 
 PROMPTS = "prompts.parquet"
+RECORDS = "records"
 FORMAT = 3
 """Raise it where a run that an earlier version began cannot go on: with other columns of records,
 or other random draws.
@@ -70,19 +71,25 @@ def shared_directory(processes: Processes, own: Path) -> Path:
 
 
 def claim(
-    directory: Path, identity: Mapping[str, Any], about: Mapping[str, Any], write: bool = True
+    directory: Path,
+    identity: Mapping[str, Any],
+    about: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    write: bool = True,
 ) -> None:
     """Claim a directory for a run, or check that the directory belongs to the run. If several runs
-    claim a new directory at once, one gets it.
+    claim a new directory at once, one gets it. A run that is refused leaves everything as it was.
 
     Args:
         directory: created if it does not exist.
         identity: the settings that results depend on; a directory of other settings is refused.
         about: other facts for run.json, rewritten at every start.
+        prompts: of the run; a directory with another text under one of their ids is refused.
         write: False in processes other than the main one, which only check.
 
     Raises:
-        TemperaError: the directory cannot be written, or belongs to a run with other settings.
+        TemperaError: the directory cannot be written, or belongs to a run with other settings or
+            texts.
     """
     path = directory / "run.json"
     content = {"identity": {"format": FORMAT, **identity}, **about}
@@ -90,5 +97,19 @@ def claim(
     if not new and path.exists():
         recorded = read_json(path).get("identity")
         check_same(directory, recorded if isinstance(recorded, dict) else {}, content["identity"])
+        _check_texts(directory, prompts, made_by(identity))
         if write:
             write_json(path, content)
+
+
+def _check_texts(directory: Path, prompts: Sequence[Prompt], made_by: str) -> None:
+    """Raise TemperaError for a prompt whose id has another text in the records."""
+    recorded = Store(directory / RECORDS, made_by).texts()
+    for prompt in prompts:
+        text = recorded.get(prompt.id, prompt.text)
+        if text != prompt.text:
+            raise TemperaError(
+                f"{directory} holds '{text}' under the id {prompt.id}, which is now "
+                f"'{prompt.text}': choose another directory with hydra.run.dir=DIR, or with "
+                "output=DIR for a folder of pictures."
+            )

@@ -12,7 +12,7 @@ from tempera.data.prompts import Prompt
 from tempera.errors import TemperaError
 from tempera.evaluation import latency
 from tempera.evaluation.pipeline import BY_PLACE, record_columns
-from tempera.evaluation.run_directory import PROMPTS, check_format
+from tempera.evaluation.run_directory import PROMPTS, RECORDS, check_format
 from tempera.evaluation.score import Pictured, scored
 from tempera.metrics.acceptance import acceptance
 from tempera.metrics.bootstrap import Array
@@ -95,7 +95,7 @@ def _summary(own: Pictured) -> tuple[dict[str, Any], list[Row]]:
 def _records(own: Pictured, run: Mapping[str, Any]) -> list[Row]:
     """One row per prompt, in their order."""
     columns = record_columns(run["length"], run["vocab"]) if run["length"] else {"text": None}
-    records = Store(own.directory / "records", own.made_by, columns).rows()
+    records = Store(own.directory / RECORDS, own.made_by, columns).rows()
     missing = [prompt.id for prompt in own.prompts if prompt.id not in records]
     if missing:
         raise TemperaError(

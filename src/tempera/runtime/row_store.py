@@ -106,6 +106,19 @@ class Store:
             present |= {*_table(path, ["id"], self.identity)["id"].to_pylist()}
         return [name for name in ids if name not in present]
 
+    def texts(self) -> dict[str, str]:
+        """Each row's `text` by its id; other columns are not read.
+
+        Raises:
+            TemperaError: a part is damaged, belongs to something else or has no texts.
+        """
+        wanted: dict[str, Numbers | None] = {"id": None, "text": None}
+        return {
+            row["id"]: row["text"]
+            for path in self._parts()
+            for row in read_table(path, wanted, identity=self.identity, others=False)
+        }
+
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the rows as one part, atomically."""
         name = hashlib.sha256("\n".join(row["id"] for row in rows).encode()).hexdigest()[:16]
@@ -138,6 +151,7 @@ def read_table(
     columns: Mapping[str, Numbers | None] | None = None,
     most: int | None = None,
     identity: str | None = None,
+    others: bool = True,
 ) -> list[Row]:
     """The rows of a Parquet file.
 
@@ -146,6 +160,7 @@ def read_table(
         columns: see `Store`.
         most: read only so many rows, the first ones.
         identity: that the file must carry; by default any or none.
+        others: read the other columns, too.
 
     Raises:
         TemperaError: the file is missing, damaged or of something else, or does not hold such
@@ -153,7 +168,7 @@ def read_table(
     """
     from pyarrow import ChunkedArray
 
-    table = _table(path, identity=identity)[:most]
+    table = _table(path, None if others else list(columns or ()), identity)[:most]
     read: dict[str, Any] = dict(zip(table.column_names, table.columns, strict=True))
     for name, wanted in (columns or {}).items():
         try:
