@@ -89,6 +89,18 @@ def test_a_run_of_other_settings_says_which() -> None:
     assert cautions(runs)[-1] == "eagle seed=2: not compared with the baseline, which has seed=1."
 
 
+def test_a_run_of_other_weights_is_not_compared(tmp_path: Path) -> None:
+    """Its method may be exact, and its distribution still another one."""
+    made_up_runs(tmp_path / "one", [AR], target="shipped")
+    made_up_runs(tmp_path / "two", [EAGLE], target="tuned")
+    text = reported(tmp_path)
+    assert "eagle target=tuned: not compared with the baseline, which has other weights." in text
+    assert "## Difference" not in text
+    runs = [finished("ar", {"fid": [1.0]}, target="a"), finished("sjd", {"fid": [1.0]}, model="b")]
+    compare(runs)
+    assert runs[1].uncompared == "model=shapes"
+
+
 def test_other_real_pictures_are_told_and_not_subtracted(tmp_path: Path) -> None:
     """What does not depend on them is."""
     made_up_runs(tmp_path / "one", [AR, EAGLE])

@@ -144,7 +144,7 @@ def _shared(directory: Path, settings: Mapping[str, Any]) -> Path:
     """Where the jobs of a sweep share what plain autoregression takes: runs whose images it decodes
     alike.
     """
-    names = (*DRAWS, "target", "compiled")
+    names = (*DRAWS, "compiled")
     return directory / "plain_timings" / fingerprint({name: settings.get(name) for name in names})
 
 

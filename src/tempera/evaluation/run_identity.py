@@ -19,10 +19,10 @@ PACKAGES = ("tempera-decoding", "torch", "transformers")
 """Distributions whose versions are recorded with a run."""
 DRAWS = (
     *("model", "seed", "dtype", "weights_dtype", "guidance", "temperature"),
-    *("top_k", "top_p", "min_p", "entropy_temperature"),
+    *("top_k", "top_p", "min_p", "entropy_temperature", "target"),
 )
 """Settings that runs share whose draws for a prompt are the same: they are compared prompt by
-prompt.
+prompt. `target` names the weights.
 """
 
 

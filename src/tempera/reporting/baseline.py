@@ -116,8 +116,11 @@ def _names(run: Run, label: str, runs: Sequence[Run]) -> list[str]:
 
 
 def _other_settings(run: Run, other: Run) -> list[str]:
-    """The settings that keep two runs from using the same draws."""
-    return [name for name in DRAWS if run.settings.get(name) != other.settings.get(name)]
+    """The settings that keep two runs from using the same draws; another model has other weights
+    anyway.
+    """
+    names = [name for name in DRAWS if run.settings.get(name) != other.settings.get(name)]
+    return names[:-1] if {"model", "target"} <= {*names} else names
 
 
 def _reason(run: Run, chosen: Sequence[Run], candidates: Sequence[Run]) -> str:
@@ -128,7 +131,10 @@ def _reason(run: Run, chosen: Sequence[Run], candidates: Sequence[Run]) -> str:
         return f"other prompts{same_ids}"
     other = min(chosen, key=lambda one: len(_other_settings(run, one)))
     names = _other_settings(run, other)
-    pairs = [f"{name}={other.settings.get(name)}" for name in names]
+    pairs = [
+        "other weights" if name == "target" else f"{name}={other.settings.get(name)}"
+        for name in names
+    ]
     return ", ".join(pairs)
 
 

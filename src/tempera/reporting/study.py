@@ -48,7 +48,8 @@ def _differing_settings(groups: Sequence[Sequence[Run]]) -> list[str]:
     differing = []
     for name in DRAWS:
         values = {str(arms[0].settings.get(name)) for arms in groups}
-        if len(values) > 1 and name != "seed":
+        is_told = name == "seed" or (name == "target" and "model" in differing)
+        if len(values) > 1 and not is_told:
             differing.append(name)
     return differing
 
