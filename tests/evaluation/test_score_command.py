@@ -1,6 +1,7 @@
 """`tempera-score`: scores of a finished run, and of pictures that other code made."""
 
 import json
+import os
 import runpy
 import shutil
 import sys
@@ -88,6 +89,27 @@ def test_a_finished_run_is_scored_without_its_model(
     monkeypatch.undo()
     again = [*options, "limit=2", *tiny_options(tmp_path)]
     assert "taste" not in evaluate.main(composed("eval", again, tmp_path / "run"))
+
+
+def test_corrected_scores_stay_the_latest_in_a_copy_of_the_run(run: Run, tmp_path: Path) -> None:
+    """Whose files have other times; and scores without any value replace those before."""
+    flat(tmp_path / "theirs")
+    for name, value in (("first", "1"), ("second", "2")):
+        rows = [f"{number},taste,{value}" for number in range(3)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,name,value", *rows]))
+        run("runs=theirs", f"scores={name}.csv")
+    (tmp_path / "none.csv").write_text("id,name,value\n0,taste,\n1,taste,\n2,taste,\n")
+    shutil.copytree(tmp_path / "outputs/scored/theirs", tmp_path / "copy")
+    second, first = sorted(
+        (tmp_path / "copy/scores").glob("*/summary/metrics.json"),
+        key=lambda file: -json.loads(file.read_text())["metrics"]["taste"]["value"],
+    )
+    os.utime(second, (1, 1))
+    assert first.stat().st_mtime > second.stat().st_mtime
+    run("runs=copy", *VARIATION)
+    assert metrics(tmp_path / "copy")["taste"] == 2
+    assert "taste" not in run("runs=copy", "scores=none.csv")
+    assert "taste" not in metrics(tmp_path / "copy")
 
 
 def test_all_runs_of_a_sweep_are_scored(run: Run, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def _score(pictured: Pictured, scorer: Evaluator, networks: Networks, device: to
                 row[key] = value
     write_table(folder / VALUES, values, pictured.made_by)
     summary = {
+        "order": 1 + max(map(_order, _summaries(pictured.directory)), default=0),
         "metrics": {key: interval.as_dict() for key, interval in metrics.items()},
         "scorers": _measured_by(networks, scorer, list(metrics)),
         "described": [asdict(metric) for metric in scorer.metrics if metric.key in metrics],
@@ -122,22 +123,37 @@ def _measured_by(
 
 
 def scored(directory: Path, made_by: str, ids: Sequence[str]) -> Scored:
-    """What the directory's scorers say of these prompts: of a metric that several have, the one
-    that was computed last. Scorers that know other prompts are left out.
+    """What the directory's scorers say of these prompts: of a score that several have, what was
+    computed last. Scorers that know other prompts are left out.
     """
     result = Scored()
-    summaries = directory.glob(f"{SCORES}/*/{SUMMARY}")
-    for path in sorted(summaries, key=lambda file: (file.stat().st_mtime_ns, file)):
+    in_time = sorted(_summaries(directory), key=lambda path: path.stat().st_mtime_ns)
+    for path in sorted(in_time, key=_order):
         rows = read_table(path.parents[1] / VALUES, {"id": None}, identity=made_by)
         if {row["id"] for row in rows} != set(ids):
             continue
         content: Any = read_json(path)
+        for name in rows[0]:  # of an earlier file of scores, whose values are replaced
+            result.metrics.pop(name, None)
         result.metrics |= content["metrics"]
         result.scorers |= content["scorers"]
         result.described |= {one["key"]: _metric(one) for one in content["described"]}
         for row in rows:
             result.values.setdefault(row["id"], {}).update(row)
     return result
+
+
+def _summaries(directory: Path) -> list[Path]:
+    """What the scorers of a run directory wrote."""
+    return list(directory.glob(f"{SCORES}/*/{SUMMARY}"))
+
+
+def _order(path: Path) -> int:
+    """The place of a summary among those of its directory; 0 of all that an earlier version wrote,
+    which only the times of their files tell apart. A copied directory has other times.
+    """
+    content: Any = read_json(path)
+    return int(content.get("order", 0))
 
 
 def _metric(entry: Mapping[str, Any]) -> Metric:
