@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but
 from graph_replays import replayed
 from near_codes import near, published_gsd
 from network_drafts import dflash, eagle, eagle2, eagle3, independent, medusa, parallel
@@ -206,24 +207,20 @@ def backend(monkeypatch):
     compiled.forget()
 
 
+ON_FAMILIES = ("tree", "parallel", "sjd_pac")
+"""Methods by what they take of a target beside nothing: its head; the features of its layers, too;
+only its grid, for a tree of a window. `independent` takes its prompts.
+"""
 MANY = "vocabulary of 16384"
 CASES = [
-    ("llamagen", "eagle2", 3),
-    ("chameleon", "ar", 3),
-    (MANY, "sjd", 2),
-]
-ON_FAMILIES = ("tree", "parallel", "independent", "sjd_pac")
-"""Methods by what they take of a target beside nothing: its head; the features of its layers, too;
-its prompts; only its grid, for a tree of a window.
-"""
-SLOW_CASES = [
     *(("llamagen", method, 3) for method in METHODS),
-    *(("llamagen", method, 1) for method in ("ar", "tree")),
-    *((family, "ar", rows) for family in FAMILIES for rows in (1, 3)),
+    ("llamagen", "tree", 1),
+    *((family, "ar", 1) for family in FAMILIES),
+    *((family, "independent", 3) for family in FAMILIES),
     *((family, method, 3) for family in ("emu3", "glm_image") for method in ON_FAMILIES),
-    *((MANY, method, 2) for method in ("eagle2", "independent", "sjd_pac")),
+    *((MANY, method, 2) for method in ("eagle2", "independent", "sjd", "sjd_pac")),
 ]
-SLOW_CASES = [case for case in SLOW_CASES if case not in CASES]
+QUICK = [("llamagen", "eagle2", 3), ("llamagen", "parallel", 3), ("chameleon", "ar", 1)]
 
 
 @pytest.fixture
@@ -231,17 +228,15 @@ def replays(monkeypatch):
     return replayed(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("family", "method", "rows"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
-)
-def test_a_round_is_a_step_of_five_graphs_and_the_second_batch_makes_none(
+@pytest.mark.parametrize(("family", "method", "rows"), slow_but(CASES, *QUICK, (MANY, "sjd", 2)))
+def test_a_round_is_a_step_of_five_graphs_whatever_prompts_its_rows_have(
     family, method, rows, replays
 ):
+    """A second batch makes none: not its first round, nor rows that take other prompts, nor the
+    last ones, which have fewer prompts than rows and some too long for those before.
+    """
     make = of_many_codes if family == MANY else FAMILIES.get(family, captioned)
-    loose = []
-    rounds = [0]
-    begins = True
+    names, loose, rounds, before = [*PROMPTS, "a"], [], [0], [None]
 
     class Operations(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
@@ -251,54 +246,34 @@ def test_a_round_is_a_step_of_five_graphs_and_the_second_batch_makes_none(
             return function(*arguments, **options or {})
 
     def watch(one):
-        nonlocal begins
         rounds[0] += 1
-        if not begins:  # a batch, or the first round, which runs as it is written
+        if one.sequences.prompts == before[0]:  # no image is complete, none begins
             assert len(loose) <= 10, loose
-        begins = bool(one.sequences.finished)
+        before[0] = list(one.sequences.prompts)
         loose.clear()
 
-    batches = [PROMPTS[:rows], PROMPTS[-rows:]]
+    def images(target, drafter, count, rows, watch=()):
+        rule, streams = (
+            Match() if method == "jacobi" else Exact(),
+            RandomStreams(0, "01234"[:count]),
+        )
+        return decode(target, drafter, rule, streams, names[:count], rows=rows, watch=watch)
+
+    target, plain = make(), make()
+    target.pack()
+    target.compile()
+    drafter = METHODS[method](target)
     with Operations():
-        found = decoded(method, True, make(), batches, [watch])
+        first = images(target, drafter, rows, rows, [watch])
+        before[0] = None
+        found = images(target, drafter, len(names), rows, [watch])
     steps = "".join(f" {name}" for name in replays.calls).split(" step")
     observed = 0 if method == "ar" else 1  # nothing to do, so no graph
     whole = "".join(f" {name}" for name in PARTS[: 4 + observed])
-    assert steps == ["", "", *[whole] * (rounds[0] - 1)]  # also the first round of a later batch
+    assert steps == ["", "", *[whole] * (rounds[0] - 1)]  # the first of all is as it is written
     assert replays.variants == Counter({**dict.fromkeys(PARTS, 1), "observe": observed})
-    expected = decoded(method, False, make(), batches)
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-
-
-REFILLED = [
-    *(("llamagen", method) for method in METHODS),
-    *((family, "independent") for family in FAMILIES),
-]
-
-
-@pytest.mark.parametrize(
-    ("family", "method"),
-    [
-        case if case[0] == "llamagen" else pytest.param(*case, marks=pytest.mark.slow)
-        for case in REFILLED
-    ],
-)
-def test_rows_that_take_other_prompts_make_no_graph(family, method, replays):
-    """Nor does a last batch of fewer prompts than rows: one that is too long for the first."""
-    make = FAMILIES.get(family, captioned)
-    names = [*PROMPTS, "a"]
-
-    def images(compile, rows):
-        target = make()
-        if compile:
-            target.compile()
-        drafter, rule = METHODS[method](target), Match() if method == "jacobi" else Exact()
-        streams = RandomStreams(0, list(map(str, range(len(names)))), target.device)
-        return decode(target, drafter, rule, streams, names, rows=rows)
-
-    found, expected = images(True, 2), images(False, 1)
-    assert max(replays.variants.values()) == 1
-    assert found.tokens.equal(expected.tokens)
+    expected = images(plain, METHODS[method](plain), len(names), 1)
+    assert found.tokens.equal(expected.tokens) and found.tokens[:rows].equal(first.tokens)
     assert found.trace.rounds.equal(expected.trace.rounds)
 
 
@@ -315,10 +290,6 @@ def test_a_batch_of_longer_prompts_computes_its_masks_in_no_graph(method, replay
         return decode(target, drafter, Exact(), streams, names, rows=rows).tokens
 
     assert images(True, 2).equal(images(False, 1))
-
-
-def _slow(names, *fast):
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -373,7 +344,7 @@ def test_diagnostics_are_one_more_graph(method, rule, most, replays, monkeypatch
         torch.testing.assert_close(got, column, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
 
 
-@pytest.mark.parametrize("name", _slow(RULES, "relaxed", "lantern", "cactus"))
+@pytest.mark.parametrize("name", slow_but(RULES, "relaxed", "lantern", "cactus"))
 @torch.no_grad()
 def test_what_diagnostics_see_of_a_rule_is_one_graph(name):
     tree, rule = RULES[name]
