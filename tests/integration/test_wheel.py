@@ -11,6 +11,7 @@ import pytest
 from paths import ROOT
 
 pytestmark = pytest.mark.slow
+NAMES = ("bench", "eval", "export", "gpu-check", "prepare", "report", "score", "train", "tune")
 QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "tracking=none"]
 
 
@@ -76,8 +77,21 @@ def test_a_run_and_its_report(installed: Path, workplace: Path) -> None:
     assert "eval/" not in said.replace("outputs/eval/", "")
 
 
-@pytest.mark.parametrize("name", ["bench", "gpu-check", "tune", "train", "prepare"])
-def test_other_commands_answer(name: str, installed: Path, workplace: Path) -> None:
-    done = run(installed / f"tempera-{name}", "nonsense=1", cwd=workplace)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: there is no option `nonsense`")
+COMMANDS = """
+import sys
+from importlib.metadata import entry_points
+for command in entry_points(group="console_scripts"):
+    if command.name.startswith("tempera-") and command.name != "tempera-env":
+        sys.argv = [command.name, "nonsense=1"]
+        try: command.load()()
+        except SystemExit as end: print(command.name, end.code)
+"""
+
+
+def test_every_command_answers(installed: Path, workplace: Path) -> None:
+    done = run(installed / "python", "-c", COMMANDS, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    ended = [f"tempera-{name} 1" for name in sorted(NAMES)]
+    assert sorted(done.stdout.splitlines()) == ended
+    told = "error: there is no option `nonsense`"
+    assert [line.startswith(told) for line in done.stderr.splitlines()] == [True] * len(NAMES)
