@@ -194,13 +194,8 @@ def published(hub: Hub, name: str, directory: Path) -> list[str]:
     return options
 
 
-METHODS = {
-    "ar": ("method=ar",),
-    "coolsd": COOLSD,
-    "lantern": ("method=lantern", "tree=chain", "depth=2", "k=4"),
-    "eagle": ("method=eagle", "depth=2"),
-    "sjd": ("method=sjd", "window=6"),
-}
+METHODS = {"coolsd": COOLSD, "lantern": ("method=lantern", "tree=chain", "depth=2", "k=4")}
+"""With a draft; and with the codebook of the image tokenizer."""
 
 
 @pytest.mark.parametrize("name", PLACES)
