@@ -22,7 +22,7 @@ from tempera.commands import report as report_command
 from tempera.config.compose import composed, written
 from tempera.errors import TemperaError
 from tempera.metrics import table
-from tempera.reporting import pareto, report, run_report, tables, wandb_report
+from tempera.reporting import pareto, report, tables, wandb_report
 from tempera.reporting.baseline import compare
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.console import headline, main_metrics, print_run
@@ -496,7 +496,8 @@ def test_every_method_runs_to_its_report(
 ) -> None:
     """As a user runs it: a sweep, each run's console and page, the sweep's table, the report."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_report, "_draw_grid", lambda *_: None)
+    for part in ("grid", "acceptance"):
+        monkeypatch.setattr(f"tempera.reporting.figures.{part}", lambda *_: None)
     quick = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "outputs=out"]
     monkeypatch.setattr(sys, "argv", ["run.py", "-m", *given, *quick])
     runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
