@@ -341,26 +341,6 @@ def test_a_job_can_be_sent_to_another_process() -> None:
     assert sent.main(OmegaConf.create({"delta": 2})) == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "jobs"),
-    [
-        ("method=cspd,cspd_exact gamma=2", ["cspd 2", "cspd_exact 2"]),
-        ("method=cspd", ["cspd 4"]),
-    ],
-)
-def test_a_method_chooses_among_the_cases_of_a_preset(
-    options: str, jobs: list[str], run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[str] = []
-
-    def main(cfg: Any) -> None:
-        begun.append(f"{cfg.choices.method} {cfg.gamma}")
-
-    monkeypatch.setattr("tempera.commands.evaluate.main", main)
-    status, _, err = run(f"eval/run.py -m experiment=frontier_continuous tracking=none {options}")
-    assert (status, begun) == (0, jobs), err
-
-
 EVERY = (
     "hydra.sweeper.max_batch_size=1 hydra/sweeper=basic hydra.job.chdir=false launcher=local "
     "directory=elsewhere optimized_metric=accepted_length expected_length=null "
