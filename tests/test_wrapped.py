@@ -245,10 +245,6 @@ def head(held: Held) -> str:
     return str(parts(held).head[-1])
 
 
-def adapter_on_the_head(held: Held) -> None:
-    swap(held.model, head(held), lambda layer: Adapted(layer, 1))
-
-
 def adapters_everywhere(held: Held) -> None:
     for number, path in enumerate(linears(held)):
         swap(held.model, path, lambda layer, number=number: Adapted(layer, number))
@@ -316,7 +312,6 @@ def a_layer_less(held: Held) -> None:
 
 
 CHANGES = [
-    adapter_on_the_head,
     adapters_everywhere,
     adapter_on_the_embedding,
     quantised_head,
