@@ -83,12 +83,20 @@ def test_forced_positions_are_kept_whatever_the_rule(tree):
     strict = Relaxed((1e-6,))
     draft, p, uniforms = random_draft(200, tree, forced=0.5)
     same_as_defined(draft, p, uniforms, strict)
-    right = one_hot(draft.tokens[:, 0], 6).unsqueeze(1).expand_as(p)
-    verdict = verify(draft, Scores(right, right), strict, None, uniforms)
-    assert (verdict.accepted >= 1).all()
     wrong = one_hot((draft.tokens[:, 0] + 1) % 6, 6).unsqueeze(1).expand_as(p)
     verdict = verify(draft, Scores(wrong, wrong), Relaxed((1e6,)), None, uniforms)
     assert verdict.tokens[:, 0].equal((draft.tokens[:, 0] + 1) % 6)
+
+
+@pytest.mark.parametrize("tree", [Tree.chain(4), SMALL])
+@pytest.mark.parametrize("drawn", [True, False])
+@pytest.mark.parametrize("residual", ["optimal", "vanilla", "kl"])
+def test_a_forced_token_passes_the_strictest_test(tree, drawn, residual):
+    draft, p, uniforms = random_draft(200, tree)
+    draft = draft if drawn else replace(draft, q=None)
+    right = one_hot(draft.tokens[:, 0], 6).unsqueeze(1).expand_as(p)
+    verdict = verify(draft, Scores(right, right), Relaxed((1e-6,), residual), None, uniforms)
+    assert (verdict.accepted >= 1).all()
 
 
 def test_the_empty_tree_draws_from_the_target():

@@ -208,7 +208,8 @@ def _certain_acceptance_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tenso
     left = (1 - gone).clamp(min=torch.finfo(gone.dtype).tiny)  # sums to 1 up to rounding
     mass = (own / left).float().unsqueeze(-1)
     depths = tree.depths.expand_as(draft.tokens)
-    return rule.accept(mass, torch.ones_like(mass), depths).squeeze(-1)
+    f = rule.accept(mass, torch.ones_like(mass), depths)
+    return torch.where(mass >= 1, 1.0, f).squeeze(-1)
 
 
 def _residual_at(draft: Draft, p: Tensor, rule: TokenRule, stop: Tensor) -> Tensor:
