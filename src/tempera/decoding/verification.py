@@ -29,9 +29,9 @@ from tempera.errors import TemperaError
 
 
 class TokenRule(Rule):
-    """A rule that tests tokens one by one: the probability f of accepting a token, and the residual
-    distribution that replaces a rejected one. Arguments broadcast over leading dimensions `...`;
-    `depth` is 1-based, int64 [...].
+    """A rule that tests tokens one by one: f, the probability of accepting a token, and the
+    residual, from which the replacement of a rejected one is drawn. Arguments broadcast over
+    leading dimensions `...`; `depth` is 1-based, int64 [...].
 
     A rule is exact only as a pair. Write `accept` and `residual`; the other methods have defaults.
     """
@@ -52,7 +52,9 @@ class TokenRule(Rule):
 
     @abstractmethod
     def residual(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
-        """The distribution that replaces a rejected `token`, int64 [...]: [..., V], sums to 1."""
+        """The distribution from which the replacement of a rejected `token`, int64 [...], is drawn:
+        [..., V], sums to 1.
+        """
 
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:
         """f at one token, [...]; override it where that is cheaper than f at all."""

@@ -29,8 +29,8 @@ class Visit:
         p: the target's distribution.
         accepted: q·f, the part of the draft's distribution that is kept.
         rejected: 1 - Σ q·f.
-        residual: G, the distribution that replaces a rejected token; the mean over rejected tokens
-            if it depends on the token.
+        residual: G, from which the replacement of a rejected token is drawn; the mean over rejected
+            tokens if it depends on the token.
     """
 
     reach: Tensor

@@ -20,8 +20,9 @@ class Cactus(TokenRule):
         γ = min(1, p(x) + √(2δ·p(x)·(1 - p(x))))
 
     and the other tokens (1 - γ)/(1 - p(x)) times theirs in p. So f = min(1, γ/q), and the residual
-    is Norm[h_x - q]+. The root bounds KL(h_x ‖ p) by about δ. The emitted distribution is none of
-    the h_x: it is their mixture over what is drafted. In greedy decoding the rule is exact.
+    is Norm[h_x - q]+. The root bounds KL(h_x ‖ p) by about δ. Since h_x depends on what is drafted,
+    the emitted distribution is none of the h_x, and its KL divergence may exceed δ. In greedy
+    decoding the rule is exact.
 
     Args:
         delta: δ, at least 0; 0 is exact decoding.

@@ -17,10 +17,10 @@ from tempera.errors import TemperaError
 @dataclass(frozen=True)
 class FLy(TokenRule):
     """Loosely speculative decoding, FLy (arXiv 2511.22972; in vLLM): chains are tested as in exact
-    decoding. A rejected token is kept all the same if the target is unsure of it, its entropy is at
-    least θ·ln V, and if the next W drafted tokens pass their tests. A token with fewer than W
-    drafts behind it, or with p(x) = 0, is not forgiven. Greedy decoding compares with the most
-    probable token, and takes entropies at temperature 1.
+    decoding. A rejected token is kept all the same if the entropy of p is at least θ·ln V, if p(x)
+    is above 0, and if the next W drafted tokens pass their tests; so a token with fewer than W
+    drafts behind it is not. Greedy decoding compares with the most probable token; the entropy and
+    p(x) > 0 are then those at temperature 1.
 
     Tests look ahead, so they are not independent: there are no bounds on TV and KL.
 
