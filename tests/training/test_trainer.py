@@ -455,7 +455,7 @@ FILES = ("network.safetensors", "extra.safetensors", "optimizer.bin", "optimizer
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "step 1000000000 of 12": of_seal(step=10**9),
     "progress.seconds=nan": of_seal(seconds=float("nan")),
-    "it belongs to another training": of_seal(made_by="another"),
+    "it belongs to another training run": of_seal(made_by="another"),
     "files=[]": of_seal(files=[]),
     "there is no file": lambda path: (path / "optimizer.bin").unlink(),
     **{f"{name} is not what was saved": of_byte(name) for name in FILES},
@@ -577,7 +577,11 @@ def test_parts_of_another_training_are_refused(tmp_path: Path, whole: Path) -> N
     other, copy = tmp_path / "other", tmp_path / "copy"
     shutil.copytree(whole, other)
     tiny_train(other / "new", **WHOLE, seed=2)
-    for part, told in ((LAST, "another training"), ("draft", "not the draft"), ("conditions", "")):
+    for part, told in (
+        (LAST, "to another training"),
+        ("draft", "not the draft"),
+        ("conditions", ""),
+    ):
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(whole, copy)
         shutil.copytree(other / "new" / part, copy / part, dirs_exist_ok=True)
@@ -587,7 +591,7 @@ def test_parts_of_another_training_are_refused(tmp_path: Path, whole: Path) -> N
         else:  # the same text encoder's
             tiny_train(copy, **WHOLE)
     shutil.copy(other / "new/draft/model.safetensors", copy / "draft/model.safetensors")
-    with pytest.raises(TemperaError, match="not the draft that this training wrote"):
+    with pytest.raises(TemperaError, match="not the draft that this training run wrote"):
         tiny_train(copy, **WHOLE)
 
 
@@ -616,12 +620,12 @@ def test_launchers_that_split_networks_are_refused(
 
 SETTINGS: dict[str, dict[str, str]] = {
     "": {},
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is ignored: this training has "
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is ignored: this training run has "
     "gradient_accumulation=1": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
-    "ACCELERATE_MIXED_PRECISION=bf16 is ignored: this training has mixed_precision=no": {
+    "ACCELERATE_MIXED_PRECISION=bf16 is ignored: this training run has mixed_precision=no": {
         "ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_MODE": "reduce-overhead",
     },
-    "ACCELERATE_DYNAMO_BACKEND=eager is ignored: this training has dynamo=no": {
+    "ACCELERATE_DYNAMO_BACKEND=eager is ignored: this training run has dynamo=no": {
         "ACCELERATE_DYNAMO_BACKEND": "EAGER", "ACCELERATE_MIXED_PRECISION": "no",
     },
 }  # fmt: skip

@@ -251,4 +251,4 @@ def check_launch(options: Mapping[str, object]) -> None:
     for option, (variable, usual) in LAUNCHER_SETTINGS.items():
         given = os.environ.get(variable, usual).lower()
         if given not in (usual, str(own[option])) and started_as_main():
-            print(f"{variable}={given} is ignored: this training has {option}={own[option]}")
+            print(f"{variable}={given} is ignored: this training run has {option}={own[option]}")

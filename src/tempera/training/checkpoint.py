@@ -147,7 +147,7 @@ class Checkpoints:
         try:
             manifest = read_manifest(path)
             if manifest.made_by != made_by:
-                raise ValueError("it belongs to another training")
+                raise ValueError("it belongs to another training run")
             if manifest.progress.step > steps:
                 raise ValueError(f"step {manifest.progress.step} of {steps}")
             self.accelerator.load_state(str(path))

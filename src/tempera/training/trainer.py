@@ -172,8 +172,8 @@ class TrainingRun:
             known = read_json(best / METRICS)
             if [known.get("made_by"), known.get("weights")] != [self.made_by, weights_hash(best)]:
                 raise TemperaError(
-                    f"{best} is not the draft that this training wrote: move it away, and the next "
-                    "validation writes one."
+                    f"{best} is not the draft that this training run wrote: move it away, and the "
+                    "next validation writes one."
                 )
         else:
             self.progress.best = {}
@@ -412,8 +412,8 @@ def _accelerator(device: torch.device, parts: int) -> Accelerator:
         )
     except ValueError as problem:  # the state of accelerate is one for a process
         raise TemperaError(
-            f"accelerate cannot be used for this training ({reason(problem)}): train in a process "
-            "of its own."
+            f"accelerate cannot be used for this training run ({reason(problem)}): train in a "
+            "process of its own."
         ) from problem
     if accelerator.device.type != device.type:
         raise TemperaError(
