@@ -109,8 +109,8 @@ def test_a_draft_that_came_back_drafts_the_same(make: Any, tmp_path: Path) -> No
 
 def test_what_the_format_cannot_say(tmp_path: Path) -> None:
     for held, sentence in (
-        (glm_image(), "has positions in a row alone"),
-        (janus(), "embeds the codes of images apart"),
+        (glm_image(), "only has positions in a row"),
+        (janus(), "embeds the codes of images separately"),
     ):
         with pytest.raises(TemperaError, match=sentence):
             exported(held, tmp_path / sentence[:5])

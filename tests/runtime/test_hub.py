@@ -59,7 +59,7 @@ def test_a_snapshot_holds_the_files_asked_for_and_is_fetched_once(
     ("name", "revision", "gate", "words"),
     [
         ("owner/name", None, "closed", "is gated, and you are not logged in"),
-        ("owner/none", None, None, "owner/none of the hub does not exist or is private"),
+        ("owner/none", None, None, "owner/none on the hub does not exist or is private"),
         ("owner/name", "v9", None, "has no revision v9"),
         ("owner/name", None, None, "has no file no.json"),
     ],
@@ -165,6 +165,6 @@ def test_the_hub_library_keeps_its_own_lock_which_is_waited_for_aloud(
     Timer(0.5, lock.release).start()
     assert REPOSITORY.file("config.json").read_text() == FILES["config.json"]
     assert not lock.is_locked
-    assert "waiting for owner/name of the hub, or a process that downloads it" in (
+    assert "waiting for owner/name on the hub, or a process that downloads it" in (
         capsys.readouterr().err
     )

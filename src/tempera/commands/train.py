@@ -213,5 +213,5 @@ def _steps(options: Options, codes: Codes, batch_size: int) -> int:
         return options.steps
     assert options.epochs is not None
     if not isinstance(codes, ShardCodes):
-        raise TemperaError("this stream of training images is endless: give steps= for epochs=.")
+        raise TemperaError("this stream of training images is endless: set steps= instead.")
     return max(1, math.ceil(options.epochs * len(codes.train_rows) / batch_size))

@@ -360,7 +360,7 @@ class Parts:
         elif not Path(path).exists():
             is_draft = "path" in self.drafter_part.options
             origin = (
-                f"of the hub, commit {draft_directory(path).name}" if is_draft else "of the hub"
+                f"from the hub, commit {draft_directory(path).name}" if is_draft else "from the hub"
             )
         elif Path(path).resolve().is_relative_to(PACKAGE):
             origin = "comes with tempera"

@@ -182,8 +182,8 @@ def layer_config(target: TransformerTarget) -> dict[str, Any]:
     rope = getattr(config, "rope_parameters", None)
     if spec is None or spec.preview is not None or spec.pictures or "mrope_section" in (rope or {}):
         raise TemperaError(
-            "the format of speculators has positions in a row alone, and this target's have rows "
-            "and columns: its drafts cannot be read or written in it."
+            "the format of speculators only has positions in a row, but this target's have rows "
+            "and columns: drafts for it cannot be read or written in this format."
         )
     sizes = target.network.model.sizes
     return {

@@ -66,8 +66,8 @@ def check_length(length: int) -> None:
     _check_least("length", length, 2)
     if length > SLOTS:
         raise TemperaError(
-            f"length={length} is too large: give {SLOTS} or fewer, because a step of training "
-            "attends to as many copies of every image."
+            f"length={length} is too large: give {SLOTS} or fewer, because a training step "
+            "processes that many copies of every image."
         )
 
 

@@ -71,7 +71,7 @@ class Priced(Median):
         if not isinstance(self.schedule, Prices | float | int):
             raise TemperaError(
                 f"{type(self).__name__} takes a schedule of prices, not of relaxations ω: "
-                "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd "
+                "method=optimal_rsd takes schedule=optimal or constant_price, method=coolsd "
                 "with the others",
                 option="schedule",
             )

@@ -97,7 +97,7 @@ def floored(schedule: Sequence[float] | Prices, floor: float) -> Omegas:
     if isinstance(schedule, Prices):
         raise TemperaError(
             "Relaxed takes a schedule of relaxations ω, not of prices: "
-            "method=optimal_rsd goes with schedule=optimal or constant_price, method=coolsd with "
+            "method=optimal_rsd takes schedule=optimal or constant_price, method=coolsd with "
             "the others",
             option="schedule",
         )

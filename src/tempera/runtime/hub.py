@@ -262,7 +262,7 @@ class Repository:
     @contextmanager
     def _in_one_sentence(self, patterns: Sequence[str]) -> Iterator[None]:
         try:
-            with waiting(f"{self.id} of the hub, or a process that downloads it"):
+            with waiting(f"{self.id} on the hub, or a process that downloads it"):
                 yield
         except TemperaError:
             raise
@@ -282,7 +282,7 @@ class Repository:
                 # a dry run wraps what the hub answered
                 if any(isinstance(one, kind) for one in (problem, problem.__cause__)):
                     raise TemperaError(
-                        f"the {self.kind} {self.id} of the hub {sentence}."
+                        f"the {self.kind} {self.id} on the hub {sentence}."
                     ) from None
             raise CannotReach(self, patterns, unreachable() or reason(problem)) from None
 

@@ -155,8 +155,8 @@ class Checkpoints:
             raise  # the checkpoint is whole
         except (TemperaError, OSError, ValueError, KeyError, RuntimeError) as problem:
             raise TemperaError(
-                f"training cannot resume from {path} ({reason(problem)}): move it away to go on "
-                "from the one before, or anew without one."
+                f"training cannot resume from {path} ({reason(problem)}): move it away to resume "
+                "from an earlier one, or to start anew if there is none."
             ) from problem
         return manifest.progress
 

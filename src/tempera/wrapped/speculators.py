@@ -54,8 +54,8 @@ def export_draft(
     check_target(network, target)
     if not target.embeds_ids:
         raise TemperaError(
-            "this target embeds the codes of images apart from the ids of texts, which the format "
-            "of speculators cannot say: its drafts cannot be written."
+            "this target embeds the codes of images separately from text, which the format of "
+            "speculators cannot describe: drafts for it cannot be written in this format."
         )
     ids, _ = ids_of(target)
     text = target.network.config
