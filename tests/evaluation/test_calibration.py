@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from table_models import FirstRoundOnly
 from torch import Tensor
 
+from tempera.config.compose import composed
 from tempera.config.parts import Parts
 from tempera.decoding.trees import Tree
 from tempera.drafters.static_tree import StaticTreeDrafter
@@ -38,12 +39,12 @@ from tempera.rules.optimal import Priced
 from tempera.rules.optimal_prices import GRID, PricedRounds, reachable_by_price
 from tempera.rules.schedules import Prices
 from tempera.rules.standard import Exact, Relaxed
-from tempera.runtime.files import sha256_file
+from tempera.runtime.files import fingerprint, sha256_file
 from tempera.shapes.networks import SHIPPED
 from tempera.shapes.scenes import world_prompts
 
 LENGTH = 3
-NOW = {"model": "tables", "draft": None, "guidance": 1.0}
+NOW = {"model": "tables", "weights": "", "draft": None, "guidance": 1.0}
 
 
 @cache
@@ -204,7 +205,7 @@ def test_not_a_file_of_statistics(
         is_measured(other, Tree.chain(LENGTH), NOW)
     draft = SHIPPED / "draft"
     weights = sha256_file(draft / "model.safetensors")
-    assert conditions("shapes", str(draft))["draft"] == weights[:16]
+    assert conditions("shapes", "", str(draft))["draft"] == weights[:16]
     monkeypatch.setattr(calibration, "GRID", (0.5, *GRID[1:]))
     with pytest.raises(TemperaError, match="has no statistics of a draft"):
         load_statistics(Path(statistics))
@@ -250,14 +251,17 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         rule(*priced)
     with pytest.raises(TemperaError, match="no outputs/calibration/shapes-parallel.safetensors"):
         rule(*priced, "drafter=parallel")
+    weights = fingerprint(Parts.of(composed("eval", [])).network_part.identity)
     now = conditions(
-        "shapes", "draft", guidance=3.0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
+        "shapes", weights, "draft", guidance=3.0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0
     )
     save_statistics(Path("outputs/calibration/shapes-eagle.safetensors"), made_up(), now)
     assert max(rule(*relaxed, "ceiling=4").schedule) <= 4
     assert len(rule(*priced).prices) == 3
     for wrong, told in (
         ([*relaxed, "top_k=5"], "was measured with top_k=0, but this run has top_k=5"),
+        ([*priced, "model.draft=owner/name"], "draft=draft, but this run has draft=owner/name"),
+        ([*priced, "weights=tuned"], f"was measured with weights={weights}, but this run has"),
         (["method=coolsd", "schedule=constant_price"], "takes a schedule of"),
         ([*priced, "schedule=calibrated"], "takes a schedule of"),
     ):

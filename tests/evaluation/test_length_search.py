@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tempera.config.compose import composed
 from tempera.data.prompts import Prompt
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
+from tempera.evaluation import calibration
 from tempera.evaluation.length_search import accepted_length, search
 from tempera.evaluation.pipeline import Method
 from tempera.exactness.tables import TableTarget
@@ -117,6 +119,12 @@ def test_a_run_finds_its_parameter_and_keeps_it(
     if "schedule=optimal" in method:  # the draft is measured again where it draws otherwise
         again = evaluated(options, tmp_path / "again", *given, "temperature=0.9")
         assert again["about"]["matched"]["value"] != found["value"]
+        record = Mock(wraps=calibration.record)
+        monkeypatch.setattr(calibration, "record", record)
+        for number, weights in enumerate(("first", "first", "second")):
+            place = [f"model.network.directory={weights}", "temperature=0.9"]
+            evaluated(options, tmp_path / str(number), *given, *place)
+        assert record.call_count == 2
     if found["option"] != "delta":
         return
     monkeypatch.setattr(Wanted, "_searched", None)  # nothing is searched again

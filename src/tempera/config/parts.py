@@ -24,6 +24,7 @@ from tempera.decoding.trees import Tree
 from tempera.drafters.none import NoDraft
 from tempera.errors import TemperaError
 from tempera.rules.schedules import floored
+from tempera.runtime.files import fingerprint
 from tempera.runtime.hub import Repository
 from tempera.runtime.installation import command
 from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_directory
@@ -317,8 +318,12 @@ class Parts:
 
     @property
     def measured_with(self) -> dict[str, Any]:
-        """What the statistics of a draft depend on: the model, the draft and the sampling."""
-        return {"model": self.model, "draft": self.draft, **asdict(self.sampling)}
+        """What the statistics of a draft depend on: the model, what its weights are read from, the
+        draft and the sampling.
+        """
+        weights = fingerprint(self.network_part.identity)
+        named = {"model": self.model, "weights": weights, "draft": self.draft}
+        return {**named, **asdict(self.sampling)}
 
     @property
     def draft_depth(self) -> int:

@@ -38,9 +38,9 @@ from tempera.rules.optimal_prices import GRID, PricedRounds, prices_for, reachab
 from tempera.rules.optimal_schedule import Chains, reachable, schedule_for
 from tempera.rules.schedules import Omegas, Prices
 from tempera.rules.standard import Exact
-from tempera.runtime.files import replacing, writable_directory
+from tempera.runtime.files import replacing, sha256_file, writable_directory
 from tempera.runtime.installation import command
-from tempera.runtime.network_directory import weights_hash
+from tempera.runtime.network_directory import PICKLE, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -275,17 +275,28 @@ def _check(rounds: PricedRounds, ratios: Tensor | None) -> None:
 
 
 def conditions(
-    model: str, draft: str | None, **sampling: float | Sequence[float] | None
+    model: str, weights: str, draft: str | None, **sampling: float | Sequence[float] | None
 ) -> dict[str, Any]:
-    """The conditions that statistics depend on: the model, the draft (the hash of the weights in
-    the directory `draft`) and the sampling options.
+    """The conditions that statistics depend on: the model, what names its weights, the draft (a
+    hash of the weights in the directory `draft`; the name of one on the hub) and the sampling
+    options.
     """
     found = {
         "model": model,
-        "draft": None if draft is None else weights_hash(Path(draft)),
+        "weights": weights,
+        "draft": None if draft is None else _named(draft),
         **sampling,
     }
     return {name: [*one] if isinstance(one, tuple) else one for name, one in found.items()}
+
+
+def _named(draft: str) -> str:
+    """What tells a draft from others."""
+    for name in (WEIGHTS, PICKLE):
+        file = Path(draft).expanduser() / name
+        if file.is_file():
+            return sha256_file(file)[:16]
+    return draft
 
 
 def calibrated(
