@@ -75,13 +75,13 @@ DECISIONS = {  # what a row is for
     "ar": "plain autoregression",
     "parallel_block": "**exact**, with a draft",
     "scd": "**exact**, without a draft",
-    "parallel_tree": "exact, most tokens",
+    "parallel_tree": "exact, most tokens per round",
     "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
-    "coolsd floor=1 delta=2": "**relaxed**, fewer broken pictures",
-    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, smaller KL bound",
-    "priced_tree": "relaxed, most tokens",
+    "coolsd floor=1 delta=2": "**relaxed**, as few broken pictures as `ar`",
+    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, smallest KL bound",
+    "priced_tree": "relaxed, most tokens per round",
     "coolsd delta=2": "Cool-SD as published",
-    "lantern": "LANTERN, 100 of 1,008 codes interchangeable",
+    "lantern": "LANTERN, where 100 of 1,008 tokens count as similar",
 }
 ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
 STUDY = {  # quantities of the study: table, column
