@@ -185,6 +185,34 @@ def test_nan_is_reported_with_its_prompt(sick, temperature):
         decode(target, drafter, Exact(), RandomStreams(0, names), names)
 
 
+class Undrawable(Exact):
+    """A rule whose residual is no distribution."""
+
+    def __init__(self, residual):
+        self._residual = residual
+
+    def residual(self, p, q, token, depth):
+        return self._residual(p, q)
+
+
+@pytest.mark.parametrize(
+    "residual",
+    [
+        lambda p, q: 0 * p,
+        lambda p, q: p - q,
+        lambda p, q: p / 0 - p / 0,
+        lambda p, q: p / 0,
+    ],
+    ids=["no mass", "negative", "nan", "infinite"],
+)
+def test_a_rule_without_a_distribution_is_reported_with_its_prompt(residual):
+    target, draft = tables()
+    names = [f"prompt {i}" for i in range(40)]
+    drafter = StaticTreeDrafter(draft, Tree.chain(2))
+    with pytest.raises(TemperaError, match="cannot be drawn for prompt 'prompt .*its residual"):
+        decode(target, drafter, Undrawable(residual), RandomStreams(0, names), names)
+
+
 def test_nan_of_a_finished_row_is_no_fault():
     images = new_sequences(2, 3, 0)
 

@@ -124,7 +124,8 @@ class Verdict:
         origin: of each token, `BONUS`, `RESAMPLED` or `ACCEPTED`, int8 [B, L + 1]; undefined as
             `tokens` are.
         logprob: its log-probability under p, float32 [B, L + 1].
-        broken: in which rows the target and the draft gave NaN, bool [2, B].
+        broken: in which rows the target and the draft gave NaN, and the rule no distribution to
+            draw from, bool [3, B].
     """
 
     stop: Tensor

@@ -8,12 +8,24 @@ from torch import Tensor
 
 from tempera.errors import TemperaError
 
+OF_NETWORK = (
+    "the {} gave NaN or infinity for prompt '{{}}'; check its weights and the guidance, and try "
+    "dtype=float32"
+)
+FAULTS = (
+    OF_NETWORK.format("target"),
+    OF_NETWORK.format("draft"),
+    "the token after the accepted ones cannot be drawn for prompt '{}': there is NaN, a negative "
+    "number or no mass in what the rule returned; check its residual, and the draft's q",
+)
+"""What may break a row."""
+
 
 class _Report:
     """What the host is to know of a round, on its way there.
 
     Args:
-        counts: tokens of each row, and what is broken, int64 [3, B].
+        counts: tokens of each row, and what is broken, int64 [1 + F, B].
         most: tokens that a row may have got.
     """
 
@@ -107,7 +119,8 @@ class Sequences:
         """`lengths` on the host, which waits for the last round.
 
         Raises:
-            TemperaError: target or draft gave NaN or infinity for a row that was not complete.
+            TemperaError: target or draft gave NaN or infinity for a row that was not complete, or
+                the rule no distribution.
         """
         self._read(0)
         return self._counts
@@ -185,7 +198,8 @@ class Sequences:
             tokens: each row's new tokens, [B, M] or [B, M, D]; M ≤ 1 + L, or no row is so near its
                 end.
             counts: how many of them a row gets, int64 [B], unless its image ends before.
-            broken: in which rows the target and the draft gave NaN or infinity, bool [2, B].
+            broken: in which rows the target and the draft gave NaN or infinity, and the rule no
+                distribution: the first F of `FAULTS`, bool [F, B].
         """
         self._slots = slots = self.lengths.unsqueeze(1) + self._ahead[: tokens.shape[1]]
         # later rounds overwrite what is not emitted
@@ -198,11 +212,8 @@ class Sequences:
         self.rounds += 1
 
     def _check(self, broken: list[list[int]]) -> None:
-        """Raise TemperaError if target or draft broke a row that has grown."""
-        for who, rows in zip(("target", "draft"), broken, strict=True):
-            for name, fault, grew in zip(self.ids, rows, self._grown, strict=True):
-                if fault and grew:
-                    raise TemperaError(
-                        f"the {who} gave NaN or infinity for prompt '{name}'; check its weights "
-                        "and the guidance, and try dtype=float32"
-                    )
+        """Raise TemperaError if something broke a row that has grown."""
+        for fault, rows in zip(FAULTS, broken, strict=False):
+            for name, is_broken, grew in zip(self.ids, rows, self._grown, strict=True):
+                if is_broken and grew:
+                    raise TemperaError(fault.format(name))

@@ -125,8 +125,11 @@ def verify(
         )
     if tree.nodes:
         stop, probs = rule.walk(draft, scores, sequences, uniforms)
+        mass = probs.sum(-1)
+        by_rule = ~((mass > 0) & (mass < torch.inf) & (probs.amin(-1) >= 0))
     else:  # plain autoregression: nothing to test
-        stop = torch.zeros_like(scores.has_nan, dtype=torch.int64)
+        by_rule = torch.zeros_like(scores.has_nan)
+        stop = by_rule.long()
         probs = p[:, 0]
     next_token = sample(probs, uniforms[:, -1])
     route = tree.route_to(stop)
@@ -141,7 +144,7 @@ def verify(
         next_token,
         origin=_origins(tree, stop, accepted, tokens.shape[1]),
         logprob=p.flatten(1).gather(1, visited * p.shape[-1] + tokens).log(),
-        broken=torch.stack([scores.has_nan, draft.has_nan]),
+        broken=torch.stack([scores.has_nan, draft.has_nan, by_rule]),
     )
 
 
