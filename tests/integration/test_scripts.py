@@ -22,6 +22,7 @@ from tiny_evaluation import tiny_options
 from hydra_plugins.tempera_cases import CaseSweeper
 from tempera.commands.evaluate import check_files
 from tempera.config.compose import composed
+from tempera.decoding.trees import tree_names
 from tempera.errors import TemperaError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -168,9 +169,17 @@ def test_files_of_an_independent_draft_are_checked_too(tmp_path: Path) -> None:
 def test_a_bug_is_one_sentence_and_its_traceback_is_in_the_log(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: {}["lost"])
-    refused(run("eval/run.py", "hydra.run.dir=run"), "KeyError", "HYDRA_FULL_ERROR=1")
+    monkeypatch.setattr("tempera.commands.evaluate.main", tree_names)  # takes no options
+    refused(run("eval/run.py", "hydra.run.dir=run"), "TypeError", "a bug in tempera", "log file")
     assert "Traceback" in Path("run/eval.log").read_text(encoding="utf-8")
+
+
+def test_an_error_in_a_part_of_ones_own_is_no_bug_of_tempera(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: {}["lost"])
+    words = "KeyError", "<lambda> of test_scripts.py, line", "not tempera's", "HYDRA_FULL_ERROR=1"
+    refused(run("eval/run.py", "hydra.run.dir=run"), *words)
 
 
 def test_output_that_nobody_reads_is_no_error() -> None:

@@ -7,9 +7,11 @@ import os
 import re
 import shlex
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from typing import NoReturn
 
 import hydra
@@ -32,6 +34,7 @@ from tempera.runtime.terminal import take_all_text
 
 log = logging.getLogger("tempera")
 
+PACKAGE = Path(__file__).parent.parent
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells."""
 UNREAD = 141
@@ -168,10 +171,25 @@ def _exit_with(problem: Exception, config_name: str, interrupted: str = AGAIN) -
 def _bug(problem: Exception) -> str:
     """What to say about an exception that is not the user's mistake."""
     what = f"{type(problem).__name__}: {shortened(text_of(problem), most=300)}"
-    return (
-        f"{what} (a bug in tempera: please report it, with the traceback that is in the run's "
-        "log file and that HYDRA_FULL_ERROR=1 shows)"
-    )
+    traceback = "the traceback that is in the run's log file and that HYDRA_FULL_ERROR=1 shows"
+    if place := _place_outside(problem):
+        return f"{what} (in {place}, which is not tempera's; see {traceback})"
+    return f"{what} (a bug in tempera: please report it, with {traceback})"
+
+
+def _place_outside(problem: Exception) -> str | None:
+    """The last place of a traceback, below tempera's first, that belongs neither to tempera nor to
+    what is installed: a part of the user's own, which raised the exception or called what did.
+    """
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    last, is_below = None, False
+    for frame, line in walk_tb(problem.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(PACKAGE):
+            is_below = True
+        elif is_below and file.is_file() and not any(map(file.is_relative_to, installed)):
+            last = f"{frame.f_code.co_qualname} of {file.name}, line {line}"
+    return last
 
 
 def _exit(status: int, message: str) -> NoReturn:
