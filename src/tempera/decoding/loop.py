@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.decoding import verification
+from tempera.decoding.checks import check_draft, check_drafter, check_scores
 from tempera.decoding.compiled import Run, begin_step, compiled, plain
 from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.diagnostics import Diagnosed
@@ -82,6 +83,7 @@ def rounds(
     """
     make: Run = compiled if target.compiled else plain
     own = make if drafter.compiles else plain
+    check_drafter(drafter)
     batch = _Rows(target, drafter, streams, prompts, rows)
     while batch.begin():
         sequences = batch.sequences
@@ -96,8 +98,13 @@ def rounds(
             longest = target.length if target.compiled else sequences.longest
             if target.compiled:
                 begin_step()
+            is_first = sequences.rounds == 0
             draft = propose(sequences, u_draft)  # 1-2: x̃ ~ q
+            if is_first:
+                check_draft(drafter, draft, target, sequences)
             scores = score(draft, longest)  # 3-4: p after the root and every node
+            if is_first:
+                check_scores(target, rule, draft, scores, u_tests)
             verdict = verify(draft, scores, rule, sequences, u_tests)  # 5-16: accept, or resample
             sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
             commit(draft, verdict, sequences.emitted)

@@ -15,10 +15,15 @@ OF_NETWORK = (
 FAULTS = (
     OF_NETWORK.format("target"),
     OF_NETWORK.format("draft"),
-    "the token after the accepted ones cannot be drawn for prompt '{}': there is NaN, a negative "
-    "number or no mass in what the rule returned; check its residual, and the draft's q",
+    "the rule gave prompt '{}' no next token: its distribution has NaN, a negative number or no "
+    "mass, or its node is not in the draft; check its residual, and the draft's q",
 )
 """What may break a row."""
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor has been written; in inference mode PyTorch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class _Report:
@@ -95,6 +100,7 @@ class Sequences:
         self._known = 0
         self._slots = self.lengths.unsqueeze(1)
         self._unread = deque[_Report]()  # of the last rounds
+        self._versions = self._now()
 
     def begin(self, rows: Sequence[int], prompts: Sequence[int], ids: Sequence[str]) -> None:
         """Rows begin the images of prompts, given by their numbers and names."""
@@ -106,6 +112,7 @@ class Sequences:
         index = torch.tensor(rows, device=self.device)
         self.lengths[index] = 0
         self.emitted[index] = 0
+        self._versions = self._now()
 
     def release(self) -> list[int]:
         """Make the `finished` rows idle; returns them."""
@@ -200,7 +207,15 @@ class Sequences:
             counts: how many of them a row gets, int64 [B], unless its image ends before.
             broken: in which rows the target and the draft gave NaN or infinity, and the rule no
                 distribution: the first F of `FAULTS`, bool [F, B].
+
+        Raises:
+            TemperaError: something else has written the images.
         """
+        if self._versions != self._now():
+            raise TemperaError(
+                "a drafter, a rule or a watcher changed the images in place (`sequences.tokens` or "
+                "`sequences.lengths`), which it may only read: let it change a copy"
+            )
         self._slots = slots = self.lengths.unsqueeze(1) + self._ahead[: tokens.shape[1]]
         # later rounds overwrite what is not emitted
         along = slots if tokens.dim() == 2 else slots.unsqueeze(-1).expand_as(tokens)
@@ -210,6 +225,11 @@ class Sequences:
         report = torch.cat([self.lengths.unsqueeze(0), broken])
         self._unread.append(_Report(report, tokens.shape[1]))
         self.rounds += 1
+        self._versions = self._now()
+
+    def _now(self) -> tuple[int, int]:
+        """How often the images have been written."""
+        return version(self.tokens), version(self.lengths)
 
     def _check(self, broken: list[list[int]]) -> None:
         """Raise TemperaError if something broke a row that has grown."""

@@ -92,7 +92,13 @@ class TokenRule(Rule):
     def walk(
         self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
-        stop = draft.tree.walk(self.passed(draft, scores, sequences, uniforms))
+        passed = self.passed(draft, scores, sequences, uniforms)
+        if passed.dtype != torch.bool or passed.shape != draft.tokens.shape:
+            raise TemperaError(
+                f"{type(self).__name__}.passed returned {passed.dtype} {list(passed.shape)}, not "
+                f"torch.bool {list(draft.tokens.shape)}"
+            )
+        stop = draft.tree.walk(passed)
         if scores.untempered is not None:
             return stop, take_one(scores.p, stop)
         return stop, _residual_at(draft, scores.p, self, stop)
@@ -124,9 +130,13 @@ def verify(
             option="tree",
         )
     if tree.nodes:
-        stop, probs = rule.walk(draft, scores, sequences, uniforms)
+        stop, probs = _walked(rule, rule.walk(draft, scores, sequences, uniforms), p)
         mass = probs.sum(-1)
-        by_rule = ~((mass > 0) & (mass < torch.inf) & (probs.amin(-1) >= 0))
+        fits = (mass > 0) & (mass < torch.inf) & (probs.amin(-1) >= 0)
+        if type(rule).walk is not TokenRule.walk:
+            inside = (stop >= 0) & (stop <= tree.nodes)
+            stop, fits = torch.where(inside, stop, 0), fits & inside
+        by_rule = ~fits
     else:  # plain autoregression: nothing to test
         by_rule = torch.zeros_like(scores.has_nan)
         stop = by_rule.long()
@@ -146,6 +156,24 @@ def verify(
         logprob=p.flatten(1).gather(1, visited * p.shape[-1] + tokens).log(),
         broken=torch.stack([scores.has_nan, draft.has_nan, by_rule]),
     )
+
+
+def _walked(rule: Rule, returned: object, p: Tensor) -> tuple[Tensor, Tensor]:
+    """What `Rule.walk` returned.
+
+    Raises:
+        TemperaError: it is something else than it has to be.
+    """
+    who = f"{type(rule).__name__}.walk"
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TemperaError(f"{who} has to return a node and the distribution of the next token")
+    stop, probs = returned
+    if stop.dtype != torch.int64 or stop.shape != p.shape[:1] or probs.shape != p[:, 0].shape:
+        raise TemperaError(
+            f"{who} returned {stop.dtype} {list(stop.shape)} and a distribution of "
+            f"{list(probs.shape)}, not int64 {list(p.shape[:1])} and {list(p[:, 0].shape)}"
+        )
+    return stop, probs
 
 
 def _greedily_accepted(draft: Draft, p: Tensor, untempered: Tensor, rule: TokenRule) -> Tensor:
