@@ -9,6 +9,7 @@ from tempera import Draft, Drafter, Rule, Sampling, TemperaError, Tree, exactnes
 from tempera.decoding.interfaces import DraftModel, Scores
 from tempera.decoding.probabilities import excess, ratio, sample
 from tempera.decoding.verification import TokenRule
+from tempera.drafters.dynamic_tree import DynamicTreeDrafter
 from tempera.drafters.static_tree import StaticTreeDrafter
 from tempera.exactness.tables import TableTarget, emit
 
@@ -104,6 +105,25 @@ def test_a_draft_model_is_named():
         TemperaError, match="StaticTreeDrafter.propose with Even is no distribution"
     ):
         run(StaticTreeDrafter(model, CHAIN))
+
+
+MODELS = {
+    "one row": ({"roots": lambda s, i: (EVEN[None], None)}, r"roots returned .*, not \[50, V\]"),
+    "a place": ({"roots": lambda s, i: (EVEN.expand(50, 1, 3), None)}, "roots returned Q of "),
+    "Q alone": ({"roots": lambda s, i: EVEN.expand(50, 3)}, "roots has to return two things"),
+    "no place": ({"expand": lambda s, a, t, n: (EVEN.expand(50, 3), a)}, r"expand .*\[50, 1, V\]"),
+    "Q below": ({"expand": lambda s, a, t, n: EVEN.expand(50, 1, 3)}, "expand has to return two"),
+}
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_draft_model_that_returns_something_else_is_refused(name, is_dynamic):
+    members, sentence = MODELS[name]
+    model = changed(Even, **members)
+    made = DynamicTreeDrafter(model, 3, 1, 3, 3) if is_dynamic else StaticTreeDrafter(model, CHAIN)
+    with pytest.raises(TemperaError, match=f"Even.{sentence}"):
+        run(made)
 
 
 def test_a_drafter_says_how_much_it_drafts():

@@ -4,6 +4,7 @@ part of one's own is told in a sentence that names the part, and nothing is deco
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,6 +95,24 @@ def _faults_of(
         f"what {named}.accept returned is not from 0 to 1": (whole & wrong).any(),
         **_not_distributions(name, residual, whole & rejected),
     }
+
+
+def predicted(model: DraftModel, method: str, returned: object, *places: int) -> tuple[Tensor, Any]:
+    """What a method of a draft model returned: Q, float32 [*places, V], and what the next call
+    needs.
+
+    Raises:
+        TemperaError: it returned something else.
+    """
+    who = f"{type(model).__name__}.{method}"
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TemperaError(f"{who} has to return two things: Q, and what `expand` needs to know")
+    q, above = returned
+    if q.shape[:-1] != places:
+        raise TemperaError(
+            f"{who} returned Q of {list(q.shape)}, not [{', '.join(map(str, places))}, V]"
+        )
+    return q, above
 
 
 @contextmanager

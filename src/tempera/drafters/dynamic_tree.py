@@ -8,6 +8,7 @@ vocabulary.
 import torch
 from torch import Tensor
 
+from tempera.decoding.checks import predicted
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import InnerNodes, Tree, take
@@ -93,7 +94,8 @@ class DynamicTreeDrafter(Drafter):
         """All candidates level by level: tokens, cumulative log-probabilities and the indices of
         their parents (-1 for the root), [B, M] each; and whether the model gave NaN, bool [B].
         """
-        probs, above = self.model.roots(sequences)
+        roots = self.model.roots(sequences)
+        probs, above = predicted(self.model, "roots", roots, len(sequences.lengths))
         probs = probs.unsqueeze(1)
         tokens, scores = self._children(probs, torch.zeros_like(probs[..., 0]))
         found = [(tokens, scores, torch.full_like(tokens, -1))]
@@ -108,7 +110,9 @@ class DynamicTreeDrafter(Drafter):
             grown_from = best // self.branches
             ancestors = torch.cat([take(ancestors, grown_from), itself], -1)
             level = InnerNodes(depth, grown_from, ancestors)
-            probs, above = self.model.expand(above, take(tokens, best), level)
+            inner = take(tokens, best)
+            below = self.model.expand(above, inner, level)
+            probs, above = predicted(self.model, "expand", below, *inner.shape)
             parents = (first + best).unsqueeze(-1).expand(-1, -1, self.branches).flatten(1)
             first += tokens.shape[1]
             tokens, scores = self._children(probs, take(scores, best))

@@ -5,6 +5,7 @@
 import torch
 from torch import Tensor
 
+from tempera.decoding.checks import predicted
 from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Scores, Verdict
 from tempera.decoding.probabilities import most_probable, sample_without_replacement
 from tempera.decoding.sequences import Sequences
@@ -52,7 +53,8 @@ class StaticTreeDrafter(Drafter):
         are the most probable tokens in turn, and there is no q.
         """
         tree = self.tree
-        probs, above = self.model.roots(sequences)
+        roots = self.model.roots(sequences)
+        probs, above = predicted(self.model, "roots", roots, len(uniforms))
         probs = probs.unsqueeze(1)
         tokens: list[Tensor] = []
         drawn_from: list[Tensor] = []
@@ -70,7 +72,9 @@ class StaticTreeDrafter(Drafter):
             drawn = drawn if level.in_order else take(drawn, level.picks)
             tokens.append(drawn)
             if len(level.inner):
-                probs, above = self.model.expand(above, take(drawn, level.inner), level)
+                inner = take(drawn, level.inner)
+                below = self.model.expand(above, inner, level)
+                probs, above = predicted(self.model, "expand", below, *inner.shape)
         if self.model.greedy:
             broken = torch.stack(has_nan).any(0)
             return Draft(torch.cat(tokens, 1), None, tree, broken=broken)
