@@ -208,11 +208,12 @@ CERTAIN = {
 @pytest.mark.parametrize(
     "tree", [SMALL, Tree.from_parents(torch.tensor(ROWS))], ids=["one", "rows"]
 )
-def test_tokens_that_were_not_drawn_are_tested_as_with_a_one_hot_q(name, tree):
+@pytest.mark.parametrize("kinds", [7, 2], ids=["siblings differ", "siblings repeat"])
+def test_tokens_that_were_not_drawn_are_tested_as_with_a_one_hot_q(name, tree, kinds):
     rows = 5 if tree.per_row else 400
     draft, p, uniforms = random_draft(rows, tree, vocab_size=7)
     ranks = tree.earlier_siblings.sum(-1).expand_as(draft.tokens)
-    certain = replace(draft, tokens=(draft.tokens[:, :1] + ranks) % 7, q=None)
+    certain = replace(draft, tokens=(draft.tokens[:, :1] + ranks) % kinds, q=None)
     dense = replace(certain, q=one_hot(certain.tokens, 7))
     rule = CERTAIN[name]
     # times the mass that is left: a sum of p is 1 only up to rounding

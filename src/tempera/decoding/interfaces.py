@@ -40,8 +40,8 @@ class Draft:
         tokens: drafted token of every node, int64 [B, N].
         q: the distribution each node was *really drawn from*, float32 [B, N, V]. For siblings drawn
             without replacement this is the parent's draft distribution with the earlier siblings
-            removed, renormalised. None if nothing was drawn: each token is then *certain*, its q is
-            one-hot, and siblings differ (but in greedy decoding).
+            removed, renormalised. None if nothing was drawn: each token is then *certain*, and its
+            q is one-hot.
         tree: topology, shared by all rows (`Tree.parents` [N]) or one per row ([B, N]). N = 0 is
             plain autoregression.
         draws: uniform draws of the positions after the root and after every node, float64
