@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -307,6 +308,25 @@ def test_two_processes_that_score_one_directory_leave_files_of_one_of_them(
     monkeypatch.setattr(summary, "write_json", beside)
     run("runs=theirs", *VARIATION)
     assert not collect([tmp_path / "outputs/scored/theirs"])[1]
+
+
+def test_scores_that_another_process_adds_meanwhile_are_there(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins and ends between the reading and the writing of this one."""
+    flat(tmp_path / "theirs")
+    (tmp_path / "taste.csv").write_text("id,name,value\n0,taste,1\n1,taste,1\n2,taste,1\n")
+    place = ["runs=theirs", "device=cpu"]
+    write = summary.write_table
+
+    def meanwhile(path: Path, *given: Any) -> None:
+        monkeypatch.setattr(summary, "write_table", write)
+        score.main(composed("score", [*place, "scores=taste.csv"]))
+        write(path, *given)
+
+    monkeypatch.setattr(summary, "write_table", meanwhile)
+    score.main(composed("score", [*place, *VARIATION]))
+    assert {"taste", "variation"} <= metrics(tmp_path / "outputs/scored/theirs").keys()
 
 
 def test_what_is_to_be_scored_with_must_be_said(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def _score(pictured: Pictured, scorer: Evaluator, networks: Networks, device: to
                 row[key] = value
     write_table(folder / VALUES, values, pictured.made_by)
     summary = {
-        "order": 1 + max(map(_order, _summaries(pictured.directory)), default=0),
+        "order": 1 + max(places(pictured.directory).values(), default=0),
         "metrics": {key: interval.as_dict() for key, interval in metrics.items()},
         "scorers": _measured_by(networks, scorer, list(metrics)),
         "described": [asdict(metric) for metric in scorer.metrics if metric.key in metrics],
@@ -127,8 +127,8 @@ def scored(directory: Path, made_by: str, ids: Sequence[str]) -> Scored:
     computed last. Scorers that know other prompts are left out.
     """
     result = Scored()
-    in_time = sorted(_summaries(directory), key=lambda path: path.stat().st_mtime_ns)
-    for path in sorted(in_time, key=_order):
+    known = places(directory)
+    for path in sorted(known, key=lambda path: (known[path], path.stat().st_mtime_ns)):
         rows = read_table(path.parents[1] / VALUES, {"id": None}, identity=made_by)
         if {row["id"] for row in rows} != set(ids):
             continue
@@ -143,17 +143,15 @@ def scored(directory: Path, made_by: str, ids: Sequence[str]) -> Scored:
     return result
 
 
-def _summaries(directory: Path) -> list[Path]:
-    """What the scorers of a run directory wrote."""
-    return list(directory.glob(f"{SCORES}/*/{SUMMARY}"))
-
-
-def _order(path: Path) -> int:
-    """The place of a summary among those of its directory; 0 of all that an earlier version wrote,
+def places(directory: Path) -> dict[Path, int]:
+    """The summaries in a run directory with their order; 0 of all that an earlier version wrote,
     which only the times of their files tell apart. A copied directory has other times.
     """
-    content: Any = read_json(path)
-    return int(content.get("order", 0))
+    found = {}
+    for path in directory.glob(f"{SCORES}/*/{SUMMARY}"):
+        content: Any = read_json(path)
+        found[path] = int(content.get("order", 0))
+    return found
 
 
 def _metric(entry: Mapping[str, Any]) -> Metric:
