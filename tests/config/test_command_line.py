@@ -127,6 +127,13 @@ def test_what_lay_in_a_directory_before_a_refused_run_stays(own: str, run: Run) 
     assert mine.exists()
 
 
+def test_a_log_file_that_cannot_be_opened_is_told(run: Run, tmp_path: Path) -> None:
+    """As in a finished run on a disk that may only be read."""
+    (tmp_path / "there/eval.log").mkdir(parents=True)
+    status, _, err = run("eval/run.py method=ar hydra.run.dir=there")
+    assert status == 1 and "there/eval.log': Is a directory; give another" in err
+
+
 def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("eval/run.py --help method=coolsd")
     assert status == 0

@@ -56,6 +56,8 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             answer = f"`{problem.full_key}` has no value; give {problem.full_key}=VALUE"
         case MemoryError() | RuntimeError() if _is_out_of_memory(problem, text):
             answer = OUT_OF_MEMORY
+        case ValueError(__cause__=OSError() as inner) if "logging" in _origin(problem):
+            answer = sentence(inner, config_name, arguments)  # of the run's log file
         case OSError(errno=number, strerror=str(reason)) if number in FULL:
             path = problem.filename or "the run's directory (hydra.run.dir=DIR)"
             answer = f"cannot write {path}: {reason}; free some space, and run the command again"
