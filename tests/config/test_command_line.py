@@ -485,6 +485,10 @@ def test_what_holds_on_a_machine_is_one_file(run: Run, tmp_path: Path) -> None:
         assert status == 0, err
         assert "outputs: /data/zz" in out and "seed: 5" in out and "no_tracker" in out
     assert "seed: 6" in run("eval/run.py -cd own seed=6 --cfg job")[1]
+    (own / "default.yaml").write_text("outputs: /data/zz\n")
+    dry = "method=ar prompt=x dry_run=true tracking=none device=cpu"
+    status, _, err = run(f"eval/run.py -cd own {dry}")
+    assert status == 1 and "local/default.yaml sets nothing: begin it with the line" in err
 
 
 def test_a_sweeper_sees_the_metric_that_is_optimised(

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from tempera.config.compose import check_added, check_choices, pasted, quoted
+from tempera.config.compose import check_added, check_choices, check_local, pasted, quoted
 from tempera.config.messages import causes, sentence, text_of
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
@@ -123,6 +123,7 @@ class Job:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
             check_added(self.config_name, list(HydraConfig.get().overrides.task))
+            check_local(cfg)
             _check_sweep(HydraConfig.get())
             if cfg.get("device") == "auto" and started_as_main():
                 from tempera.runtime.processor import tell_device

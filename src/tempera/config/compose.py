@@ -42,6 +42,7 @@ def composed(config_name: str, arguments: Sequence[str], directory: Path | str =
             if name in cfg and name not in given:
                 OmegaConf.update(cfg, name, value, merge=False)
         check_added(config_name, arguments)
+        check_local(cfg)
     return cfg
 
 
@@ -82,6 +83,16 @@ def check_added(config_name: str, arguments: Sequence[str]) -> None:
                 "method that has it",
                 option=name,
             )
+
+
+def check_local(cfg: DictConfig) -> None:
+    """Raise TemperaError for a file of this machine whose options are below `local`, where nothing
+    reads them.
+    """
+    if "local" in cfg:
+        raise TemperaError(
+            "local/default.yaml sets nothing: begin it with the line `# @package _global_`"
+        )
 
 
 def typed(cfg: DictConfig) -> list[str]:
