@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 from paths import ROOT
 from tiny_evaluation import ToyEvaluator, network, tiny_evaluate, tiny_options
 
 from tempera.commands import evaluate, export, score
+from tempera.commands.asked import reader
 from tempera.config.compose import composed
 from tempera.config.parts import Parts
 from tempera.decoding import loop
@@ -255,3 +258,38 @@ def test_plain_autoregression_is_timed_once_in_a_sweep(
     assert len(plain) == timed
     for job in ("0", "1"):
         assert "speedup" in json.loads((tmp_path / f"s/{job}/metrics.json").read_text())["metrics"]
+
+
+PROMPTS = """
+from tempera.data.prompts import Prompt
+
+def texts():
+    return ["a red ring"]
+
+def nothing():
+    return []
+
+def one_by_one():
+    yield Prompt("a", "a red ring")
+
+def right():
+    return [Prompt("a", "a red ring")]
+"""
+
+
+def test_prompts_of_a_function_of_ones_own_are_a_list_of_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_prompts.py").write_text(PROMPTS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def read(name: str) -> int:
+        data = {"_target_": f"own_prompts.{name}"}
+        return len(reader(OmegaConf.create({"data": data, "prompt": None}))())
+
+    assert read("right") == 1
+    for name, returned in (("texts", "['a red ring']"), ("nothing", "[]"), ("one_by_one", "<gen")):
+        with pytest.raises(
+            TemperaError, match=f"own_prompts.{name} returned {re.escape(returned)}"
+        ):
+            read(name)

@@ -17,6 +17,7 @@ from tempera.config.parts import Parts
 from tempera.config.scorers import build_scorers
 from tempera.config.tracking import Tracking
 from tempera.data.prompts import Prompt, described, one_prompt
+from tempera.errors import TemperaError, shown
 from tempera.evaluation.latency import SpeedProtocol
 from tempera.evaluation.run_identity import about
 from tempera.metrics.evaluators import Evaluator, NoEvaluator
@@ -125,8 +126,24 @@ def read_options(
 
 def reader(cfg: DictConfig) -> Callable[[], list[Prompt]]:
     """What reads the prompts."""
-    data: Part[list[Prompt]] = part(cfg.data)
-    return data.make if cfg.prompt is None else partial(one_prompt, cfg.prompt)
+    data: Part[object] = part(cfg.data)
+    return partial(_of_data, data) if cfg.prompt is None else partial(one_prompt, cfg.prompt)
+
+
+def _of_data(data: Part[object]) -> list[Prompt]:
+    """The prompts of `data=`, which may be a function of the user's own.
+
+    Raises:
+        TemperaError: they are no list of prompts, or none.
+    """
+    prompts = data.make()
+    if isinstance(prompts, list) and prompts and all(isinstance(one, Prompt) for one in prompts):
+        return prompts
+    raise TemperaError(
+        f"{data.described['_target_']} returned {shown(prompts)}: it has to return a list of "
+        "tempera.data.prompts.Prompt that is not empty",
+        option="data",
+    )
 
 
 def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:
