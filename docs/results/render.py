@@ -75,7 +75,7 @@ DECISIONS = {  # what a row is for
     "ar": "plain autoregression",
     "parallel_block": "**exact**, with a draft",
     "scd": "**exact**, without a draft",
-    "parallel_tree": "exact, most tokens per round",
+    "parallel_tree": "exact, more tokens per round",
     "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
     "coolsd floor=1 delta=2": "**relaxed**, as few broken pictures as `ar`",
     "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half the KL bound",
