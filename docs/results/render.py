@@ -78,7 +78,7 @@ DECISIONS = {  # what a row is for
     "parallel_tree": "exact, more tokens than `parallel_block`",
     "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
     "coolsd floor=1 delta=2": "**relaxed**, as few broken pictures as `ar`",
-    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half the KL bound of the row above",
+    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half that row's KL bound",
     "priced_tree": "relaxed, most tokens per round",
     "coolsd delta=2": "Cool-SD as published",
     "lantern": "LANTERN, where 100 of 1,008 tokens count as similar",
