@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from graph_replays import replayed
+from hydra.utils import instantiate
 from markdown_pages import blocks, commands, text_of
 from network_drafts import eagle
 from omegaconf import OmegaConf
@@ -27,6 +28,7 @@ from tempera import Exact, RandomStreams, Tree, decode
 from tempera.decoding.probabilities import Sampling
 from tempera.drafters.jacobi import sjd
 from tempera.drafters.none import NoDraft
+from tempera.evaluation.length_search import FreeParameter
 from tempera.exactness.tables import check
 from tempera.metrics import table
 from tempera.targets.conditioners import ClassLabels
@@ -115,6 +117,18 @@ def test_its_drafters_decode_in_compiled_rounds(
     assert replays.variants == {"score": 1, "verify": 1, "commit": 1, **own}
     if temperature == 0:
         assert all(map(torch.equal, decoded(lambda target: NoDraft()), expected))
+
+
+@pytest.mark.parametrize("overlay", [ROOT / "docs/extend/rule.md"], indirect=True)
+def test_its_rule_has_an_option_that_expected_length_finds(overlay: Path) -> None:
+    options = OmegaConf.load(overlay / "conf/rule/power.yaml")
+    parameter: FreeParameter = instantiate(options.free_parameter)
+    assert parameter.option in options
+    least, most = (
+        instantiate(options.rule, alpha=end) for end in (parameter.least, parameter.most)
+    )
+    lengths = [check(rule, Tree.chain(3), rows=1000).accepted_length for rule in (least, most)]
+    assert lengths[0] > lengths[1] + 0.5
 
 
 @each_page

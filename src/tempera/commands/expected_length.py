@@ -62,9 +62,9 @@ class Wanted:
             return None
         if cfg.get("free_parameter") is None:
             raise TemperaError(
-                "expected_length= has nothing to set in this method: leave it out, or choose a "
+                "expected_length= has nothing to set in this method: leave it out, choose a "
                 "relaxed method, such as coolsd, uniform_rsd, optimal_rsd, lantern, lanternpp or "
-                "gsd"
+                "gsd, or name the `free_parameter` of a rule of your own"
             )
         has_tree = part(cfg.drafter).takes("tree")
         tree: Tree | None = instantiate(cfg.tree) if has_tree and "tree" in cfg else None
