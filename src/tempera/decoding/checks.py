@@ -67,8 +67,8 @@ def check_scores(
     shape = len(draft.tokens), 1 + draft.tree.nodes, target.vocab_size
     _check_tensor(f"p of {who}", p, shape, torch.float32, draft.tokens.device)
     faults = _not_distributions(f"p of {who}", p, ~scores.has_nan)
-    tests_tokens = isinstance(rule, TokenRule) and type(rule).walk is TokenRule.walk
-    if tests_tokens and draft.tree.nodes and scores.untempered is None:
+    drafted = draft.tree.nodes and scores.untempered is None
+    if drafted and isinstance(rule, TokenRule) and type(rule).walk is TokenRule.walk:
         faults |= _faults_of(rule, draft, scores, uniforms)
     _raise_any(faults)
 
