@@ -293,3 +293,18 @@ def test_prompts_of_a_function_of_ones_own_are_a_list_of_prompts(
             TemperaError, match=f"own_prompts.{name} returned {re.escape(returned)}"
         ):
             read(name)
+
+
+@pytest.mark.slow
+def test_a_job_tells_the_load_under_which_an_earlier_one_timed_plain_autoregression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else it would seem fast: beside other work plain autoregression takes longer."""
+    monkeypatch.chdir(tmp_path)
+    for load, delta in ((99.0, "1.1"), (0.0, "1.1,2")):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
+        given = ["-m", "method=coolsd", f"delta={delta}", *tiny_options(tmp_path), "depth=2"]
+        monkeypatch.setattr(sys, "argv", ["run.py", *given, "limit=1", "hydra.sweep.dir=s"])
+        runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
+    (told,) = re.findall("speed was measured, so it may be wrong: .*δ=2", capsys.readouterr().out)
+    assert "δ=1.1" in told

@@ -319,7 +319,7 @@ def test_the_console_begins_with_gain_and_cost_and_tells_of_other_work(
     for load, told in ((9, "running (9 processes share 2 cores), so"), (2, "target 75%.")):
         parts = {"draft": {"share": 0.25}, "target": {"share": 0.75}}
         run.time = {"parts": parts, "load": load, "cores": 2}
-        words = "were running while speed was measured, so it is probably too low: eagle."
+        words = "were running while speed was measured, so it may be wrong: eagle."
         assert any(words in line for line in report.cautions([run])) == (load > 2)
         print_run(run)
         out = capsys.readouterr().out

@@ -42,7 +42,7 @@ COLUMNS = {
     "load": Numbers(0, needed=False),
 }
 """Columns of a timing, besides the parts of a round."""
-PLAIN = {"ar": Numbers(positive=True)}
+PLAIN = {"ar": Numbers(positive=True), "load": Numbers(0, needed=False)}
 """Columns of a timing of plain autoregression alone."""
 MOST = 10**6
 """Prompts that can be timed."""
@@ -99,7 +99,8 @@ def measure(
         `ar` and `method` (equal for plain autoregression, which is timed once), of `text_encoder`
         and `image_decoder`; `rounds` (mean over images); and for the first `CLOCKED` prompts at
         batch size 1, `clocked` (rounds of a decode with a clock) and `part_<name>` (seconds that
-        each part of the method took in them). `load` is how many processes ran, our own among them.
+        each part of the method took in them). `load` is how many processes ran, our own among them,
+        also when what `plain` shares was timed.
     """
     groups = [
         list(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size)
@@ -111,12 +112,14 @@ def measure(
     for index, group in enumerate(groups):
         row = known.get(group[0].id)
         if row is None:
-            ar = shared.get(_name_of(group), {}).get("ar")
+            there = shared.get(_name_of(group), {})
+            ar = there.get("ar")
             row = _timed(pipeline, group, ar, index, warm)
+            row["load"] = max(row["load"], there.get("load") or 0.0)
             if batch_size == 1 and index < CLOCKED:
                 row |= _parts(pipeline, group)
             if plain is not None and ar is None:
-                plain.add([{"id": _name_of(group), "ar": row["ar"]}])
+                plain.add([{"id": _name_of(group), "ar": row["ar"], "load": row["load"]}])
             store.add([row])
             progress(group[0])
         timed.append(row)

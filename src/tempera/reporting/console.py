@@ -93,9 +93,7 @@ def _notes(run: Run, verbose: bool) -> list[str]:
         notes.append(f"Time of a round: {', '.join(shares)}.")
         notes.append(_precision_of_timing(run.metrics["efficiency"]))
     if run.crowd:
-        notes.append(
-            f"Other processes were running ({run.crowd}), so the speed is probably too low."
-        )
+        notes.append(f"Other processes were running ({run.crowd}), so the speed may be wrong.")
     if not verbose:
         notes.append("verbose=true prints all metrics.")
     return notes

@@ -270,7 +270,7 @@ def cautions(
     crowded = [one for one, run in zip(labels(runs), runs, strict=True) if run.crowd]
     if crowded:
         sentences.append(
-            "Other processes were running while speed was measured, so it is probably too low: "
+            "Other processes were running while speed was measured, so it may be wrong: "
             f"{', '.join(crowded)}."
         )
     sentences += _uncompared(runs, baseline)
