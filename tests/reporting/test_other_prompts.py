@@ -2,6 +2,7 @@
 share, and nothing else.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,29 @@ def test_a_run_of_other_settings_says_which() -> None:
     runs = [finished("ar", {"fid": [1.0]}, seed=1), finished("eagle", {"fid": [1.0]}, seed=2)]
     compare(runs)
     assert cautions(runs)[-1] == "eagle seed=2: not compared with the baseline, which has seed=1."
+
+
+def test_a_run_of_an_earlier_version_is_named_as_one(tmp_path: Path) -> None:
+    """To run it again in its directory would be refused."""
+    made_up_runs(tmp_path, [AR, EAGLE])
+    old = tmp_path / "1_eagle"
+    content = json.loads((old / "metrics.json").read_text())
+    content["settings"] = {"format": 2, **content["settings"]}
+    (old / "run.json").write_text(json.dumps({"identity": content["settings"]}))
+    del content["length"], content["settings"]["format"]
+    (old / "metrics.json").write_text(json.dumps(content))
+    assert f"{old} was made by another version of tempera: use that" in reported(tmp_path)
+
+
+def test_a_baseline_is_named_by_any_path_of_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_up_runs(Path("runs"), [AR, EAGLE, COOLSD])
+    for named in ("runs/1_eagle", str(tmp_path / "runs/1_eagle"), "./runs/1_eagle/"):
+        options = ["runs=runs", f"output={tmp_path / 'out'}", f"baseline='{named}'"]
+        report_command.main(composed("report", options))
+        assert "| coolsd δ=1.1 | eagle" in (tmp_path / "out/report.md").read_text()
 
 
 def test_a_run_of_other_weights_is_not_compared(tmp_path: Path) -> None:

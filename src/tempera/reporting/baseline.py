@@ -91,10 +91,11 @@ def _baselines(runs: Sequence[Run], baseline: str | None) -> list[Run]:
     if baseline is None:
         return [run for run in runs if run.plain]
     shown = labels(runs)
+    given = {baseline.rstrip("/"), str(Path(baseline).resolve())}
     chosen = [
         run
         for run, label in zip(runs, shown, strict=True)
-        if baseline.rstrip("/") in _names(run, label, runs)
+        if not given.isdisjoint(_names(run, label, runs))
     ]
     if not chosen:
         raise TemperaError(
@@ -109,7 +110,7 @@ def _names(run: Run, label: str, runs: Sequence[Run]) -> list[str]:
     """Whatever a run may be called as a baseline: all that reports call it, and its directory."""
     with_its_schedule = with_schedule(run, runs)
     directory = Path(run.directory)
-    names = [label, directory.name, str(directory)]
+    names = [label, directory.name, str(directory), str(directory.resolve())]
     for named in (run, with_its_schedule):
         names += [named.family, named.name]
     return [*names, *(name.replace("δ=", "delta=") for name in names)]

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from tempera.errors import TemperaError, shortened
+from tempera.evaluation.run_directory import check_format
 from tempera.metrics.table import Metric
 from tempera.reporting.finished_run import Run, metrics_of
 from tempera.runtime.files import (
@@ -106,6 +107,8 @@ def read_run(directory: Path) -> Run:
             {**content, "directory": str(directory), "made_by": fingerprint(identity)}
         )
     except (TypeError, ValidationError) as problem:
+        if "format" in identity:
+            check_format(directory, identity)
         why = "it is another kind of file"
         if isinstance(problem, ValidationError):
             why = "{loc}: {msg}".format_map(problem.errors()[0])
