@@ -11,7 +11,7 @@ from cases import slow_but
 from graph_replays import replayed
 from near_codes import near, published_gsd
 from network_drafts import dflash, eagle, eagle2, eagle3, independent, medusa, parallel
-from random_drafts import new_sequences
+from random_drafts import SMALL, new_sequences, random_draft
 from tiny_networks import (
     PROMPTS,
     SIZES,
@@ -516,6 +516,22 @@ def test_a_part_that_cannot_be_compiled_is_named(backend, monkeypatch):
         decoded("host", True)
     said = str(message.value)
     assert "compiles = False" in said and "C++" not in said and "\n" not in said
+
+
+class Reads(Exact):
+    """A rule that branches on a value."""
+
+    def accept(self, p, q, depth):
+        return super().accept(p, q, depth) if p.mean() > 0 else q
+
+
+def test_the_place_in_a_rule_that_cannot_be_compiled_is_named(backend):
+    backend("eager")
+    draft, p, uniforms = random_draft(2, SMALL)
+    with pytest.raises(
+        TemperaError, match=r"cannot be compiled \(.*, in accept of test_compiled.py"
+    ):
+        compiled.graph_of(verify)(draft, Scores(p, p), Reads(), new_sequences(2), uniforms)
 
 
 def _moved(x, y):

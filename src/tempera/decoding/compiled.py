@@ -12,6 +12,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -99,6 +100,8 @@ def _refusal(part: Callable[..., Any], problem: Exception) -> Exception:
         )
     owner = getattr(part, "__self__", None)
     named = f"`{part.__name__}`" + ("" if owner is None else f" of {type(owner).__name__}")
+    for frame in list(getattr(problem, "real_stack", None) or ())[-1:]:
+        first += f", in {frame.name} of {Path(frame.filename).name}, line {frame.lineno}"
     return TemperaError(
         f"{named} cannot be compiled ({first}): change it, say `compiles = False` in a drafter "
         "that works on the host, or give compile=false",
