@@ -25,6 +25,7 @@ from tempera.metrics.scores import GivenScores
 from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.verdict import verdict
 from tempera.runtime.image_files import picture_path
+from tempera.runtime.tracking import Tracker
 
 VARIATION = [
     "+torchmetrics.variation.kind=picture",
@@ -111,6 +112,19 @@ def test_corrected_scores_stay_the_latest_in_a_copy_of_the_run(run: Run, tmp_pat
     assert metrics(tmp_path / "copy")["taste"] == 2
     assert "taste" not in run("runs=copy", "scores=none.csv")
     assert "taste" not in metrics(tmp_path / "copy")
+
+
+def test_a_tracked_run_keeps_its_name(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not that of its directory, which in a sweep is a number."""
+    tiny_evaluate(tmp_path / "sweep/0", timed=0)
+    named: list[str] = []
+    monkeypatch.setattr(
+        "tempera.runtime.tracking.csv_tracker", lambda *, name, **_: named.append(name) or Tracker()
+    )
+    run("runs=sweep", "tracking=csv", *VARIATION)
+    assert named == ["coolsd δ=1.5"]
 
 
 def test_all_runs_of_a_sweep_are_scored(run: Run, tmp_path: Path) -> None:

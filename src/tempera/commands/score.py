@@ -50,7 +50,8 @@ def main(cfg: DictConfig) -> dict[str, dict[str, float]]:
         scorer.fetch()
     metrics = {}
     for directory, own in found:
-        with tracking.start(directory, name=directory.name) as tracker:
+        name = str(read_json(directory / "run.json")["name"])
+        with tracking.start(directory, name=name) as tracker:
             metrics[str(directory)] = _scored(own, scorers, device, tracker, options.verbose)
     return metrics
 
