@@ -262,6 +262,11 @@ def test_pictures_that_changed_or_are_missing(run: Run, tmp_path: Path) -> None:
     (tmp_path / "theirs/3.txt").write_text("one more")
     run("runs=theirs", *VARIATION)
     assert len(texts(made)) == 4 and metrics(made) != before
+    picture_path(made, "0").write_bytes(picture_path(made, "1").read_bytes())
+    told = "0.png is not the picture that this run made: delete it, and repeat the command that"
+    assert told in run("runs=theirs", *VARIATION)
+    picture_path(made, "0").unlink()
+    run("runs=theirs", *VARIATION)
     picture_path(made, "2").unlink()
     assert "has no pictures for 1 of 4 prompts, such as 2" in run(f"runs={made}", *VARIATION)
     draw(tmp_path / "theirs/1.png", 7)

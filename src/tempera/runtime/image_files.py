@@ -13,7 +13,7 @@ from tempera.runtime.files import regular_file, replacing
 from tempera.runtime.image_decoding import decode_picture
 
 Picture = NDArray[np.uint8]
-AGAIN = "delete it, and the next evaluation in this directory generates it again from its tokens"
+AGAIN = "delete it, and repeat the command that made the run"
 MADE_BY = "tempera"
 """Name of the text in a picture's file that says what it belongs to."""
 PIXELS = "pixels"
