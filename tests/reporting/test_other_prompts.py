@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from report_runs import RUNS, finished, made_up_runs
+from tiny_evaluation import tiny_evaluate, tiny_pipeline
 
 from tempera.commands import report as report_command
 from tempera.config.compose import composed
@@ -19,6 +20,7 @@ from tempera.reporting.collect import collect, find_runs
 from tempera.reporting.report import cautions, sections_of
 from tempera.reporting.study import tables as study_tables
 from tempera.reporting.sweep_callback import SweepTable
+from tempera.shapes.scenes import world_prompts
 
 AR, EAGLE, COOLSD = RUNS[0], RUNS[1], RUNS[2]
 
@@ -111,6 +113,19 @@ def test_a_baseline_is_named_by_any_path_of_its_directory(
         options = ["runs=runs", f"output={tmp_path / 'out'}", f"baseline='{named}'"]
         report_command.main(composed("report", options))
         assert "| coolsd δ=1.1 | eagle" in (tmp_path / "out/report.md").read_text()
+
+
+def test_a_later_start_over_more_prompts_that_is_unfinished_is_told(tmp_path: Path) -> None:
+    tiny_evaluate(tmp_path / "run", timed=0)
+    assert "unfinished" not in reported(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_evaluate(tmp_path / "run", tiny_pipeline(before=killed), world_prompts(30), timed=0)
+    told = "coolsd δ=1.5: the results are of 20 prompts; a later start with 30 is unfinished."
+    assert f"> {told}\n" in reported(tmp_path)
+
+
+def killed() -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_run_of_other_weights_is_not_compared(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from tempera.errors import TemperaError, shortened
-from tempera.evaluation.run_directory import check_format
+from tempera.evaluation.run_directory import PROMPTS, check_format
 from tempera.metrics.table import Metric
 from tempera.reporting.finished_run import Run, metrics_of
 from tempera.runtime.files import (
@@ -22,6 +22,7 @@ from tempera.runtime.files import (
     sha256_file,
 )
 from tempera.runtime.installation import command
+from tempera.runtime.row_store import read_table
 
 
 class Found(NamedTuple):
@@ -117,6 +118,7 @@ def read_run(directory: Path) -> Run:
     frame = _prompts(results)
     if content.get("results") != sha256_file(results):
         raise TemperaError(f"{results} is not the one that {path.name} describes: run it again.")
+    run.begun = _begun(directory, {*frame["id"]})
     spread = [name for name in ("accepted_length", "latency") if name in frame]
     run.deviations = frame[spread].astype(float).std().to_dict()
     by_prompt = frame.set_index(["id", "text"])
@@ -125,6 +127,13 @@ def read_run(directory: Path) -> Run:
         if np.isinf(total) and run.metrics.get(str(key), {}).get("value", 0) is None:
             run.metrics[str(key)]["value"] = float(total)
     return run
+
+
+def _begun(directory: Path, ids: set[str]) -> int:
+    """How many prompts the last start was asked for; 0 if the results are of these."""
+    path = directory / PROMPTS
+    asked = {row["id"] for row in read_table(path, {"id": None})} if path.is_file() else ids
+    return 0 if asked == ids else len(asked)
 
 
 def _identity(directory: Path, content: Any) -> dict[str, Any]:

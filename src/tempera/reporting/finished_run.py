@@ -50,6 +50,7 @@ class Run(BaseModel):
             text: ids alone repeat from one list of prompts to another.
         deviations: standard deviations over prompts, of the accepted length and the latency.
         described: its metrics that the table lacks.
+        begun: prompts of a later start that has not finished, if there was one.
         exact: whether its method's rule claims the law of plain autoregression.
         length: tokens of an image, with those of a preview, which are not of the `grid`; NaN of
             pictures that other code made.
@@ -81,6 +82,7 @@ class Run(BaseModel):
     matched: Matched | None = _of("about", "matched")
     exact: bool = False
     images: int = 0
+    begun: int = 0
     described: list[Metric] = []
     length: Length
     scorers: dict[str, list[str]] = {}

@@ -274,6 +274,12 @@ def cautions(
             f"{', '.join(crowded)}."
         )
     sentences += _uncompared(runs, baseline)
+    for label, run in zip(labels(runs), runs, strict=True):
+        if run.begun:
+            sentences.append(
+                f"{label}: the results are of {run.images} prompts; a later start with "
+                f"{run.begun} is unfinished."
+            )
     if unfinished:
         sentences.append(f"Left out because unfinished: {', '.join(map(str, unfinished))}.")
     sentences += [f"Left out because damaged: {problem}" for problem in damaged]
