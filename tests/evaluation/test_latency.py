@@ -95,7 +95,7 @@ def seconds_of(monkeypatch: pytest.MonkeyPatch, pairs: Sequence[tuple[float, flo
     def fake(pipeline: Pipeline, group: list[Prompt], kinds: Sequence[Any]) -> dict[str, Any]:
         ar, round = next(clock)
         rounds = 3.0
-        others = {"rounds": rounds, "text_encoder": 0.0, "image_decoder": 0.0}
+        others = {"rounds": rounds, "load": 0.0, "text_encoder": 0.0, "image_decoder": 0.0}
         return {"id": group[0].id, "ar": ar, "method": rounds * round, **others}
 
     monkeypatch.setattr(latency, "_time_one", fake)
