@@ -417,8 +417,8 @@ class CustomParts:
         """The pipeline with the caller's drafter.
 
         Raises:
-            TemperaError: it drafts more tokens than an image has, or the target's tokens are not
-                those of the image decoder.
+            TemperaError: it is none, or drafts more tokens than an image has, or the target's
+                tokens are not those of the image decoder.
         """
         target: Any = pipeline.target
         codes = getattr(pipeline.image_decoder, "vocab_size", None)
@@ -431,6 +431,12 @@ class CustomParts:
         if self.drafter is None:
             return pipeline
         drafter = self.drafter if isinstance(self.drafter, Drafter) else self.drafter(target)
+        if not isinstance(drafter, Drafter):
+            raise TemperaError(
+                f"the function drafter= returned {shown(drafter)}: it has to return a "
+                "tempera.Drafter",
+                option="drafter",
+            )
         if drafter.depth > target.length:
             raise TemperaError(
                 f"the drafter drafts {drafter.depth} tokens in a row, and an image has "

@@ -186,8 +186,16 @@ def check_target(network: DraftNetwork, target: TransformerTarget) -> None:
     """Refuse a target that a draft was not trained for.
 
     Raises:
-        TemperaError: hidden size, vocabulary or identity differ, if the target's is known.
+        TemperaError: it has no hidden states, or hidden size, vocabulary or identity differ, if the
+            target's is known.
     """
+    if not hasattr(target, "head"):
+        raise TemperaError(
+            f"this method's draft network reads the hidden states of a TransformerTarget, and "
+            f"{type(target).__name__} is none: give method=ar, a method that needs no draft, such "
+            "as sjd, or a drafter of your own",
+            option="method",
+        )
     config = network.config
     sizes = {
         "hidden size": (config.layer_sizes.width, target.head.hidden_size),
