@@ -104,7 +104,7 @@ def _score(pictured: Pictured, scorer: Evaluator, networks: Networks, device: to
                 row[key] = value
     write_table(folder / VALUES, values, pictured.made_by)
     summary = {
-        "order": 1 + max(places(pictured.directory).values(), default=0),
+        "order": 1 + max(orders(pictured.directory).values(), default=0),
         "metrics": {key: interval.as_dict() for key, interval in metrics.items()},
         "scorers": _measured_by(networks, scorer, list(metrics)),
         "described": [asdict(metric) for metric in scorer.metrics if metric.key in metrics],
@@ -127,7 +127,7 @@ def scored(directory: Path, made_by: str, ids: Sequence[str]) -> Scored:
     computed last. Scorers that know other prompts are left out.
     """
     result = Scored()
-    known = places(directory)
+    known = orders(directory)
     for path in sorted(known, key=lambda path: (known[path], path.stat().st_mtime_ns)):
         rows = read_table(path.parents[1] / VALUES, {"id": None}, identity=made_by)
         if {row["id"] for row in rows} != set(ids):
@@ -143,7 +143,7 @@ def scored(directory: Path, made_by: str, ids: Sequence[str]) -> Scored:
     return result
 
 
-def places(directory: Path) -> dict[Path, int]:
+def orders(directory: Path) -> dict[Path, int]:
     """The summaries in a run directory with their order; 0 of all that an earlier version wrote,
     which only the times of their files tell apart. A copied directory has other times.
     """

@@ -13,7 +13,7 @@ from tempera.errors import TemperaError
 from tempera.evaluation import latency
 from tempera.evaluation.pipeline import BY_PLACE, record_columns
 from tempera.evaluation.run_directory import PROMPTS, RECORDS, check_format
-from tempera.evaluation.score import Pictured, places, scored
+from tempera.evaluation.score import Pictured, orders, scored
 from tempera.metrics.acceptance import acceptance
 from tempera.metrics.bootstrap import Array
 from tempera.runtime.files import fingerprint, read_json, sha256_file, write_json
@@ -52,13 +52,13 @@ def summarise(directory: Path) -> dict[str, Any]:
     own = pictured(directory)
     results = directory / RESULTS
     while True:
-        known = places(directory)
+        known = orders(directory)
         result, rows = _summary(own)
         write_table(results, rows, own.made_by)
         result["results"] = sha256_file(results)
         write_json(directory / METRICS, result)
         written = sha256_file(results) == result["results"]
-        if written and places(directory) == known:  # else another process wrote, too
+        if written and orders(directory) == known:  # else another process wrote, too
             return result
 
 
