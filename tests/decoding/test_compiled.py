@@ -508,11 +508,20 @@ class HostLookUp(LookUp):
     compiles = False
 
 
-def test_a_part_that_cannot_be_compiled_is_named(backend, monkeypatch):
+class Counting(LookUp):
+    """Waits for the counts of the round before."""
+
+    def propose(self, images, uniforms):
+        return super().propose(images, uniforms) if sum(images.counts) >= 0 else None
+
+
+@pytest.mark.parametrize("kind", [LookUp, Counting])
+def test_a_part_that_cannot_be_compiled_is_named(backend, monkeypatch, kind):
     """No compiler of the machine's is at fault."""
     backend("eager")
-    monkeypatch.setitem(METHODS, "host", lambda target: LookUp())
-    with pytest.raises(TemperaError, match=r"`propose` of LookUp cannot be compiled \(") as message:
+    monkeypatch.setitem(METHODS, "host", lambda target: kind())
+    refused = rf"`propose` of {kind.__name__} cannot be compiled \("
+    with pytest.raises(TemperaError, match=refused) as message:
         decoded("host", True)
     said = str(message.value)
     assert "compiles = False" in said and "C++" not in said and "\n" not in said

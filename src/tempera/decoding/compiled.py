@@ -80,7 +80,10 @@ def graph_of(part: Part) -> Part:
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments) if owner is None else function(owner, *arguments)
-        except torch._dynamo.exc.TorchDynamoException as problem:
+        except (
+            torch._dynamo.exc.TorchDynamoException,
+            torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode,
+        ) as problem:
             raise _refusal(part, problem) from problem
 
     return cast(Part, call)
