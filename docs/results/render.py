@@ -81,7 +81,7 @@ DECISIONS = {  # what a row is for
     "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half that row's KL bound",
     "priced_tree": "relaxed, most tokens per round",
     "coolsd delta=2": "Cool-SD as published",
-    "lantern": "LANTERN, where 100 of 1,008 tokens count as similar",
+    "lantern": "LANTERN, 100 similar tokens for each of 1,008",
 }
 ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
 STUDY = {  # quantities of the study: table, column
