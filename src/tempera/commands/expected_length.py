@@ -2,7 +2,6 @@
 the one that the run directory records.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -114,10 +113,10 @@ class Wanted:
             TemperaError: the length is out of reach, or the directory's value was found under other
                 conditions.
         """
-        text = "null"
+        notes: dict[str, Any] = {}
         if processes.is_main:
-            text = json.dumps(self._recorded_or_searched(parts, target, directory))
-        notes: dict[str, Any] = json.loads(processes.from_main(text))
+            notes = self._recorded_or_searched(parts, target, directory)
+        notes = processes.from_main(notes)
         if processes.is_main:
             print(
                 f"expected_length={self.length:g}: {notes['option']}={notes['value']:g} accepts "

@@ -76,7 +76,7 @@ class Processes:
             with self._together():
                 self._state.wait_for_everyone()
 
-    def from_main(self, value: str) -> str:
+    def from_main(self, value: T) -> T:
         """The main process's value, such as a run directory with a timestamp."""
         if self._state is None:
             return value
