@@ -6,19 +6,18 @@ writes the tables between `<!-- NAME -->` and `<!-- end -->`, the sentences of q
 study.csv, runs.csv, pareto.png and study.png. `collect.py` writes results.json.
 """
 
-import csv
 import json
 import re
 import runpy
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from string import Formatter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -344,13 +343,9 @@ def csv_files(results: Results) -> dict[str, str]:
     }
 
 
-def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def as_csv(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Short rows are filled up."""
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows([*row, *[""] * (len(heads) - len(row))] for row in rows)
-    return text.getvalue()
+    return pd.DataFrame(rows, columns=heads, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def xl_table(results: Results) -> str:

@@ -4,11 +4,10 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tempera.runtime.files import cache_directory, free_at, reason
-from tempera.runtime.installation import commit, conf_directory, installed_version
+from tempera.runtime.installation import commit, conf_directory, installed_version, version_of
 from tempera.runtime.terminal import take_all_text
 
 PACKAGES = (
@@ -29,7 +28,7 @@ def main() -> None:
         "Python": f"{platform.python_version()}, {sys.executable}",
         "platform": platform.platform(),
     }
-    facts |= {name: _version(name) for name in PACKAGES}
+    facts |= {name: version_of(name) for name in PACKAGES}
     facts["cores"] = _cores()
     for name, tell in (("device", _device), ("bfloat16", _bfloat16), ("hub's cache", _hub_cache)):
         facts[name] = _told(tell)
@@ -45,13 +44,6 @@ def _told(tell: Callable[[], str]) -> str:
         return tell()
     except Exception as problem:  # of a broken installation, anything
         return f"unknown ({type(problem).__name__}: {reason(problem)})"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _cores() -> str:

@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from tempera.evaluation.latency import machine
 from tempera.evaluation.pipeline import Pipeline
-from tempera.runtime.installation import commit
+from tempera.runtime.installation import commit, version_of
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.processor import Placement
 
@@ -66,14 +65,7 @@ def about(device: torch.device, overrides: list[str]) -> dict[str, Any]:
         "overrides": overrides,
         "machine": machine(device),
         "platform": platform.platform(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version_of(name) for name in PACKAGES},
         "commit": commit(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -67,7 +67,7 @@ class Evaluator(Protocol):
     @property
     def resamples(self) -> int:
         """Number of bootstrap resamples for each interval."""
-        return 0
+        return 1000
 
     @property
     def metrics(self) -> Sequence[Metric]:

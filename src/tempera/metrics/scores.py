@@ -21,8 +21,6 @@ from tempera.metrics.table import Metric, entry
 from tempera.runtime.files import fingerprint, reason, regular_file
 
 COLUMNS = ["id", "name", "value"]
-RESAMPLES = 1000
-"""Bootstrap resamples for each interval."""
 
 
 def read_scores(path: str, ids: Sequence[str]) -> Scores:
@@ -72,11 +70,6 @@ class GivenScores(Evaluator):
     def __init__(self, path: str) -> None:
         self.path = path
         self._given = Given({}, [])
-
-    @property
-    @override
-    def resamples(self) -> int:
-        return RESAMPLES
 
     @property
     @override

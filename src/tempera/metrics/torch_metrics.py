@@ -26,8 +26,6 @@ Kind = Literal["picture", "pair"]
 """What a metric is computed on: each picture, or a picture and that of the same prompt in another
 run.
 """
-RESAMPLES = 1000
-"""Bootstrap resamples for each interval."""
 RESULTS = "results.parquet"
 """Of the other run."""
 
@@ -60,11 +58,6 @@ class TorchMetrics(Evaluator):
             if key in taken():
                 raise _refused(key, "the name is taken, so choose another")
         self.made: dict[str, Any] = {}
-
-    @property
-    @override
-    def resamples(self) -> int:
-        return RESAMPLES
 
     @property
     @override

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from contextvars import ContextVar
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,6 +31,14 @@ configurations.
 def installed_version() -> str:
     """Of tempera."""
     return version("tempera-decoding")
+
+
+def version_of(package: str) -> str:
+    """Of a distribution."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def conf_directory() -> Path:
