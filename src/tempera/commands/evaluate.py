@@ -58,16 +58,12 @@ def main(cfg: DictConfig) -> dict[str, float] | float:
 
 
 def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
-    """Run one evaluation and return its metrics.
+    """Run one evaluation, as far as its directory lacks it, and return its metrics.
 
     Args:
         quiet: print no results: the caller shows them.
     """
-    return _run(Asked.of(cfg), quiet)
-
-
-def _run(asked: Asked, quiet: bool) -> dict[str, float]:
-    """Read the prompts, build what decodes them, and do what the directory lacks."""
+    asked = Asked.of(cfg)
     options, parts = asked.options, asked.parts
     processes = Processes(cpu=parts.placement.device.type == "cpu")
     if processes.is_main and parts.placement.dtype == torch.bfloat16:
