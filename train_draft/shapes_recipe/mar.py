@@ -162,7 +162,7 @@ def encode_scenes(world: World, count: int, tokenizer: KLModel, size: str | None
         samples = single_shapes(world, first, min(64, count - first), side, size)
         moments.append(torch.stack(tokenizer.moments(pictures(samples)), 1).half())
         classes += [class_of(sample.scene.caption) for sample in samples]
-        touched += [shape_tokens(sample, side)[0] for sample in samples]
+        touched += [shape_tokens(sample, side) for sample in samples]
     return Latents(torch.cat(moments), torch.tensor(classes), torch.stack(touched))
 
 

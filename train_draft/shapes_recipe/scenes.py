@@ -34,13 +34,10 @@ def pixel_weights(samples: list[Sample], weight: float) -> Tensor:
     return weights / weights.mean()
 
 
-def shape_tokens(sample: Sample, factor: int) -> tuple[Tensor, Tensor]:
-    """Tokens that touch a shape, and those of each shape's first two rows, bool [h·w] each."""
+def shape_tokens(sample: Sample, factor: int) -> Tensor:
+    """Tokens that touch a shape, bool [h·w]."""
     shapes = F.max_pool2d(torch.from_numpy(object_masks(sample.scene)).float(), factor) > 0
-    rows = torch.arange(shapes.shape[1])[:, None]
-    top = shapes.any(-1).int().argmax(-1)[:, None, None]
-    beginnings = shapes & (rows <= top + 1)
-    return shapes.any(0).flatten(), beginnings.any(0).flatten()
+    return shapes.any(0).flatten()
 
 
 def single_shapes(

@@ -52,7 +52,6 @@ def minimise(
     run: Path,
     clip: float = torch.inf,
     ema: float = 0.0,
-    buffers: Mapping[str, Tensor] | None = None,
 ) -> nn.Module:
     """Train a network in place, from where `run` left off; a step depends on the seed and its
     number alone, so that an interrupted training ends with the same weights.
@@ -66,15 +65,12 @@ def minimise(
         run: the directory of checkpoints.
         clip: largest norm of the gradient.
         ema: decay of the moving average of the weights; 0 keeps none.
-        buffers: tensors that change in place with the steps.
 
     Returns:
         the moving average, or without one the network, in evaluation mode.
     """
     average = moving_average(network, ema) if ema else None
-    extra = dict(buffers or {})
-    if average is not None:
-        extra |= average.state_dict()
+    extra = {} if average is None else average.state_dict()
     accelerator = Accelerator(device_placement=False)
     accelerator.prepare(network, *optimisers)
     checkpoints = Checkpoints(run, accelerator, network, extra)

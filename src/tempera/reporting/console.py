@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pandas as pd
-from rich.console import Console
 
 from tempera.metrics import table
 from tempera.reporting.finished_run import Run, metrics_of
@@ -13,12 +12,12 @@ ROWS = 10
 """Metrics that the console shows by default."""
 
 
-def print_run(run: Run, verbose: bool = False, console: Console | None = None) -> None:
+def print_run(run: Run, verbose: bool = False) -> None:
     """Print what a run gains and costs in two lines, then its metrics, each with its 95%
     interval and its number of prompts: the ten that matter and those that were asked for by name
     (`torchmetrics=`, `scores=`), or all.
     """
-    console = console or Output()
+    console = Output()
     metrics = [metric for metric in metrics_of([run]) if metric.key in run.metrics]
     lines = []
     main = main_metrics(metrics, [run], ROWS)
