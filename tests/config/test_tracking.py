@@ -15,6 +15,8 @@ from tiny_evaluation import tiny_options
 from tempera.config.tracking import Tracking
 from tempera.runtime import tracking
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 
 @pytest.mark.parametrize(
     ("script", "options"),

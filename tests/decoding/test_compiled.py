@@ -296,7 +296,6 @@ def test_a_batch_of_longer_prompts_computes_its_masks_in_no_graph(replays):
 @pytest.mark.parametrize(
     ("method", "rule", "most"),
     [
-        ("tree", Exact(), 8),
         ("tree", Lantern(near(11, 3), 0.2), 32),  # with the rule's own figures
         *(pytest.param(name, Exact(), 8, marks=pytest.mark.slow) for name in ("eagle2", "sjd")),
     ],
@@ -638,7 +637,7 @@ def test_the_keys_of_a_dictionary_of_layouts_have_one_type():
 
 def test_traced_and_functionalised_rounds_write_into_the_cache_in_place(backend):
     counter = backend("aot_eager")
-    found, expected = decoded("tree", True), decoded("tree", False)
+    found, expected = decoded("eagle", True), decoded("eagle", False)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     writes = [graph.code.count("index_copy_") for graph in counter.graphs]
     assert sum(map(bool, writes)) >= 1

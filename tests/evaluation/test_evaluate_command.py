@@ -22,7 +22,7 @@ from tempera.commands import evaluate, export, score
 from tempera.commands.asked import reader
 from tempera.config.compose import composed
 from tempera.config.parts import Parts
-from tempera.decoding import loop
+from tempera.decoding import compiled, loop
 from tempera.drafters.draft_files import save_draft
 from tempera.drafters.eagle_network import EagleModel
 from tempera.errors import TemperaError
@@ -32,6 +32,8 @@ from tempera.metrics.evaluators import Networks
 from tempera.reporting import run_report
 from tempera.runtime.network_directory import weights_hash
 from tempera.runtime.processor import peak_memory
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
@@ -140,7 +142,7 @@ def test_rounds_stay_compiled_while_a_batch_that_fits_is_searched(
         return rounds(target, *given)
 
     monkeypatch.setattr("tempera.evaluation.pipeline.rounds", full)
-    monkeypatch.setattr(loop, "compiled", loop.plain)  # a CPU takes a minute to compile
+    monkeypatch.setattr(compiled, "_compile", lambda part, _: part)  # a CPU takes a minute
     given = [*tiny_options(tmp_path), "depth=2", "speed.prompts=0", "compile=true", "limit=4"]
     auto = ["method=eagle", *given, "batch_size=auto", "family.batch_size=4"]
     evaluate.main(composed("eval", auto, tmp_path / "run"))

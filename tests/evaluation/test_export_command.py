@@ -26,6 +26,7 @@ from tempera.metrics.scores import GivenScores
 from tempera.reporting.collect import collect, find_runs
 from tempera.runtime.image_files import picture_path
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 Run = Callable[..., str]
 TEXTS = ["a photo of a bench", "a photo of two cows", "a red cube"]
 TAGS = ["single_object", "counting", "single_object"]

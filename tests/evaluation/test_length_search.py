@@ -33,6 +33,7 @@ from tempera.rules.schedules import Prices, exponential
 from tempera.rules.standard import Exact, Relaxed
 from tempera.shapes.scenes import world_prompts
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 LENGTH = 3
 NEAR = {k: near(3, k) for k in (1, 2, 3)}
 RULES: dict[str, tuple[tuple[float, float], Any]] = {

@@ -27,6 +27,7 @@ from tempera.reporting.verdict import verdict
 from tempera.runtime.image_files import picture_path
 from tempera.runtime.tracking import Tracker
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 VARIATION = [
     "+torchmetrics.variation.kind=picture",
     "+torchmetrics.variation.metric._target_=torchmetrics.image.TotalVariation",

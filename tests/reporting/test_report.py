@@ -492,12 +492,10 @@ OF_MAR = {"cspd", "cspd_exact", "draft"}
     ["model=shapes_mar", "denoising_steps=2", "method=ar," + ",".join(sorted(OF_MAR))],
 ])  # fmt: skip
 def test_every_method_runs_to_its_report(
-    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: list[str], no_figures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a user runs it: a sweep, each run's console and page, the sweep's table, the report."""
     monkeypatch.chdir(tmp_path)
-    for part in ("grid", "acceptance"):
-        monkeypatch.setattr(f"tempera.reporting.figures.{part}", lambda *_: None)
     quick = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "outputs=out"]
     monkeypatch.setattr(sys, "argv", ["run.py", "-m", *given, *quick])
     runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")

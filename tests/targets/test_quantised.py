@@ -31,6 +31,7 @@ from tempera.shapes.networks import load_smaller
 from tempera.targets import packed_linear
 from tempera.targets.packed_linear import PackedLinear
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 INT8 = "weights_dtype=int8"
 
 
