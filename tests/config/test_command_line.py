@@ -405,16 +405,10 @@ def test_a_launchers_own_options_reach_it_in_a_sweep_over_methods(run: Run) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        "launcher=joblib hydra.launcher.n_jobs=2",
-        "hydra/launcher=submitit_local hydra.launcher.cpus_per_task=1 hydra.launcher.timeout_min=5",
-    ],
-)
-def test_a_launcher_runs_a_sweep_over_methods(launcher: str, tmp_path: Path) -> None:
-    plugin = "joblib" if "joblib" in launcher else "submitit"
-    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher")
+def test_a_launcher_runs_a_sweep_over_methods(tmp_path: Path) -> None:
+    """Submitit's does in tests/integration/test_several_processes.py."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    launcher = "launcher=joblib hydra.launcher.n_jobs=2"
     line = f"-m method=ar,coolsd limit=1 metrics=none speed.prompts=0 tracking=none {launcher}"
     command = [sys.executable, str(ROOT / "eval/run.py"), *line.split(), "hydra.sweep.dir=a"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

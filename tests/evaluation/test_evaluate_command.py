@@ -146,6 +146,7 @@ def test_rounds_stay_compiled_while_a_batch_that_fits_is_searched(
     given = [*tiny_options(tmp_path), "depth=2", "speed.prompts=0", "compile=true", "limit=4"]
     auto = ["method=eagle", *given, "batch_size=auto", "family.batch_size=4"]
     evaluate.main(composed("eval", auto, tmp_path / "run"))
+    compiled.forget()
     assert sizes == [(4, True), (2, True)]
     assert json.loads((tmp_path / "run/run.json").read_text())["identity"]["compiled"] is True
 

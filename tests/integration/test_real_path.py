@@ -208,8 +208,8 @@ def test_a_model_goes_from_the_hub_to_the_report(
     """
     options = published(hub, name, tmp_path / "published")
     if name not in PUBLIC:
-        metrics = trained(options, "limit=60", "steps=2", "train_data.batch_size=30")
-        assert metrics["data"]["count"] == 60 and metrics["data"]["encoder"]["kind"] == "target"
+        metrics = trained(options, "limit=40", "steps=2", "train_data.batch_size=20")
+        assert metrics["data"]["count"] == 40 and metrics["data"]["encoder"]["kind"] == "target"
     found = {key: evaluated(options, key, method) for key, method in METHODS.items()}
     assert {result["images"] for result in found.values()} == {2}
     report = reported("outputs/eval")["report.md"]
