@@ -31,6 +31,7 @@ from tempera.decoding.interfaces import Draft, Drafter, Scores
 from tempera.decoding.loop import decode
 from tempera.decoding.probabilities import Sampling, sample
 from tempera.decoding.random_streams import Draws, RandomStreams
+from tempera.decoding.rows import Rows
 from tempera.decoding.timing import Clock
 from tempera.decoding.trees import Block, Tree
 from tempera.decoding.verification import verify
@@ -225,6 +226,9 @@ QUICK = [("llamagen", "eagle2", 3), ("llamagen", "parallel", 3), ("chameleon", "
 
 @pytest.fixture
 def replays(monkeypatch):
+    """Rows take the next prompt as soon as their image is complete: these are too short to wait."""
+    at_once = property(lambda _: 0.0, lambda *_: None)
+    monkeypatch.setattr(Rows, "patience", at_once, raising=False)
     return replayed(monkeypatch)
 
 
