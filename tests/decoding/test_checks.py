@@ -5,7 +5,17 @@ decoded with it.
 import pytest
 import torch
 
-from tempera import Draft, Drafter, Rule, Sampling, TemperaError, Tree, exactness
+from tempera import (
+    Draft,
+    Drafter,
+    RandomStreams,
+    Rule,
+    Sampling,
+    TemperaError,
+    Tree,
+    decode,
+    exactness,
+)
 from tempera.decoding.interfaces import DraftModel, Scores
 from tempera.decoding.probabilities import excess, ratio, sample
 from tempera.decoding.verification import TokenRule
@@ -126,11 +136,27 @@ def test_a_draft_model_that_returns_something_else_is_refused(name, is_dynamic):
         run(made)
 
 
-def test_a_drafter_says_how_much_it_drafts():
-    with pytest.raises(TemperaError, match="Silent has no `depth`"):
-        run(type("Silent", (Drafter,), {"nodes": 3, "propose": Guess.propose})())
-    with pytest.raises(TemperaError, match="Guess is a class: give an object"):
-        run(Guess)
+SILENT = type("Silent", (Drafter,), {"nodes": 3, "propose": Guess.propose})()
+PARTS = {
+    "no depth": ({"drafter": SILENT}, "Silent has no `depth`"),
+    "a class": ({"drafter": Guess}, "Guess is a class: give an object"),
+    "a model": ({"drafter": Even()}, "Even is a draft model: give a drafter"),
+    "a class of rules": ({"rule": Mine}, "the rule is .*Mine.*: give a tempera.Rule"),
+    "no target": ({"target": EVEN}, "Tensor has no `length`: every target has it"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_are_something_else_are_refused(name):
+    given, sentence = PARTS[name]
+    parts = {"target": TableTarget(3, 4), "drafter": Guess(), "rule": Mine()} | given
+    with pytest.raises(TemperaError, match=sentence):
+        decode(*parts.values(), RandomStreams(0, ["a"]), ["a"])
+
+
+def test_there_is_a_row():
+    with pytest.raises(TemperaError, match="rows=-1 is not possible"):
+        decode(TableTarget(3, 4), Guess(), Mine(), RandomStreams(0, ["a"]), ["a"], rows=-1)
 
 
 def in_place(self, p, q, *_):

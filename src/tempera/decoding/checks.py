@@ -13,19 +13,31 @@ from tempera.decoding.interfaces import Draft, Drafter, DraftModel, Rule, Scores
 from tempera.decoding.probabilities import at
 from tempera.decoding.sequences import Sequences, version
 from tempera.decoding.verification import TokenRule
-from tempera.errors import TemperaError
+from tempera.errors import TemperaError, shown
 
 ROUNDING = 1e-3
 """How far the sum of float32 probabilities may be from 1."""
+DRAFTER = ("nodes", "depth", "propose", "compiles")
+TARGET = ("length", "vocab_size", "compiled", "begin", "score", "commit")
 
 
-def check_drafter(drafter: Drafter) -> None:
-    """Raise TemperaError unless a drafter says how many tokens it drafts."""
+def check_parts(target: Target, drafter: Drafter, rule: Rule, rows: int | None) -> None:
+    """Raise TemperaError for parts that are something else, and for fewer than one row."""
+    if not isinstance(rule, Rule):
+        raise TemperaError(f"the rule is {shown(rule)}: give a tempera.Rule, as in tempera.Exact()")
+    if isinstance(drafter, DraftModel):
+        raise TemperaError(
+            f"{type(drafter).__name__} is a draft model: give a drafter that drafts with it, as in "
+            "StaticTreeDrafter(model, tree)"
+        )
     if isinstance(drafter, type):
         raise TemperaError(f"{drafter.__name__} is a class: give an object of it as the drafter")
-    for name in ("nodes", "depth"):
-        if not hasattr(drafter, name):
-            raise TemperaError(f"{type(drafter).__name__} has no `{name}`: every drafter sets it")
+    for who, part, needs in (("drafter", drafter, DRAFTER), ("target", target, TARGET)):
+        for name in needs:
+            if not hasattr(part, name):
+                raise TemperaError(f"{type(part).__name__} has no `{name}`: every {who} has it")
+    if rows is not None and rows < 1:
+        raise TemperaError(f"rows={rows} is not possible: give 1 or more")
 
 
 def check_draft(drafter: Drafter, draft: Draft, target: Target, sequences: Sequences) -> None:

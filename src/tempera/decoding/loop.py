@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from tempera.decoding import verification
-from tempera.decoding.checks import check_draft, check_drafter, check_scores
+from tempera.decoding.checks import check_draft, check_parts, check_scores
 from tempera.decoding.compiled import Run, begin_step, compiled, plain
 from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.diagnostics import Diagnosed
@@ -81,9 +81,9 @@ def rounds(
             prompt was refused; a prompt that is refused while others are decoded is told at the
             end.
     """
+    check_parts(target, drafter, rule, rows)
     make: Run = compiled if target.compiled else plain
     own = make if drafter.compiles else plain
-    check_drafter(drafter)
     batch = _Rows(target, drafter, streams, prompts, rows)
     while batch.begin():
         sequences = batch.sequences
