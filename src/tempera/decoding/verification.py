@@ -237,8 +237,9 @@ def _certain_acceptance_probs(draft: Draft, p: Tensor, rule: TokenRule) -> Tenso
     tree = draft.tree
     parents = (1 + tree.parents).expand_as(draft.tokens)
     own = p.flatten(1).gather(1, parents * p.shape[-1] + draft.tokens).double()
-    same = draft.tokens.unsqueeze(-1) == draft.tokens.unsqueeze(-2)
-    own = own.masked_fill((tree.earlier_siblings & same).any(-1), 0.0)  # rejected already
+    if not tree.is_chain:
+        same = draft.tokens.unsqueeze(-1) == draft.tokens.unsqueeze(-2)
+        own = own.masked_fill((tree.earlier_siblings & same).any(-1), 0.0)  # rejected already
     gone = (tree.earlier_siblings.double() @ own.unsqueeze(-1)).squeeze(-1)
     left = (1 - gone).clamp(min=torch.finfo(gone.dtype).tiny)  # sums to 1 up to rounding
     mass = (own / left).float().unsqueeze(-1)
