@@ -21,7 +21,7 @@ DRAFTER = ("nodes", "depth", "propose", "compiles")
 TARGET = ("length", "vocab_size", "compiled", "begin", "score", "commit")
 
 
-def check_parts(target: Target, drafter: Drafter, rule: Rule, rows: int | None) -> None:
+def check_parts(target: object, drafter: object, rule: object, rows: int | None) -> None:
     """Raise TemperaError for parts that are something else, and for fewer than one row."""
     if not isinstance(rule, Rule):
         raise TemperaError(f"the rule is {shown(rule)}: give a tempera.Rule, as in tempera.Exact()")
