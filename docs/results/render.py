@@ -77,10 +77,10 @@ DECISIONS = {  # what a row is for
     "parallel_tree": "exact, more tokens than `parallel_block`",
     "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
     "coolsd floor=1 delta=2": "**relaxed**, as few broken pictures as `ar`",
-    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half that row's KL bound",
+    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half the KL bound of the row above",
     "priced_tree": "relaxed, most tokens per round",
     "coolsd delta=2": "Cool-SD as published",
-    "lantern": "LANTERN, 100 similar tokens for each of 1,008",
+    "lantern": "LANTERN, 100 similar tokens for each of the 1,008",
 }
 ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
 STUDY = {  # quantities of the study: table, column
@@ -344,8 +344,9 @@ def csv_files(results: Results) -> dict[str, str]:
 
 
 def as_csv(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Short rows are filled up."""
-    return pd.DataFrame(rows, columns=heads, dtype=object).to_csv(index=False, lineterminator="\n")
+    """Missing cells at a row's end stay empty."""
+    table = pd.DataFrame([dict(zip(heads, row, strict=False)) for row in rows], columns=heads)
+    return table.astype(object).to_csv(index=False, lineterminator="\n")
 
 
 def xl_table(results: Results) -> str:
