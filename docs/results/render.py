@@ -77,7 +77,7 @@ DECISIONS = {  # what a row is for
     "parallel_tree": "exact, more tokens than `parallel_block`",
     "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
     "coolsd floor=1 delta=2": "**relaxed**, as few broken pictures as `ar`",
-    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half the KL bound of the row above",
+    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half the KL bound of that above",
     "priced_tree": "relaxed, most tokens per round",
     "coolsd delta=2": "Cool-SD as published",
     "lantern": "LANTERN, 100 similar tokens for each of the 1,008",
