@@ -145,7 +145,7 @@ def whole(place: Path) -> dict[Path, Reader]:
     made_up_runs(place / "runs", RUNS[1:2], prompts=2)
     run = next((place / "runs").iterdir())
     pipeline, prompts = tiny_pipeline(), [Prompt("a", "a ring"), Prompt("b", "a star")]
-    store = Store(place / "records", "run", record_columns(pipeline.target.length))
+    store = Store(place / "records", "run", record_columns(pipeline.target.length, 4))
     for done in pipeline.decoded(prompts, 2):
         store.add([{**row, "seconds": 1.0} for row in records(done)])
     save_file({"a": torch.rand(3, 3)}, place / "a.safetensors")

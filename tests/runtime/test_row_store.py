@@ -47,12 +47,21 @@ def test_unfinished_parts_are_ignored(tmp_path: Path) -> None:
 
 
 COLUMNS = {
-    "tokens": Numbers(length=3), "seconds": Numbers(),
-    "sizes": Numbers(length=3, needed=False), "name": None,
+    "tokens": Numbers(0, 300, whole=True, length=3), "seconds": Numbers(positive=True),
+    "tested": Numbers(0), "kept": Numbers(0, at_most="tested"),
+    "sizes": Numbers(0, length=3, needed=False), "name": None,
 }  # fmt: skip
-GOOD = {"id": "a", "tokens": [1, 2, 299], "seconds": 0.5, "sizes": [1, None, 7], "name": "x"}
+GOOD = {"id": "a", "tokens": [1, 2, 299], "seconds": 0.5, "tested": [2, 1], "kept": [2, 0],
+        "sizes": [1, None, 7], "name": "x"}  # fmt: skip
 BELIEVED: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [1, 2]}, "tokens has rows without exactly 3"),
+    ({"tokens": [1, 2, 300]}, "tokens contains numbers outside"),
+    ({"tokens": [1, 2, -1]}, "tokens contains numbers outside"),
+    ({"tokens": [1.5, 2, 3]}, "tokens contains numbers that are not whole"),
+    ({"seconds": 0.0}, "seconds contains numbers that are not above 0"),
+    ({"kept": [2, 2]}, "kept holds more than tested"),
+    ({"kept": [0]}, "kept holds more than tested"),
+    ({"sizes": [1, None, -7]}, "sizes contains numbers outside"),
     ({"tokens": ["1", "2", "3"]}, "tokens contains values that are not"),
     ({"tokens": 7}, "tokens has rows without exactly 3"),
     ({"seconds": None}, "seconds lacks values"),

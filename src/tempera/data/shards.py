@@ -209,7 +209,9 @@ def read_shards(
     if not manifest.complete:
         raise TemperaError(f"the shards in {directory} are unfinished: {advice}.")
     hashes = [shard.sha256 for shard in manifest.shards if shard.count]
-    codes = Numbers(length=length or math.prod(grid))
+    codes = Numbers(
+        0, min(vocab_size, manifest.vocab_size), whole=True, length=length or math.prod(grid)
+    )
     rows: list[dict[str, Any]] = []
     for number, shard in enumerate(manifest.shards):
         path = shard_file(directory, number)
@@ -221,11 +223,8 @@ def read_shards(
                 f"{path} holds {len(part)} images and not {shard.count}: delete it, and {advice}."
             )
         rows += part
-    images = CodedImages(
+    return CodedImages(
         [row["key"] for row in rows],
         [row["caption"] for row in rows],
         np.array([row["codes"] for row in rows], np.int32),
     )
-    if images.codes.max(initial=0) >= vocab_size:
-        raise TemperaError(f"the shards in {directory} have codes of another vocabulary: {advice}.")
-    return images

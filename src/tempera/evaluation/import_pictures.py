@@ -96,6 +96,7 @@ def import_pictures(
         "drawn_by": drawn_by,
         "exact": False,
         "length": None,
+        "vocab": None,
         "grid": [1, 1],
         "machine": "",
         "timed": [],

@@ -35,11 +35,14 @@ from tempera.runtime.processor import name_of
 from tempera.runtime.row_store import Numbers, Row, Store
 
 COLUMNS = {
-    **dict.fromkeys(("ar", "method", "rounds", "text_encoder"), Numbers()),
-    **dict.fromkeys(("image_decoder", "clocked", "load"), Numbers(needed=False)),
+    **dict.fromkeys(("ar", "method", "rounds"), Numbers(positive=True)),
+    "text_encoder": Numbers(0),
+    "image_decoder": Numbers(0, needed=False),
+    "clocked": Numbers(0, needed=False),
+    "load": Numbers(0, needed=False),
 }
 """Columns of a timing, besides the parts of a round."""
-PLAIN = {"ar": Numbers(), "load": Numbers(needed=False)}
+PLAIN = {"ar": Numbers(positive=True), "load": Numbers(0, needed=False)}
 """Columns of a timing of plain autoregression alone."""
 MOST = 10**6
 """Prompts that can be timed."""

@@ -343,14 +343,29 @@ BY_PLACE = "_by_place"
 """What ends the name of a record's column with a figure of the rule at each place of the image."""
 
 
-COUNTED = ("tested", "tested_by_tenth", "accepted", "accepted_by_tenth")
+def record_columns(length: int, vocab: int | None) -> dict[str, Numbers | None]:
+    """The columns of `records` that every computation needs, as a target can have made them.
 
-
-def record_columns(length: int) -> dict[str, Numbers | None]:
-    """The columns of `records` that every computation needs, of images of so many tokens."""
-    numbers = dict.fromkeys(("rounds", *COUNTED, "accepted_length", "seconds"), Numbers())
-    by_token = dict.fromkeys(("tokens", "depth"), Numbers(length=length))
-    return {"text": None, **by_token, **numbers, "memory": Numbers(needed=False)}
+    Args:
+        length: tokens of an image.
+        vocab: number of different tokens; None for continuous ones.
+    """
+    tokens = (
+        Numbers(length=length) if vocab is None else Numbers(0, vocab, whole=True, length=length)
+    )
+    return {
+        "text": None,
+        "tokens": tokens,
+        "depth": Numbers(0, length + 1, whole=True, length=length),
+        "rounds": Numbers(1, length + 1, whole=True),
+        "tested": Numbers(0, whole=True),
+        "tested_by_tenth": Numbers(0, whole=True),
+        "accepted": Numbers(0, whole=True, at_most="tested"),
+        "accepted_by_tenth": Numbers(0, whole=True, at_most="tested_by_tenth"),
+        "accepted_length": Numbers(positive=True),
+        "seconds": Numbers(positive=True),
+        "memory": Numbers(0, whole=True, needed=False),
+    }
 
 
 def records(batch: Decoded) -> list[Row]:

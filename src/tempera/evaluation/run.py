@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from tempera.data.prompts import Prompt
 from tempera.decoding.compiled import forget
+from tempera.decoding.interfaces import Target
 from tempera.evaluation import latency
 from tempera.evaluation.generate import generate, restore_pictures, todo
 from tempera.evaluation.latency import SpeedProtocol, whole_batches
@@ -78,8 +79,8 @@ class Evaluation:
 
 def facts(name: str, pipeline: Pipeline, protocol: SpeedProtocol) -> dict[str, Any]:
     """What run.json says beside the identity, so that the run is read without its model: `name`, as
-    reports call it; whether its method is `exact`; `length` and `grid` of an image's tokens;
-    `machine`, and the batch sizes that are `timed` there.
+    reports call it; whether its method is `exact`; `length`, `grid` and `vocab` of an image's
+    tokens (`vocab` None of continuous ones); `machine`, and the batch sizes that are `timed` there.
     """
     target = pipeline.target
     return {
@@ -87,6 +88,7 @@ def facts(name: str, pipeline: Pipeline, protocol: SpeedProtocol) -> dict[str, A
         "exact": pipeline.method.exact,
         "length": target.length,
         "grid": list(target.grid),
+        "vocab": target.vocab_size if isinstance(target, Target) else None,
         "machine": latency.machine(pipeline.device),
         "timed": [1, *protocol.batches] if protocol.prompts else [],
     }
@@ -141,7 +143,10 @@ def _generated(
 ) -> list[Row]:
     """Generate the missing images and return all records, in the prompts' order."""
     target = pipeline.target
-    store = Store(plan.directory / RECORDS, plan.made_by, record_columns(target.length))
+    columns = record_columns(
+        target.length, target.vocab_size if isinstance(target, Target) else None
+    )
+    store = Store(plan.directory / RECORDS, plan.made_by, columns)
     share = prompts[processes.rank :: processes.count]
     waiting = len(todo(store, share))
     length = target.length

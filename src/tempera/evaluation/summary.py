@@ -19,7 +19,7 @@ from tempera.metrics.bootstrap import Array
 from tempera.runtime.files import fingerprint, read_json, sha256_file, write_json
 from tempera.runtime.row_store import Row, Store, read_table, write_table
 
-FACTS = ("name", "exact", "length", "grid", "timed")
+FACTS = ("name", "exact", "length", "vocab", "grid", "timed")
 """What run.json has of `tempera.evaluation.run.facts`, beside the identity and other facts."""
 RESULTS = "results.parquet"
 METRICS = "metrics.json"
@@ -96,7 +96,7 @@ def _summary(own: Pictured) -> tuple[dict[str, Any], list[Row]]:
 
 def _records(own: Pictured, run: Mapping[str, Any]) -> list[Row]:
     """One row per prompt, in their order."""
-    columns = record_columns(run["length"]) if run["length"] else {"text": None}
+    columns = record_columns(run["length"], run["vocab"]) if run["length"] else {"text": None}
     records = Store(own.directory / RECORDS, own.made_by, columns).rows()
     missing = [prompt.id for prompt in own.prompts if prompt.id not in records]
     if missing:

@@ -3,6 +3,7 @@ part carries the identity of what it belongs to.
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,34 @@ class Numbers:
     """A column of numbers, or of lists of them, which are read as arrays.
 
     Attributes:
+        least, below: the numbers' range.
+        positive: whether they are also above 0.
+        whole: whether they are whole.
+        at_most: the column whose numbers theirs do not exceed, one by one.
         length: of every list, for instance the tokens of an image. Such arrays take as few bytes as
             their numbers need.
         needed: whether every row must have a value.
     """
 
+    least: float = -math.inf
+    below: float = math.inf
+    positive: bool = False
+    whole: bool = False
+    at_most: str = ""
     length: int | None = None
     needed: bool = True
+
+    def check(self, numbers: Array, limit: Array | None) -> None:
+        """Raise ValueError unless these are such numbers; `limit` are those of `at_most`."""
+        known = numbers if self.needed else numbers[numbers == numbers]  # NaN: none
+        if not ((known >= self.least) & (known < self.below)).all():
+            raise ValueError(f"contains numbers outside [{self.least}, {self.below})")
+        if self.positive and not (known > 0).all():
+            raise ValueError("contains numbers that are not above 0")
+        if self.whole and (known % 1).any():
+            raise ValueError("contains numbers that are not whole")
+        if limit is not None and (limit.shape != numbers.shape or (numbers > limit).any()):
+            raise ValueError(f"holds more than {self.at_most}")
 
 
 class Store:
@@ -45,7 +67,7 @@ class Store:
     Args:
         directory: directory of the parts.
         identity: of what the rows belong to, such as a run; every part carries it.
-        columns: what each row must have besides its id; None: text.
+        columns: what each row must have besides its id, and the numbers that it can be; None: text.
     """
 
     def __init__(
@@ -63,7 +85,8 @@ class Store:
         since all parts are of one identity; the first is taken.
 
         Raises:
-            TemperaError: a part is damaged or belongs to something else, or lacks a column.
+            TemperaError: a part is damaged or belongs to something else, lacks a column, or has
+                numbers that cannot be.
         """
         found: dict[str, Row] = {}
         for path in self._parts():
@@ -150,7 +173,8 @@ def read_table(
     for name, wanted in (columns or {}).items():
         try:
             if name in read:
-                read[name] = _values(read[name].combine_chunks(), wanted)
+                limit = table[wanted.at_most] if wanted and wanted.at_most in read else None
+                read[name] = _values(read[name].combine_chunks(), wanted, limit)
             elif wanted is None or wanted.needed:
                 raise ValueError("is missing")
         except ValueError as problem:
@@ -194,12 +218,15 @@ def _table(path: Path, columns: list[str] | None = None, identity: str | None = 
     )
 
 
-def _values(column: "pa.Array", wanted: Numbers | None) -> list[Any]:
+def _values(
+    column: "pa.Array", wanted: Numbers | None, limit: "pa.ChunkedArray | None"
+) -> list[Any]:
     """The values of a column, with lists of numbers as arrays.
 
     Args:
         column: as it was read.
         wanted: what it must hold.
+        limit: the column of `wanted.at_most`.
 
     Raises:
         ValueError: they are not the wanted ones.
@@ -221,6 +248,7 @@ def _values(column: "pa.Array", wanted: Numbers | None) -> list[Any]:
     numbers = _flat(column)
     if not np.issubdtype(numbers.dtype, np.number) and len(numbers):
         raise ValueError("contains values that are not numbers")
+    wanted.check(numbers, None if limit is None else _flat(limit.combine_chunks()))
     if not lists or _is_list(kind.value_type):
         return column.to_pylist()  # type: ignore[no-any-return]
     if wanted.length is not None:
