@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hydra import compose, initialize_config_dir
 from paths import ROOT
@@ -109,8 +110,8 @@ def test_a_job_after_a_failed_job_has_a_tracked_run_of_its_own(
         return 0
 
     assert sweep(2) == 0
-    (cut,) = (tmp_path / "s/0/records").glob("*.parquet")
-    cut.write_bytes(cut.read_bytes()[:100])
+    (part,) = (tmp_path / "s/0/records").glob("*.parquet")
+    pq.write_table(pq.read_table(part).drop_columns(["tokens"]), part)
     assert sweep(3) == 1
     told = capsys.readouterr().out
     for job, starts in ((0, 2), (1, 2)):

@@ -18,12 +18,12 @@ pytestmark = [
 ]
 MOST = {
     "ar, propose": (0, 14),
-    "ar, score": (26, 192),
+    "ar, score": (26, 177),
     "ar, verify": (7, 98),
     "ar, commit": (3, 48),
-    "chain, propose": (42, 294),
-    "chain, score": (26, 192),
-    "chain, verify": (11, 132),
+    "chain, propose": (42, 275),
+    "chain, score": (26, 177),
+    "chain, verify": (12, 141),
     "chain, commit": (3, 48),
     "chain, observe": (16, 148),
 }

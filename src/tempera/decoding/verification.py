@@ -129,6 +129,7 @@ def verify(
             "take another rule",
             option="tree",
         )
+    broken = [scores.has_nan, draft.has_nan]
     if tree.nodes:
         stop, probs = _walked(rule, rule.walk(draft, scores, sequences, uniforms), p)
         mass = probs.sum(-1)
@@ -136,10 +137,9 @@ def verify(
         if type(rule).walk is not TokenRule.walk:
             inside = (stop >= 0) & (stop <= tree.nodes)
             stop, fits = torch.where(inside, stop, 0), fits & inside
-        by_rule = ~fits
+        broken.append(~fits)
     else:  # plain autoregression: nothing to test
-        by_rule = torch.zeros_like(scores.has_nan)
-        stop = by_rule.long()
+        stop = torch.zeros_like(scores.has_nan, dtype=torch.int64)
         probs = p[:, 0]
     next_token = sample(probs, uniforms[:, -1])
     route = tree.route_to(stop)
@@ -154,7 +154,7 @@ def verify(
         next_token,
         origin=_origins(tree, stop, accepted, tokens.shape[1]),
         logprob=p.flatten(1).gather(1, visited * p.shape[-1] + tokens).log(),
-        broken=torch.stack([scores.has_nan, draft.has_nan, by_rule]),
+        broken=torch.stack(broken),
     )
 
 
