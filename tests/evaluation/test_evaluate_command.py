@@ -184,6 +184,23 @@ def test_a_rule_that_is_a_plain_class_resumes_and_differs_by_its_options_and_fil
     assert "was made with verification.rule.near=" in run()
 
 
+def test_another_text_encoder_does_not_go_on_with_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["method=eagle", *tiny_options(tmp_path), "depth=2", "hydra.run.dir=run"]
+
+    def run(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["run.py", *given, *options])
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
+        return capsys.readouterr().err
+
+    assert "error" not in run("limit=1", "model.text_encoder.directory=first")
+    assert "error" not in run("limit=2", "model.text_encoder.directory=first")
+    assert "was made with text_encoder=" in run("model.text_encoder.directory=second")
+
+
 def test_a_draft_that_one_trained_is_used_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

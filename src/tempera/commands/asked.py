@@ -119,7 +119,7 @@ def read_options(
     options = from_options(cfg, Options)
     _check_paper(options.paper)
     scorers = build_scorers(cfg, options.scores, options.against)
-    if options.prompt is not None and not _asked(options, "metrics"):
+    if options.prompt is not None and not is_given(options, "metrics"):
         scorers[0] = NoEvaluator()
     return options, Wanted.of(cfg), _protocol(cfg, options), scorers
 
@@ -151,11 +151,11 @@ def _protocol(cfg: DictConfig, options: Options) -> SpeedProtocol:
     takes longer than the picture.
     """
     protocol: SpeedProtocol = instantiate(cfg.speed)
-    asked = options.prompt is None or _asked(options, "speed.prompts")
+    asked = options.prompt is None or is_given(options, "speed.prompts")
     return protocol if asked else replace(protocol, prompts=0)
 
 
-def _asked(options: Options, name: str) -> bool:
+def is_given(options: Options, name: str) -> bool:
     """Whether the command line names an option, or one of its group."""
     given = [option_name(option) for option in options.overrides]
     return any(one == name or one.startswith(f"{name}.") for one in given)

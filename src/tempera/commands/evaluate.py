@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from tempera.commands import expected_length
-from tempera.commands.asked import Asked, Options, reader
+from tempera.commands.asked import Asked, Options, is_given, reader
 from tempera.commands.bfloat16 import tell_bfloat16
 from tempera.commands.costs import dry_evaluation, read_with_files
 from tempera.config.nodes import plain
@@ -211,6 +211,8 @@ def _plan(
         expected_length=options.expected_length,
         diagnostics=options.diagnostics,
     )
+    if is_given(options, "model.text_encoder") or is_given(options, "model.text_weights"):
+        settings["text_encoder"] = fingerprint(parts.text_encoder_part.identity)
     method = options.choices.get("method")
     identity = run_identity(settings, method, pipeline, parts.verification, parts.placement)
     shares = protocol.paired is False or (protocol.paired is None and _sweep() is not None)

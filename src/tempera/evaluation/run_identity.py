@@ -18,10 +18,10 @@ PACKAGES = ("tempera-decoding", "torch", "transformers")
 """Distributions whose versions are recorded with a run."""
 DRAWS = (
     *("model", "seed", "dtype", "weights_dtype", "guidance", "temperature"),
-    *("top_k", "top_p", "min_p", "entropy_temperature", "target"),
+    *("top_k", "top_p", "min_p", "entropy_temperature", "text_encoder", "target"),
 )
 """Settings that runs share whose draws for a prompt are the same: they are compared prompt by
-prompt. `target` names the weights.
+prompt. `target` names the weights; `text_encoder` is there where its options were given.
 """
 
 
