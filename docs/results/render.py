@@ -77,10 +77,10 @@ DECISIONS = {  # what a row is for
     "parallel_tree": "exact, more tokens than `parallel_block`",
     "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
     "coolsd floor=1 delta=2": "**relaxed**, as few broken pictures as `ar`",
-    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, half the KL bound of that above",
+    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, about half that KL bound",
     "priced_tree": "relaxed, most tokens per round",
     "coolsd delta=2": "Cool-SD as published",
-    "lantern": "LANTERN, 100 similar tokens for each of the 1,008",
+    "lantern": "LANTERN, with 100 of 1,008 codes counted as similar",
 }
 ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
 STUDY = {  # quantities of the study: table, column
@@ -310,7 +310,7 @@ def table(name: str, rows: Rows) -> str:
         if set(cells) != {"–"}:
             about = [DECISIONS[row]] if name == "decision" else []
             shown.append([*about, f"`{row.removeprefix('mar ')}`", *cells])
-    heads = ["for", "run"] if name == "decision" else ["run"]
+    heads = ["purpose", "run"] if name == "decision" else ["run"]
     return lines([*heads, *COLUMNS[name]], shown)
 
 

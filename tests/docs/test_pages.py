@@ -152,7 +152,7 @@ def test_every_preset_of_a_paper_is_listed() -> None:
     page = text_of(ROOT / "docs" / "paper_tables.md")
     cells = " ".join(re.findall(r"(?m)^\| [^|]+ \| (`[^|]+`) \|", page))
     assert set(re.findall(r"`(\w+)`", cells)) == presets
-    assert len(presets) == 27 and "Twenty-seven tables and figures" in text_of(README)
+    assert len(presets) == 27 and "Twenty-seven [presets]" in text_of(README)
 
 
 def test_the_groups_of_conf_are_listed() -> None:
