@@ -221,8 +221,8 @@ def generate(graph: fx.GraphModule, inputs: list[Any]) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         fakes = [torch.empty_strided(**x) if isinstance(x, dict) else x for x in inputs]
-    settings = {"compile_threads": 1, "force_disable_caches": True}
-    settings["split_reductions"] = compiled.OPTIONS["split_reductions"]
+    settings: dict[str, Any] = {"compile_threads": 1, "force_disable_caches": True}
+    settings |= {name: on for name, on in compiled.OPTIONS.items() if name != "triton.cudagraphs"}
     settings["joint_graph_constant_folding"] = False  # it computes on the GPU
     with torch.no_grad(), tracing(TracingContext(mode)), config.patch(settings):
         compile_fx.compile_fx(graph, fakes)

@@ -18,14 +18,14 @@ pytestmark = [
 ]
 MOST = {
     "ar, propose": (0, 14),
-    "ar, score": (26, 177),
-    "ar, verify": (7, 98),
-    "ar, commit": (3, 48),
-    "chain, propose": (42, 275),
-    "chain, score": (26, 177),
-    "chain, verify": (12, 141),
-    "chain, commit": (3, 48),
-    "chain, observe": (16, 148),
+    "ar, score": (23, 177),
+    "ar, verify": (4, 98),
+    "ar, commit": (1, 48),
+    "chain, propose": (37, 275),
+    "chain, score": (23, 177),
+    "chain, verify": (8, 141),
+    "chain, commit": (1, 48),
+    "chain, observe": (13, 148),
 }
 """Launches and guards of the parts of a round of two layers, and of a chain of three: where a
 change makes them fewer, write the new numbers.

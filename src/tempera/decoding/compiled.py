@@ -29,9 +29,15 @@ VARIANTS = 256
 8).
 """
 
-OPTIONS: dict[str, Any] = {"triton.cudagraphs": True, "split_reductions": False}
-"""Of PyTorch's compiler: what mode="reduce-overhead" stands for; and sums over the vocabulary are
-not split into kernels of their own, so that those of a draw become one.
+OPTIONS: dict[str, Any] = {
+    "triton.cudagraphs": True,
+    "split_reductions": False,
+    "combo_kernels": True,
+    "combo_kernels_pointwise_only": True,
+}
+"""Of PyTorch's compiler: what mode="reduce-overhead" stands for; sums over the vocabulary are not
+split into kernels of their own, so that those of a draw become one; and what does not wait for each
+other shares a kernel, as do the rotation of queries and the writing of keys and values.
 """
 
 
