@@ -44,7 +44,7 @@ def test_no_other_number_is_typed(page: Path) -> None:
     for found in quoted(text, QUOTES):
         text = text.replace(found[0], "")
     if page == STUDY:  # its lengths and its values of ν are chosen
-        text = re.sub(r"3\.[14]|ν = 0\.\d+", "", text[text.index("## Results") :])
+        text = re.sub(r"3\.[14]|ν = 0\.\d+", "", text[text.index("## What the study") :])
     code = r"(?ms)^```.*?^```|^\|.*?$|^    .*?$|`[^`]*`|\]\([^)]*\)|95%|Python 3.11"
     prose = re.sub(code, "", text)
     assert re.findall(r"\d+\.\d+|\d+%", prose) == []
