@@ -31,7 +31,7 @@ from tempera.runtime.files import write_json
 MILLISECONDS = ".4g"
 FORMATS = {
     "speed-up ÷ accepted length": ".2f",
-    "the same, at most": ".2f",
+    "the same, if drafting took no time": ".2f",
     "accepted length that breaks even": ".2f",
     "memory at the peak, GiB": ".2f",
     "images/s of AR": ".3g",
@@ -197,7 +197,7 @@ def cells(column: BenchmarkColumn, steps: int) -> dict[str, Cell]:
         "round of the method": _spread(own["round"]),
         "round of AR": _spread(ar),
         "speed-up ÷ accepted length": {"value": column.ratio},
-        "the same, at most": {"value": ar.median / own["target"].median},
+        "the same, if drafting took no time": {"value": ar.median / own["target"].median},
         "accepted length that breaks even": {"value": 1 / column.ratio},
         "memory at the peak, GiB": {"value": column.memory / 2**30},
         "images/s of AR": {"value": column.images},
