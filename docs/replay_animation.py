@@ -5,8 +5,8 @@
 RUNS contains the run directories. Of the prompts whose pictures are whole in every run, the one is
 shown whose accepted lengths are nearest to the runs' means; or the one with this number, from 0.
 `--rounds` plays one round of every run after the other instead.
-README's picture is of `eval/run.py -m method=ar,parallel_block limit=24` and
-`eval/run.py method=coolsd drafter=parallel floor=1 delta=2 limit=24`.
+README's picture is of `eval/run.py -m method=ar,parallel_block data.limit=24` and
+`eval/run.py method=coolsd drafter=parallel floor=1 delta=2 data.limit=24`.
 """
 
 import math

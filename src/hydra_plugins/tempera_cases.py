@@ -141,6 +141,7 @@ class CaseSweeper(BasicSweeper):
         from tempera.commands.scripts import check, check_files
         from tempera.config.compose import in_one_sentence
         from tempera.config.instantiate import part
+        from tempera.config.old_names import check_names
         from tempera.config.parts import check_draft, check_job
         from tempera.errors import TemperaError
 
@@ -154,6 +155,7 @@ class CaseSweeper(BasicSweeper):
             try:
                 with in_one_sentence(script, job):
                     cfg = self.hydra_context.config_loader.load_sweep_config(self.config, job)
+                check_names(script, cfg)
                 _check_same_sweep(self.config, cfg)
                 check_job(cfg)
                 with _configured(cfg):

@@ -13,7 +13,7 @@ from tempera.rules.standard import Exact
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ("method=coolsd model=lumina seed=3 limit=8", {}),
+        ("method=coolsd model=lumina seed=3 data.limit=8", {}),
         ("method=coolsd delta=3 floor=1", {"delta": 3, "floor": 1}),
         ("method=coolsd drafter=sjd", {"drafter": "sjd"}),
         ("method=coolsd rule=exact", {"rule": "exact"}),

@@ -137,7 +137,7 @@ def test_a_log_file_that_cannot_be_opened_is_told(run: Run, tmp_path: Path) -> N
 def test_help_shows_the_options_of_the_chosen_groups(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("eval/run.py --help method=coolsd")
     assert status == 0
-    for option in ("delta: 2", "guidance: 1.1", "limit: 64", "nu: 0.7"):
+    for option in ("delta: 2", "guidance: 1.1", "data:\n  limit: 64", "nu: 0.7"):
         assert f"\n{option}\n" in out, out
     assert "\nwindow: " not in out
     assert "\nar              Plain autoregression: no draft, one token per round.\n" in out
@@ -182,7 +182,9 @@ def test_hydra_alone_composes(
         return load(self, config_name, overrides, *rest, **more)
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
-    status, _, err = run(f"{line} limit=1 speed.prompts=0 metrics=none tracking=none replays=0")
+    status, _, err = run(
+        f"{line} data.limit=1 speed.prompts=0 metrics=none tracking=none replays=0"
+    )
     assert status == 0, err
     assert len(composed) == usual
 
@@ -265,14 +267,23 @@ def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
 
 
 CHECKED = [
-    ("eval/run.py -m method=ar limit=8 replays=2,-1", "`replays=-1` is not possible"),
+    ("eval/run.py -m method=ar data.limit=8 replays=2,-1", "`replays=-1` is not possible"),
     ("eval/run.py -m method=coolsd expected_length=2,99", "expected_length=99 is not possible"),
-    ("train_draft/main.py -m lr=1e-3,abc device=cuda", "`lr=abc` is not possible"),
-    ("train_draft/main.py -m limit=1,-1", "`limit=-1` is not possible"),
-    ("train_draft/main.py -m mixed_precision=auto,x device=cuda", "`mixed_precision=x` is"),
-    ("train_draft/prepare.py -m limit=1,-1", "`limit=-1` is not possible"),
+    (
+        "train_draft/main.py -m training.lr=1e-3,abc device=cuda",
+        "`training.lr=abc` is not possible",
+    ),
+    ("train_draft/main.py -m train_data.limit=1,-1", "`train_data.limit=-1` is not possible"),
+    (
+        "train_draft/main.py -m training.mixed_precision=auto,x device=cuda",
+        "`training.mixed_precision=x` is",
+    ),
+    ("train_draft/prepare.py -m source.limit=1,-1", "`source.limit=-1` is not possible"),
     ("train_draft/prepare.py -m shard_size=1,a", "`shard_size=a` is not possible"),
-    ("train_draft/main.py -m draft=eagle,parallel ttt_steps=1", "ttt_steps=1 has no effect"),
+    (
+        "train_draft/main.py -m draft=eagle,parallel training.ttt_steps=1",
+        "training.ttt_steps=1 has no effect",
+    ),
     ("train_draft/prepare.py -m model=shapes,shapes_mar", "encodes images as discrete tokens"),
     ("eval/run.py -m metrics=real metrics.names=[fid],[fud]", "there is no metric fud"),
     (
@@ -396,7 +407,9 @@ def test_a_sweep_over_any_group_takes_the_options_of_its_choices(
 
 
 def test_a_launchers_own_options_reach_it_in_a_sweep_over_methods(run: Run) -> None:
-    line = "eval/run.py -m method=ar,coolsd launcher=slurm hydra.launcher.partition=gpu limit=1"
+    line = (
+        "eval/run.py -m method=ar,coolsd launcher=slurm hydra.launcher.partition=gpu data.limit=1"
+    )
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     if shutil.which("srun"):
         pytest.skip("this machine has Slurm")
@@ -409,7 +422,7 @@ def test_a_launcher_runs_a_sweep_over_methods(tmp_path: Path) -> None:
     """Submitit's does in tests/integration/test_several_processes.py."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     launcher = "launcher=joblib hydra.launcher.n_jobs=2"
-    line = f"-m method=ar,coolsd limit=1 metrics=none speed.prompts=0 tracking=none {launcher}"
+    line = f"-m method=ar,coolsd data.limit=1 metrics=none speed.prompts=0 tracking=none {launcher}"
     command = [sys.executable, str(ROOT / "eval/run.py"), *line.split(), "hydra.sweep.dir=a"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -442,7 +455,7 @@ def test_presets_without_cases_are_swept_each_in_its_directory(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: begun.append(cfg.limit))
+    monkeypatch.setattr("tempera.commands.evaluate.main", lambda cfg: begun.append(cfg.data.limit))
     status, _, err = run("eval/run.py -m experiment=debug,frontier tracking=none method=ar")
     assert (status, begun) == (0, [1, 256]), err
     assert Path("outputs/frontier").is_dir()
@@ -505,7 +518,7 @@ def test_a_sweeper_sees_the_metric_that_is_optimised(
 
 def test_a_sweep_does_not_begin_without_the_files_of_its_metrics(run: Run) -> None:
     line = "-m method=ar,eagle metrics=real metrics.names=[clip] tracking=none hydra.sweep.dir=s"
-    status, out, err = run(f"eval/run.py {line} limit=1 speed.prompts=0")
+    status, out, err = run(f"eval/run.py {line} data.limit=1 speed.prompts=0")
     assert status == 1
     assert err.startswith("error: ") and "failed: " not in err, err
     assert "hf download" in err and err.count("hf download") == 1

@@ -261,7 +261,7 @@ def test_drafts_of_published_models_have_the_papers_recipe() -> None:
     recipe = build_recipe(cfg)
     assert (recipe.lr, recipe.batch_size, recipe.warmup_steps) == (1e-4, 16, 2000)
     assert (recipe.beta1, recipe.beta2, recipe.grad_clip) == (0.9, 0.95, 0.5)
-    assert (recipe.validate_every, cfg.epochs) == (5938, 20)  # an epoch of 95,000
+    assert (recipe.validate_every, cfg.training.epochs) == (5938, 20)  # an epoch of 95,000
     assert recipe.holdout == 5000  # 5% of 100,000
     assert instantiate(cfg.loss) == EagleLoss(0.1)
     assert build_recipe(composed("model=lumina", config="train_draft")).noise_length == 512

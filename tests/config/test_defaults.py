@@ -47,13 +47,14 @@ def copies() -> Iterator[tuple[str, str]]:
                 call = get_object(node["_target_"])
                 yield from twice(call, node)
     for config, call in (
-        ("train_draft", Recipe),
         ("prepare", prepare),
         ("bench", BenchmarkPlan),
         ("tune", TuningPlan),
         ("eval", RunPlan),
     ):
         yield from twice(call, yaml.safe_load((CONF / f"{config}.yaml").read_text()))
+    training = yaml.safe_load((CONF / "train_draft.yaml").read_text())["training"]
+    yield from twice(Recipe, training)
 
 
 def twice(call: Any, options: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from tempera.errors import TemperaError
 REFUSED = [
     # unknown names: the nearest is suggested
     ("eval", "method=coolsd dleta=2", "`delta`"),
-    ("eval", "path=x", "data=file"),
+    ("eval", "data.path=x", "data=file"),
     ("eval", "method=eagle delta=2", "rule=relaxed"),
     ("eval", "foo=1", "`foo`"),
     ("eval", "method=eagle ++delta=2", "nothing reads `delta`"),
@@ -28,25 +28,25 @@ REFUSED = [
     # grammar
     ("eval", "metrics=real,none", "metrics"),
     ("eval", "foo", "name=value"),
-    ("eval", "limit=[1", "limit=[1"),
+    ("eval", "data.limit=[1", "data.limit=[1"),
     # types and ranges of a script's own options
     ("eval", f"seed={10**20}", "seed"),
-    ("eval", "limit=0", "limit"),
+    ("eval", "data.limit=0", "limit"),
     ("eval", "batch_size=many", "batch_size"),
     ("eval", "replays=-1", "replays"),
     ("eval", "dtype=float8", "dtype"),
     ("eval", "compile=maybe", "compile"),
     ("eval", "truncate=2", "truncate"),
     ("eval", "dry_run=2", "dry_run"),
-    ("train_draft", "epochs=0", "epochs"),
-    ("train_draft", "steps=null", "epochs"),
+    ("train_draft", "training.epochs=0", "epochs"),
+    ("train_draft", "training.steps=null", "epochs"),
     ("eval", "hydra.run=3", "hydra.run=3"),
     ("prepare", "shard_size=abc", "shard_size"),
     ("eval", "speed=3", "speed.prompts=4"),
     ("eval", "matching=x", "speed.prompts=4"),
-    ("train_draft", "decodes=100000", "decodes"),
-    ("train_draft", "lr=nan", "lr"),
-    ("train_draft", "mixed_precision=fp8", "mixed_precision"),
+    ("train_draft", "training.decodes=100000", "decodes"),
+    ("train_draft", "training.lr=nan", "lr"),
+    ("train_draft", "training.mixed_precision=fp8", "mixed_precision"),
     ("train_draft", "loss.cross_entropy=-1", "loss.cross_entropy"),
     # values of groups
     ("eval", "method=coolsd delta=abc", "delta"),
@@ -72,6 +72,7 @@ def parts(config: str, arguments: str) -> None:
     cfg = composed(config, arguments.split())
     if config == "train_draft":
         from_options(cfg, train.Options)
+        from_options(cfg.training, train.Duration)
         build_recipe(cfg)
         instantiate(cfg.loss)
     if config == "prepare":

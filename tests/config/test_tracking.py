@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from paths import ROOT
 from sent_runs import SentRun
 from tiny_evaluation import tiny_options
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 @pytest.mark.parametrize(
     ("script", "options"),
-    [("eval", ["method=coolsd", "delta=2"]), ("train_draft", ["ttt_steps=3"])],
+    [("eval", ["method=coolsd", "delta=2"]), ("train_draft", ["training.ttt_steps=3"])],
 )
 def test_the_whole_resolved_configuration_is_recorded(
     script: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -38,7 +39,7 @@ def test_the_whole_resolved_configuration_is_recorded(
     experiment = "study" if script == "eval" else None
     choices = {"model": "shapes", "experiment": experiment, "hydra/launcher": "basic"}
     choices |= {"method": None} if script == "eval" else {}
-    typed = [*options, "model=shapes", *["limit=3", "verbose=true"] * bool(experiment)]
+    typed = [*options, "model=shapes", *["data.limit=3", "verbose=true"] * bool(experiment)]
     Tracking.of(cfg, script, choices, typed).start(tmp_path, {"machine": "this one"})
     assert (taken["job_type"], taken["group"]) == (script, experiment or "shapes")
     chosen = ["model=shapes", *["experiment=study"] * bool(experiment)]
@@ -46,13 +47,14 @@ def test_the_whole_resolved_configuration_is_recorded(
     assert taken["tags"] == [*chosen, *others]
     assert taken["name"] is None
     config = taken["config"]
+    recorded = OmegaConf.create(config)
     assert config["machine"] == "this one"
     assert config["model"]["name"] == "shapes"
     assert "${" not in str(config)
     assert not {"directory", "choices", "overrides", "tracking"} & config.keys()
     for option in options:
         name, _, value = option.partition("=")
-        assert name == "method" or str(config[name]) == value
+        assert name == "method" or str(OmegaConf.select(recorded, name)) == value
 
 
 @pytest.mark.slow
@@ -71,7 +73,7 @@ def test_the_runs_of_a_sweep_have_their_own_names_and_tags(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").write_text("a red ring\n")
     tiny = [one for one in tiny_options(tmp_path) if not one.startswith(("tracking", "speed.p"))]
-    given = [*tiny, "speed.prompts=0", "data=file", "path=mine.txt", "hydra.sweep.dir=s"]
+    given = [*tiny, "speed.prompts=0", "data=file", "data.path=mine.txt", "hydra.sweep.dir=s"]
     for delta in (["delta=1.1,2"], ["delta=3", "hydra.sweep.subdir=3"]):
         monkeypatch.setattr(sys, "argv", ["run.py", "-m", "method=coolsd", *delta, *given])
         runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
@@ -102,7 +104,7 @@ def test_a_job_after_a_failed_job_has_a_tracked_run_of_its_own(
 
     def sweep(limit: int) -> int:
         line = ["run.py", "-m", "method=coolsd", "delta=1.1,2", *tiny, *given]
-        monkeypatch.setattr(sys, "argv", [*line, f"limit={limit}"])
+        monkeypatch.setattr(sys, "argv", [*line, f"data.limit={limit}"])
         try:
             runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
         except SystemExit as end:

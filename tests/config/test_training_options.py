@@ -5,7 +5,6 @@ with it says what would be done.
 import itertools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cases import slow_but
@@ -19,7 +18,10 @@ from tempera.errors import TemperaError
 
 PAGE = ROOT / "docs" / "training.md"
 PUBLISHED = ["model=llamagen_b_c2i", "weights=random", "tracking=none", "device=cpu"]
-ELSEWHERE = ("model", "method", "drafter", "stages", "start", "push_to_hub", "mixed_precision")
+ELSEWHERE = (
+    *("model", "method", "drafter", "stages", "start", "push_to_hub"),
+    *("source.limit", "training.mixed_precision"),
+)
 """Options of other scripts, of places that a test lacks, and what is told apart."""
 
 BESIDE = {"train_data=shards": "train_data.path=shards", "draft.above": "draft=medusa"}
@@ -33,10 +35,11 @@ def lines() -> list[str]:
     text = text_of(PAGE).partition("## On several GPUs")[0]
     given = re.findall(r"`((?:[a-z_.]+=[^\s`]+ ?)+)`", text)
     found = [one for one in given if not one.startswith(ELSEWHERE) and not re.search("[A-Z]", one)]
-    usual: Any = OmegaConf.to_container(composed("train_draft", PUBLISHED), throw_on_missing=False)
+    usual = composed("train_draft", PUBLISHED)
     for row in re.findall(r"(?m)^\| (`.*?) \|", text.partition("## The recipe")[2]):
         names = [name for name in re.findall("`([^`]+)`", row) if name not in ELSEWHERE]
-        values = {name: usual[name] for name in names if usual.get(name) is not None}
+        values = {name: OmegaConf.select(usual, name) for name in names}
+        values = {name: value for name, value in values.items() if value is not None}
         if values:
             found.append(" ".join(itertools.starmap(written, values.items())))
     return list(dict.fromkeys(found))
@@ -69,12 +72,12 @@ def test_a_loss_of_ones_own_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ("draft=parallel ttt_steps=7", "ttt_steps=7"),
-        ("draft=medusa ttt_steps=7", "ttt_steps=7"),
-        ("draft=parallel cfg_dropout=0.9", "cfg_dropout=0.9"),
-        ("loss=acceptance cfg_dropout=0.9", "cfg_dropout=0.9"),
-        ("draft=parallel cross_entropy=5", "cross_entropy"),
-        ("loss=acceptance cross_entropy=5", "cross_entropy"),
+        ("draft=parallel training.ttt_steps=7", "training.ttt_steps=7"),
+        ("draft=medusa training.ttt_steps=7", "training.ttt_steps=7"),
+        ("draft=parallel training.cfg_dropout=0.9", "training.cfg_dropout=0.9"),
+        ("loss=acceptance training.cfg_dropout=0.9", "training.cfg_dropout=0.9"),
+        ("draft=parallel training.cross_entropy=5", "cross_entropy"),
+        ("loss=acceptance training.cross_entropy=5", "cross_entropy"),
     ],
 )
 def test_an_option_that_nothing_reads_is_refused(options: str, named: str) -> None:

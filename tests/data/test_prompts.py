@@ -157,7 +157,7 @@ def test_missing_files_and_bad_slices(tmp_path: Path) -> None:
     for given, told in (
         ((str(tmp_path / "nowhere.txt"),), "there is no file"),
         ((str(tmp_path / "folder.txt"),), "folder.txt is a directory"),
-        ((None,), "give path=FILE"),
+        ((None,), "give data.path=FILE"),
         ((path, None, 2), "holds 2 prompts: give a smaller offset"),
     ):  # fmt: skip
         with pytest.raises(TemperaError, match=told):

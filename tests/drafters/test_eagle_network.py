@@ -89,4 +89,6 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
     earlier = {name: value for name, value in values.items() if name != "layer_sizes"}
     config.write_text(json.dumps(earlier | {"family": "llamagen", "network": {}}))
     model = values["model"]
-    refuses(f"without layer_sizes: train the draft anew.*model={model} draft=eagle steps=1 ")
+    refuses(
+        f"without layer_sizes: train the draft anew.*model={model} draft=eagle training.steps=1 "
+    )

@@ -46,7 +46,7 @@ def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
     (tmp_path / "mine.txt").write_text("an astronaut\na red ring\n")
     scores = "id,name,value\nmine-000001,pick,3\nmine-000002,pick,4\n"
     (tmp_path / "scores.csv").write_text(scores)
-    given = ["data=file", f"path={tmp_path / 'mine.txt'}", f"scores={tmp_path / 'scores.csv'}"]
+    given = ["data=file", f"data.path={tmp_path / 'mine.txt'}", f"scores={tmp_path / 'scores.csv'}"]
     options = ["method=eagle", *tiny_options(tmp_path), *given, "speed.prompts=0", "depth=2"]
     auto = ["batch_size=auto", "family.batch_size=1"]  # the first batch of a GPU has 256
     cfg = composed("eval", [*options, *auto], tmp_path / "run")
@@ -63,7 +63,7 @@ def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
 def test_a_start_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     """Else its pictures would be scored and exported with the texts that were refused."""
     file = tmp_path / "mine.txt"
-    given = [*tiny_options(tmp_path), "method=eagle", "data=file", f"path={file}", "depth=2"]
+    given = [*tiny_options(tmp_path), "method=eagle", "data=file", f"data.path={file}", "depth=2"]
     for text, quick in (("a red ring", []), ("a blue ring", ["speed.prompts=0"])):
         file.write_text(f"{text}\na green star\n")
         cfg = composed("eval", [*given, *quick], tmp_path / "run")
@@ -143,7 +143,7 @@ def test_rounds_stay_compiled_while_a_batch_that_fits_is_searched(
 
     monkeypatch.setattr("tempera.evaluation.pipeline.rounds", full)
     monkeypatch.setattr(compiled, "_compile", lambda part, _: part)  # a CPU takes a minute
-    given = [*tiny_options(tmp_path), "depth=2", "speed.prompts=0", "compile=true", "limit=4"]
+    given = [*tiny_options(tmp_path), "depth=2", "speed.prompts=0", "compile=true", "data.limit=4"]
     auto = ["method=eagle", *given, "batch_size=auto", "family.batch_size=4"]
     evaluate.main(composed("eval", auto, tmp_path / "run"))
     compiled.forget()
@@ -176,8 +176,8 @@ def test_a_rule_that_is_a_plain_class_resumes_and_differs_by_its_options_and_fil
             runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
         return capsys.readouterr().err
 
-    assert "error" not in run("limit=2")
-    assert "error" not in run("limit=3")
+    assert "error" not in run("data.limit=2")
+    assert "error" not in run("data.limit=3")
     assert json.loads((tmp_path / "run/metrics.json").read_text())["images"] == 3
     assert "rule.alpha=2, but this run has rule.alpha=3" in run("rule.alpha=3")
     (tmp_path / "table.txt").write_text("second")
@@ -196,8 +196,8 @@ def test_another_text_encoder_does_not_go_on_with_a_run(
             runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
         return capsys.readouterr().err
 
-    assert "error" not in run("limit=1", "model.text_encoder.directory=first")
-    assert "error" not in run("limit=2", "model.text_encoder.directory=first")
+    assert "error" not in run("data.limit=1", "model.text_encoder.directory=first")
+    assert "error" not in run("data.limit=2", "model.text_encoder.directory=first")
     assert "was made with text_encoder=" in run("model.text_encoder.directory=second")
 
 
@@ -206,7 +206,7 @@ def test_a_draft_that_one_trained_is_used_and_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = [one for one in tiny_options(tmp_path) if not one.startswith("drafter.path")]
-    given = ["method=eagle", *tiny, "depth=2", "speed.prompts=0", "limit=1"]
+    given = ["method=eagle", *tiny, "depth=2", "speed.prompts=0", "data.limit=1"]
     trained = Path("outputs/train_draft/shapes/draft")
     save_draft(EagleModel.of(network(), "tiny"), trained)
     evaluate.main(composed("eval", given, tmp_path / "run"))
@@ -273,7 +273,7 @@ def test_plain_autoregression_is_timed_once_in_a_sweep(
 
     monkeypatch.setattr(Pipeline, "tokens", spy)
     given = ["-m", "method=coolsd", "delta=1.1,2", *tiny_options(tmp_path), "depth=2", *options]
-    monkeypatch.setattr(sys, "argv", ["run.py", *given, "limit=1", "hydra.sweep.dir=s"])
+    monkeypatch.setattr(sys, "argv", ["run.py", *given, "data.limit=1", "hydra.sweep.dir=s"])
     runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
     assert len(plain) == timed
     for job in ("0", "1"):
@@ -304,7 +304,7 @@ def test_prompts_of_a_function_of_ones_own_are_a_list_of_prompts(
     monkeypatch.syspath_prepend(tmp_path)
 
     def read(name: str) -> int:
-        data = {"_target_": f"own_prompts.{name}"}
+        data = {"_target_": f"own_prompts.{name}", "limit": 64, "offset": 0}  # as conf/ adds
         return len(reader(OmegaConf.create({"data": data, "prompt": None}))())
 
     assert read("right") == 1
@@ -324,7 +324,7 @@ def test_a_job_tells_the_load_under_which_an_earlier_one_timed_plain_autoregress
     for load, delta in ((99.0, "1.1"), (0.0, "1.1,2")):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
         given = ["-m", "method=coolsd", f"delta={delta}", *tiny_options(tmp_path), "depth=2"]
-        monkeypatch.setattr(sys, "argv", ["run.py", *given, "limit=1", "hydra.sweep.dir=s"])
+        monkeypatch.setattr(sys, "argv", ["run.py", *given, "data.limit=1", "hydra.sweep.dir=s"])
         runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
     (told,) = re.findall("speed was measured, so it may be wrong: .*δ=2", capsys.readouterr().out)
     assert "δ=1.1" in told

@@ -105,7 +105,7 @@ def results_of_geneval(rows: list[dict[str, Any]], wrong: set[tuple[int, int]]) 
 def test_geneval_is_laid_out_and_read_back(run: Run) -> None:
     """Its loop: folders of digits, one JSON object in metadata.jsonl, samples of digits."""
     rows = of_geneval(Path("mine"))
-    told = run("export.py", "runs=mine", "layout=geneval", "path=metadata.jsonl")
+    told = run("export.py", "runs=mine", "layout=geneval", "layout.path=metadata.jsonl")
     made = Path("outputs/exported/mine")
     assert "6 pictures" in told and f"evaluate_images.py {made.resolve()} --outfile" in told
     assert sorted(one.name for one in made.iterdir()) == ["00000", "00001", "00002"]
@@ -211,7 +211,7 @@ def of_dpg(folder: Path, **sizes: tuple[int, int]) -> None:
 
 def test_dpg_is_laid_out_and_read_back(run: Run) -> None:
     of_dpg(Path("mine"))
-    told = run("export.py", "runs=mine", "layout=dpg", "path=prompts", "output=there")
+    told = run("export.py", "runs=mine", "layout=dpg", "layout.path=prompts", "output=there")
     made = Path("there/mine")
     assert f"PIC_NUM=4 bash dpg_bench/dist_eval.sh {made.resolve()} 48" in told
     assert sorted(one.name for one in made.iterdir()) == ["diffusiondb3.png", "partiprompts12.png"]
@@ -236,13 +236,13 @@ def test_dpg_is_laid_out_and_read_back(run: Run) -> None:
 
 def test_pictures_that_dpg_would_cut_wrong_are_refused(run: Run) -> None:
     of_dpg(Path("odd"), partiprompts12_3=(48, 64))
-    told = run("export.py", "runs=odd", "layout=dpg", "path=prompts")
+    told = run("export.py", "runs=odd", "layout=dpg", "layout.path=prompts")
     assert "partiprompts12-0003 has 64 × 48 pixels, the first one 48 × 48" in told
     of_dpg(Path("few"))
     for suffix in (".png", ".txt"):
         Path(f"few/partiprompts12-0003{suffix}").unlink()
     assert "partiprompts12 has 3 pictures" in run(
-        "export.py", "runs=few", "layout=dpg", "path=prompts"
+        "export.py", "runs=few", "layout=dpg", "layout.path=prompts"
     )
     assert not Path("outputs/exported/few").exists()
     assert not [one for one in Path("outputs/exported").iterdir() if one.name.startswith(".")]
@@ -254,7 +254,7 @@ def test_geneval2_is_laid_out_and_read_back(run: Run) -> None:
     Path("data.jsonl").write_text(lines(*rows))
     for name, number in (("a", 3), ("b", 0), ("c", 2)):
         draw(Path("mine"), name, str(rows[number]["prompt"]))
-    run("export.py", "runs=mine", "layout=geneval2", "path=data.jsonl")
+    run("export.py", "runs=mine", "layout=geneval2", "layout.path=data.jsonl")
     made = Path("outputs/exported/mine")
     paths = json.loads((made / "image_paths.json").read_text())
     asked = [json.loads(line) for line in (made / "benchmark_data.jsonl").read_text().splitlines()]
@@ -268,7 +268,7 @@ def test_geneval2_is_laid_out_and_read_back(run: Run) -> None:
     assert found["geneval2_gm"] == pytest.approx(100 * (0.5 + 1 + 0) / 3)
     draw(Path("mine"), "d", TEXTS[0])
     assert "one more picture of 'a photo of a bench'" in run(
-        "export.py", "runs=mine", "layout=geneval2", "path=data.jsonl", "output=again"
+        "export.py", "runs=mine", "layout=geneval2", "layout.path=data.jsonl", "output=again"
     )
 
 
@@ -277,7 +277,7 @@ def test_hpsv2_and_a_plain_folder(run: Run) -> None:
     Path("texts").mkdir()
     Path("texts/photo.json").write_text(json.dumps(TEXTS))
     draw(Path("mine"), "photo-00002", TEXTS[2])
-    told = run("export.py", "runs=mine", "layout=hpsv2", "path=texts")
+    told = run("export.py", "runs=mine", "layout=hpsv2", "layout.path=texts")
     made = Path("outputs/exported/mine")
     (command,) = [line for line in told.splitlines() if "python -c" in line]
     _, _, code = shlex.split(command)
@@ -316,7 +316,7 @@ def test_scores_of_hpsv2s_own_code_are_read_back(run: Run, monkeypatch: pytest.M
 
 def test_what_cannot_be_laid_out(run: Run) -> None:
     of_geneval(Path("mine"))
-    options = ("layout=geneval", "path=metadata.jsonl")
+    options = ("layout=geneval", "layout.path=metadata.jsonl")
     assert "give runs=DIR" in run("export.py", *options)
     assert "give layout=" in run("export.py", "runs=mine")
     assert "no is not a directory" in run("export.py", "runs=no", *options)
@@ -351,8 +351,8 @@ def test_a_benchmark_from_its_prompts_to_its_score(name: str, run: Run) -> None:
     Path("prompts").mkdir()
     for number, text in enumerate(texts):
         Path(f"prompts/p{number}.txt").write_text(text)
-    path = "path=prompts" if name == "dpg" else "path=rows.jsonl"
-    own = ["limit=null", "speed.prompts=0", "replays=0", "tracking=none", "device=cpu"]
+    path = "layout.path=prompts" if name == "dpg" else "layout.path=rows.jsonl"
+    own = ["data.limit=null", "speed.prompts=0", "replays=0", "tracking=none", "device=cpu"]
     evaluate.main(
         composed("eval", ["method=parallel_block", f"data={name}", path, *own], Path("run"))
     )

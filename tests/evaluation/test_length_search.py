@@ -129,7 +129,7 @@ def test_a_run_finds_its_parameter_and_keeps_it(
     if found["option"] != "delta":
         return
     monkeypatch.setattr(Wanted, "_searched", None)  # nothing is searched again
-    again = evaluated(options, tmp_path / "run", *given, "limit=8")
+    again = evaluated(options, tmp_path / "run", *given, "data.limit=8")
     assert (again["about"]["matched"], again["images"]) == (found, 8)
     with pytest.raises(TemperaError, match="other conditions"):
         evaluated(options, tmp_path / "run", *given, "matching.seed=5")

@@ -73,7 +73,7 @@ def test_a_finished_run_is_scored_without_its_model(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its networks and its draft are gone; what it had stays, and the order of prompts too."""
-    options = ["method=eagle", *tiny_options(tmp_path), "depth=2", "limit=3"]
+    options = ["method=eagle", *tiny_options(tmp_path), "depth=2", "data.limit=3"]
     evaluate.main(composed("eval", options, tmp_path / "run"))
     before = json.loads((tmp_path / "run/metrics.json").read_text())
     shutil.rmtree(tmp_path / "draft")
@@ -90,7 +90,7 @@ def test_a_finished_run_is_scored_without_its_model(
     assert [*texts(tmp_path / "run")] == ids
     assert {one["key"] for one in after["described"]} == {"taste", "variation"}
     monkeypatch.undo()
-    again = [*options, "limit=2", *tiny_options(tmp_path)]
+    again = [*options, "data.limit=2", *tiny_options(tmp_path)]
     assert "taste" not in evaluate.main(composed("eval", again, tmp_path / "run"))
 
 

@@ -69,7 +69,15 @@ def test_the_command(
     sent_runs = keep_sent_runs(monkeypatch, tmp_path / "staged")
     dropped = ("limit", "batch", "sp", "tracking")
     tiny = [one for one in tiny_options(tmp_path) if not one.startswith(dropped)]
-    quick = ["limit=2", "images=4", "timed=1", "repeats=1", "runs=1", "depths=[2,3]", "top_k=0"]
+    quick = [
+        "data.limit=2",
+        "images=4",
+        "timed=1",
+        "repeats=1",
+        "runs=1",
+        "depths=[2,3]",
+        "top_k=0",
+    ]
     grid = ["trees=[]", "prices=[1.0]", "deltas=[2.0]", "budget=kl:5"]
     tiny += ["model.parallel=other", "++model.medusa=heads"]
     save_draft(ParallelModel.of(network(), "tiny", length=2), "other")

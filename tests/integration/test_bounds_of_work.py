@@ -12,7 +12,7 @@ from tempera.errors import TemperaError
 HUGE = "100000000000"
 QUIET = ["metrics=none", "tracking=none", "speed.prompts=0"]
 LINES: list[tuple[Any, str, list[str], str]] = [
-    (evaluate, "eval", [f"limit={HUGE}"], "limit=100000000000"),
+    (evaluate, "eval", [f"data.limit={HUGE}"], "data.limit=100000000000"),
     (evaluate, "eval", ["model=llamagen_b_c2i", "weights=random", "dry_run=true",
                         f"data.per_class={HUGE}"], "per_class=100000000000"),
     (evaluate, "eval", ["method=eagle", "depth=400"],

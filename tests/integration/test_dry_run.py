@@ -110,7 +110,7 @@ def test_what_fits_one_card_is_what_dry_runs_tell(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_dry_run_for_a_gpu_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["method=eagle", "prompt=a red ring", "limit=1", "metrics=none", "dry_run=true"]
+    given = ["method=eagle", "prompt=a red ring", "data.limit=1", "metrics=none", "dry_run=true"]
     given += ["directory=."]
     cfg, memory = (
         composed(*given, "device=cuda"),
@@ -120,9 +120,10 @@ def test_a_dry_run_for_a_gpu_elsewhere(tmp_path: Path, capsys: pytest.CaptureFix
     assert (
         evaluate(composed(*given, "device=cuda", "dtype=float32"))["memory"] > memory
     )  # the cache
-    dry = ["mixed_precision=auto", "dry_run=true", "device=cuda", "directory=."]
+    dry = ["training.mixed_precision=auto", "dry_run=true", "device=cuda", "directory=."]
     averaged, plain = (
-        train(composed(*dry, f"ema={ema}", config="train_draft"))["memory"] for ema in (0.9, 0)
+        train(composed(*dry, f"training.ema={ema}", config="train_draft"))["memory"]
+        for ema in (0.9, 0)
     )
     assert averaged > plain
     assert capsys.readouterr().out.count("in bfloat16 on cuda") == 3
@@ -192,7 +193,7 @@ def test_a_dry_run_answers_without_the_hub_and_names_the_commands(
 def test_a_dry_run_tells_the_draft_that_the_run_would_lack(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["method=parallel", f"drafter.path={tmp_path / 'none'}", "limit=1", "metrics=none"]
+    given = ["method=parallel", f"drafter.path={tmp_path / 'none'}", "data.limit=1", "metrics=none"]
     assert evaluate(composed(*given, *DRY))["memory"] > 0
     told = capsys.readouterr().out
     assert f"the run would stop: there is no directory {tmp_path / 'none'}: train a draft" in told

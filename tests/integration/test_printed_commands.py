@@ -16,7 +16,7 @@ from paths import CONF, ROOT
 from tempera.config.search import SHIPPED
 
 QUIET = "tracking=none hydra/job_logging=none hydra/hydra_logging=none"
-RUN = f"{QUIET} speed.prompts=0 metrics=none limit=1 replays=0"
+RUN = f"{QUIET} speed.prompts=0 metrics=none data.limit=1 replays=0"
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -70,7 +70,10 @@ def test_the_command_of_a_job_that_failed_fails_alike(run: Run) -> None:
 
 @pytest.mark.slow
 def test_the_command_of_a_trained_draft_decodes_with_it(run: Run, tmp_path: Path) -> None:
-    quick = "steps=1 batch_size=2 warmup_steps=0 holdout=2 decodes=1 validate_every=1"
+    quick = (
+        "training.steps=1 training.batch_size=2 training.warmup_steps=0 training.holdout=2 "
+        "training.decodes=1 training.validate_every=1"
+    )
     status, out, err = run(f"train_draft/main.py -cd own model=plain {quick} {QUIET}")
     assert status == 0, err
     status, _, err = run(printed(out, "draft"), RUN, "hydra.run.dir=next")
@@ -81,7 +84,8 @@ def test_the_command_of_a_trained_draft_decodes_with_it(run: Run, tmp_path: Path
 
 def test_the_command_that_trains_on_shards_takes_them(run: Run) -> None:
     status, out, err = run(
-        f"train_draft/prepare.py -cd own model=plain source=shapes limit=80 shard_size=40 {QUIET}"
+        "train_draft/prepare.py -cd own model=plain source=shapes source.limit=80 shard_size=40 "
+        f"{QUIET}"
     )
     assert status == 0, err
     status, out, err = run(printed(out, "train on them"), QUIET, "dry_run=true")
@@ -90,7 +94,7 @@ def test_the_command_that_trains_on_shards_takes_them(run: Run) -> None:
 
 @pytest.mark.slow
 def test_the_command_of_the_fastest_setting_decodes(run: Run, tmp_path: Path) -> None:
-    few = "limit=1 images=1 timed=1 repeats=1 runs=1 depths=[2] trees=[]"
+    few = "data.limit=1 images=1 timed=1 repeats=1 runs=1 depths=[2] trees=[]"
     status, out, err = run(f"eval/tune.py -cd own model=plain {few} metrics=none {QUIET}")
     assert status == 0, err
     status, _, err = run(printed(out, "use"), RUN, "hydra.run.dir=next")

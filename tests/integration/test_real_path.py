@@ -76,7 +76,14 @@ def on_hub(
     return options
 
 
-QUICK = ["batch_size=2", "validate_every=2", "holdout=2", "decodes=1", "depth=2", "tracking=none"]
+QUICK = [
+    "training.batch_size=2",
+    "training.validate_every=2",
+    "training.holdout=2",
+    "training.decodes=1",
+    "training.depth=2",
+    "tracking=none",
+]
 
 
 def trained(options: list[str], *more: str) -> dict[str, Any]:
@@ -93,7 +100,7 @@ def evaluated(
     options: list[str], name: str, method: Sequence[str] = COOLSD, *more: str
 ) -> dict[str, Any]:
     AcceleratorState._reset_state(True)
-    small = ["limit=2", "speed.prompts=0", "tracking=none", "device=cpu"]
+    small = ["data.limit=2", "speed.prompts=0", "tracking=none", "device=cpu"]
     cfg = composed(*options, *method, *small, *(more or ("metrics=none",)))  # on no hub here
     cfg.directory = f"outputs/eval/{name}"
     evaluate(cfg)
@@ -112,7 +119,13 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
 
     monkeypatch.setattr(tracking, "no_tracker", no_tracker)
     options = on_hub(hub, write_llamagen_text, "peizesun/llamagen_t2i", tmp_path / "weights")
-    small = ["source.shard_size=40", "source.min_side=8", "limit=70", "epochs=0.05", "steps=null"]
+    small = [
+        "source.shard_size=40",
+        "source.min_side=8",
+        "train_data.limit=70",
+        "training.epochs=0.05",
+        "training.steps=null",
+    ]
     with ImageServer() as web:
         hub.add_pictures(web)
         metrics = trained(options, *small)
@@ -208,7 +221,9 @@ def test_a_model_goes_from_the_hub_to_the_report(
     """
     options = published(hub, name, tmp_path / "published")
     if name not in PUBLIC:
-        metrics = trained(options, "limit=40", "steps=2", "train_data.batch_size=20")
+        metrics = trained(
+            options, "train_data.limit=40", "training.steps=2", "train_data.batch_size=20"
+        )
         assert metrics["data"]["count"] == 40 and metrics["data"]["encoder"]["kind"] == "target"
     found = {key: evaluated(options, key, method) for key, method in METHODS.items()}
     assert {result["images"] for result in found.values()} == {2}
@@ -299,7 +314,7 @@ def test_all_published_metrics_from_the_hub(
         "metrics.hps.weights=some/hps", f"+metrics.hps.model={name}",
         "metrics.image_reward.weights=some/image_reward",
         "metrics.image_reward.tokenizer=some/image_reward",
-        "data=file", "path=prompts.txt", "limit=null", "truncate=true",
+        "data=file", "data.path=prompts.txt", "data.limit=null", "truncate=true",
     ]  # fmt: skip
     result = evaluated(options, "measured", ("method=ar",), "metrics=real", *chosen)
     found = result["metrics"]

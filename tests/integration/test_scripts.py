@@ -67,7 +67,7 @@ def metrics(directory: Path) -> dict[str, Any]:
 def test_a_run_is_resumed_by_its_directory_alone(run: Run, tiny: list[str]) -> None:
     given = [one for one in tiny if not one.startswith("limit")]
     given += ["method=coolsd", "delta=2", "floor=1", "depth=3"]
-    status, out, err = run("eval/run.py", *given, "limit=3")
+    status, out, err = run("eval/run.py", *given, "data.limit=3")
     assert status == 0, err
     (place,) = Path("outputs/eval").glob("*_coolsd*")
     assert "report: " in out and place.name in out
@@ -77,10 +77,10 @@ def test_a_run_is_resumed_by_its_directory_alone(run: Run, tiny: list[str]) -> N
     assert content["name"].startswith("coolsd drafter.path=")
     assert content["name"].endswith(" depth=3 floor=1 δ=2")
     assert len(content["acceptance_by_depth"]) == 3
-    assert content["about"]["overrides"][-1] == "limit=3"
+    assert content["about"]["overrides"][-1] == "data.limit=3"
     images = {path: path.stat().st_mtime_ns for path in (place / "images").iterdir()}
     here = f"hydra.run.dir={place}"
-    assert run("eval/run.py", *given, "limit=6", "batch_size=2", here)[0] == 0
+    assert run("eval/run.py", *given, "data.limit=6", "batch_size=2", here)[0] == 0
     assert metrics(place)["images"] == len(list((place / "images").iterdir())) == 6
     assert {path: path.stat().st_mtime_ns for path in images} == images and len(images) == 3
     refused(run("eval/run.py", *given, "seed=1", here), "made with seed=0, but this run has seed=1")
@@ -91,8 +91,10 @@ def test_a_run_is_resumed_by_its_directory_alone(run: Run, tiny: list[str]) -> N
 def test_prompts_of_a_sweep_and_a_text_with_a_comma(run: Run, tiny: list[str]) -> None:
     Path("mine.txt").write_text("a red ring\na blue ring\na white star\n")
     plain = ["method=ar", *(one for one in tiny if not one.startswith(("drafter", "limit")))]
-    file = ["data=file", "path=mine.txt", "limit=1"]
-    assert run("eval/run.py", "-m", *plain, *file, "offset=1,2", "hydra.sweep.dir=sweep")[0] == 0
+    file = ["data=file", "data.path=mine.txt", "data.limit=1"]
+    assert (
+        run("eval/run.py", "-m", *plain, *file, "data.offset=1,2", "hydra.sweep.dir=sweep")[0] == 0
+    )
     text = "a large green star, left of a small white ring"
     assert run("eval/run.py", *plain, f"prompt={text}", "hydra.run.dir=one")[0] == 0
     found = [
@@ -106,7 +108,7 @@ def test_prompts_of_a_sweep_and_a_text_with_a_comma(run: Run, tiny: list[str]) -
 
 MISTAKES = {
     "eval/run.py experiment=study": "add -m",
-    "eval/run.py data=file path=broken.tsv": "broken.tsv:3 ",
+    "eval/run.py data=file data.path=broken.tsv": "broken.tsv:3 ",
     "eval/run.py metrics=real metrics.names=[fid]": "metrics.reference=DIR",
     "eval/run.py metrics=real metrics.names=[hps] metrics.hps.weights=no.pt": "no.pt",
     "eval/run.py tracking=wandb tracking.mode=on": "`tracking.mode=on`",
@@ -124,7 +126,7 @@ MISTAKES = {
 def test_mistakes_are_reported_in_one_sentence(line: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "broken.tsv").write_text("Prompt\tCategory\na\tb\na\tb\tc\n")
     script, *arguments = line.split()
-    short = ["metrics=none", "limit=1"] if script.startswith("eval") else []
+    short = ["metrics=none", "data.limit=1"] if script.startswith("eval") else []
     refused(run(script, "tracking=none", *short, *arguments), MISTAKES[line])
     left = [path.name for path in tmp_path.rglob("*") if path.suffix in (".json", ".png")]
     assert left == []
@@ -196,7 +198,7 @@ def test_output_that_nobody_reads_is_no_error() -> None:
 
 
 def test_python_without_docstrings_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-OO", str(ROOT / "eval/run.py"), "limit=1"]
+    command = [sys.executable, "-OO", str(ROOT / "eval/run.py"), "data.limit=1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "-OO" in done.stderr
 
@@ -214,7 +216,7 @@ def test_an_interruption_is_one_sentence_from_the_first_moment(module: str, name
         f"    if event == 'import' and given[0] == '{module}':\n"
         f"        os.kill(os.getpid(), signal.{name})\n"
         "sys.addaudithook(interrupt)\n"
-        "sys.argv = ['eval/run.py', 'limit=1', 'metrics=none', 'tracking=none']\n"
+        "sys.argv = ['eval/run.py', 'data.limit=1', 'metrics=none', 'tracking=none']\n"
         f"runpy.run_path({str(ROOT / 'eval/run.py')!r}, run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -247,7 +249,7 @@ WITHOUT = [
     ("eval/run.py", "top_p=2", TORCH - {"torch"}),
     ("eval/run.py", "speed.prompts=2.5", TORCH - {"torch"}),
     ("eval/run.py", "method=coolsd delta=-1 tracking=none", TORCH - {"torch"}),
-    ("train_draft/main.py", "lr=abc", {"matplotlib", "wandb"}),
+    ("train_draft/main.py", "training.lr=abc", {"matplotlib", "wandb"}),
     ("eval/run.py", "depth=0", {"matplotlib", "wandb"}),
     ("eval/report.py", "runs=nowhere", {"wandb"}),
 ]

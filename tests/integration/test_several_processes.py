@@ -106,9 +106,10 @@ def test_two_processes_train_on_laion_coco(
 ) -> None:
     """The first one downloads; codes and training are shared."""
     command = [
-        str(ROOT / "train_draft/main.py"), *options, "limit=70", "source.shard_size=40",
-        "source.min_side=8", "steps=2", "batch_size=4", "validate_every=2", "holdout=3",
-        "decodes=1", "depth=2", "source.path=null", "source.timeout=120",
+        str(ROOT / "train_draft/main.py"), *options, "train_data.limit=70", "source.shard_size=40",
+        "source.min_side=8", "source.path=null", "source.timeout=120", "training.steps=2",
+        "training.batch_size=4", "training.validate_every=2", "training.holdout=3",
+        "training.decodes=1", "training.depth=2",
     ]  # fmt: skip
     with ImageServer() as web:
         hub.add_pictures(web)
@@ -119,7 +120,7 @@ def test_two_processes_train_on_laion_coco(
     assert out.count("the draft is in") == 1
     assert sorted(fetched(hub)) == ["data/part-0.parquet", "t2i_XL_stage1_256.pt"]
     shutil.copytree(tmp_path / "two/outputs/images", tmp_path / "one/outputs/images")
-    alone(hub, tmp_path / "one", monkeypatch, *command, "gradient_accumulation=2")
+    alone(hub, tmp_path / "one", monkeypatch, *command, "training.gradient_accumulation=2")
     (one, single), (two, both) = (trained(tmp_path / place) for place in ("one", "two"))
     assert both["data"] == single["data"] and both["data"]["count"] == 70
     assert (single["processes"], both["processes"]) == (1, 2)
@@ -158,8 +159,8 @@ def test_two_nodes_evaluate_as_one_process(
     hub: Hub, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [
-        str(ROOT / "eval/run.py"), *options, "method=sjd", "window=4", "limit=7", "batch_size=2",
-        "metrics=none", "speed.prompts=0", "replays=0",
+        str(ROOT / "eval/run.py"), *options, "method=sjd", "window=4", "data.limit=7",
+        "batch_size=2", "metrics=none", "speed.prompts=0", "replays=0",
     ]  # fmt: skip
     (tmp_path / "two").mkdir()
     outputs = [ended(one) for one in tasks(hub, tmp_path / "two", *command)]
@@ -193,8 +194,8 @@ def test_the_slurm_preset_submits_a_sweep(
         monkeypatch.setenv(name, value)
     alone(
         hub, tmp_path / "sweep", monkeypatch, str(ROOT / "eval/run.py"), "-m", *options,
-        "method=ar", "seed=0,1", "limit=2", "metrics=none", "speed.prompts=0", "launcher=slurm",
-        "hydra.launcher.gpus_per_node=0", "hydra.sweep.dir=outputs/sweep",
+        "method=ar", "seed=0,1", "data.limit=2", "metrics=none", "speed.prompts=0",
+        "launcher=slurm", "hydra.launcher.gpus_per_node=0", "hydra.sweep.dir=outputs/sweep",
     )  # fmt: skip
     runs = sorted((tmp_path / "sweep/outputs/sweep").glob("*/metrics.json"))
     assert [json.loads(run.read_text())["images"] for run in runs] == [2, 2]

@@ -18,7 +18,14 @@ from tempera.drafters.draft_files import read_draft
 from tempera.drafters.eagle_network import EagleModel
 
 pytestmark = pytest.mark.slow
-QUICK = ["tracking=none", "steps=2", "batch_size=2", "validate_every=2", "holdout=2", "guidance=1"]
+QUICK = [
+    "tracking=none",
+    "training.steps=2",
+    "training.batch_size=2",
+    "training.validate_every=2",
+    "training.holdout=2",
+    "guidance=1",
+]
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -45,7 +52,7 @@ def test_drafts_of_the_world_and_of_shards(
     """A draft is trained on the world, drafts and is published; it is the start of another one, on
     shards.
     """
-    first = [*QUICK, "decodes=1", f"hydra.run.dir={tmp_path}"]
+    first = [*QUICK, "training.decodes=1", f"hydra.run.dir={tmp_path}"]
     draft = tmp_path / "draft"
     status, out, err = command("main", *first)
     assert status == 0, err
@@ -65,7 +72,7 @@ def test_drafts_of_the_world_and_of_shards(
     card = (draft / "README.md").read_text()
     assert all(word in card for word in ("library_name: tempera", "accepted_length", "- lr: "))
     assert "drafter=eagle drafter.path=me/draft" in out
-    status, _, err = command("main", *first, "hidden_noise=0.2")
+    status, _, err = command("main", *first, "training.hidden_noise=0.2")
     assert status == 1 and f"error: {tmp_path} was made with" in err.splitlines()[-1]
 
     shards = tmp_path / "shards"
@@ -76,8 +83,8 @@ def test_drafts_of_the_world_and_of_shards(
     before = {path.name: path.stat().st_mtime_ns for path in shards.iterdir()}
     assert command("prepare", *options)[0] == 0
     assert {path.name: path.stat().st_mtime_ns for path in shards.iterdir()} == before
-    data = ["train_data=shards", f"train_data.path={shards}", "decodes=0"]
-    still = [f"start={draft}", "lr=1e-12", "matrix_lr=1e-12"]
+    data = ["train_data=shards", f"train_data.path={shards}", "training.decodes=0"]
+    still = [f"start={draft}", "training.lr=1e-12", "training.matrix_lr=1e-12"]
     status, _, err = command("main", *QUICK, *data, *still, f"hydra.run.dir={tmp_path / 'more'}")
     assert status == 0, err
     old, new = (
@@ -107,7 +114,7 @@ def test_a_dry_run_prints_what_it_would_do_and_writes_nothing(
         "prepare",
         "dry_run=true",
         "source.count=60",
-        "limit=40",
+        "source.limit=40",
         f"hydra.run.dir={tmp_path / 'run'}",
     )
     assert status == 0, err

@@ -67,7 +67,7 @@ def test_it_is_the_wheel_that_runs(installed: Path, workplace: Path) -> None:
 
 def test_a_run_and_its_report(installed: Path, workplace: Path) -> None:
     """Messages name the commands as they were called."""
-    short = ["method=coolsd", "limit=1", "speed.prompts=0", "metrics=none", *QUIET]
+    short = ["method=coolsd", "data.limit=1", "speed.prompts=0", "metrics=none", *QUIET]
     evaluated = run(installed / "tempera-eval", *short, cwd=workplace)
     assert evaluated.returncode == 0, evaluated.stderr
     report = run(installed / "tempera-report", "runs=outputs/eval", cwd=workplace)

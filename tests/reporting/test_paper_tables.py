@@ -342,7 +342,7 @@ def test_a_preset_prints_the_papers_figures(
     monkeypatch.setenv("COLUMNS", "240")
     monkeypatch.setattr(figures, "acceptance", lambda path, *_: path.touch())
     tiny = [option.replace("drafter.path=", "model.draft=") for option in tiny_options(tmp_path)]
-    options = ["limit=2", *(option for option in tiny if not option.startswith("limit="))]
+    options = ["data.limit=2", *(option for option in tiny if not option.startswith("data.limit="))]
     monkeypatch.setattr(sys, "argv", ["run.py", "-m", "experiment=coolsd_table3", *options])
     runpy.run_path(str(ROOT / "eval" / "run.py"), run_name="__main__")
     said = capsys.readouterr().out
@@ -365,7 +365,7 @@ def test_a_run_has_the_quantities_of_the_papers(
     (path,) = (tmp_path / "outputs").rglob("metrics.json")
     run = read_run(path.parent)
     assert run.paper == {"table": "lantern_table9"}
-    for name in ("proximity", "top1", "entropy", "target_forward", "verify_and_draft"):
+    for name in ("proximity_set_size", "top1", "entropy", "target_forward", "verify_and_draft"):
         assert paper_tables.quantity(name).of([run])[0] > 0, name
 
 

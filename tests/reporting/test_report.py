@@ -477,9 +477,9 @@ def test_publishing_that_fails_says_where_the_report_is(
 
 
 def test_an_option_may_have_the_name_of_a_metric() -> None:
-    run = finished("lantern", metrics={"proximity": {"value": 3.0}}, proximity="l2")
+    run = finished("lantern", metrics={"k": {"value": 3.0}}, k=10)
     (row,) = results([run]).to_dict("records")
-    assert (row["proximity"], row["option_proximity"]) == (3.0, "l2")
+    assert (row["k"], row["option_k"]) == (3.0, 10)
 
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -496,7 +496,7 @@ def test_every_method_runs_to_its_report(
 ) -> None:
     """As a user runs it: a sweep, each run's console and page, the sweep's table, the report."""
     monkeypatch.chdir(tmp_path)
-    quick = ["limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "outputs=out"]
+    quick = ["data.limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "outputs=out"]
     monkeypatch.setattr(sys, "argv", ["run.py", "-m", *given, *quick])
     runpy.run_path(str(ROOT / "eval/run.py"), run_name="__main__")
     runs, damaged = collect(find_runs(["out"])[0])

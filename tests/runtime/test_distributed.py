@@ -177,7 +177,7 @@ def test_processes_that_come_meet() -> None:
 def test_a_job_of_a_sweep_that_is_requeued_goes_on(tmp_path: Path) -> None:
     """With submitit's local jobs, which are requeued as those of Slurm are."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    options = "-m method=ar limit=4 batch_size=1 metrics=none speed.prompts=0 tracking=none"
+    options = "-m method=ar data.limit=4 batch_size=1 metrics=none speed.prompts=0 tracking=none"
     command = [sys.executable, str(ROOT / "eval" / "run.py"), *options.split()]
     place = f"hydra.sweep.dir={tmp_path / 'sweep'}"
     with subprocess.Popen([*command, "hydra/launcher=submitit_local", place]) as sweep:

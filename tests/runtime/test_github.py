@@ -69,7 +69,7 @@ def test_downloaded_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert readme.local().read_text() == "# x\n"
         with pytest.raises(TemperaError, match="contains no nothing.md"):
             replace(readme, path="nothing.md").local()
-        with pytest.raises(TemperaError, match=r"404.*give path=PATH"):
+        with pytest.raises(TemperaError, match=r"404.*give data.path=PATH"):
             replace(readme, repository="a/c", git_id="0" * 40).local()
         changed = replace(pinned, git_id="1" * 40)
         with pytest.raises(TemperaError, match=rf"{data[:12]}, not 111111111111"):

@@ -9,19 +9,19 @@ import pytest
 from paths import ROOT
 from report_runs import RUNS, made_up_runs
 
-SMALL = "limit=1 metrics=none speed.prompts=0 replays=0 tracking=none device=cpu"
+SMALL = "data.limit=1 metrics=none speed.prompts=0 replays=0 tracking=none device=cpu"
 COMMANDS = {
     "tempera-env": ("tempera's cache:", 0),
     f"tempera-eval method=coolsd {SMALL} hydra.run.dir=δ": ("verbose=true prints", 0),
     f"tempera-eval method=coolsd {SMALL} dry_run=true": ("memory: ", 0),
     f"tempera-eval -m method=ar,coolsd {SMALL} hydra.sweep.dir=a": ("\\u03b4=2", 0),
     "tempera-eval --help method=coolsd": ("\\u03b4", 0),
-    "tempera-eval prompt=δ limit=δ": ("error: ", 1),
+    "tempera-eval prompt=δ data.limit=δ": ("error: ", 1),
     "tempera-report runs=δ/runs": ("report.html", 0),
     "tempera-bench method=coolsd repeats=1 batch_sizes=[1] tracking=none": ("speed-up", 0),
     "tempera-tune dry_run=true tracking=none": ("to do: ", 0),
     "tempera-train model=shapes dry_run=true tracking=none": ("memory: ", 0),
-    "tempera-prepare source=shapes limit=2 dry_run=true": ("to do: ", 0),
+    "tempera-prepare source=shapes source.limit=2 dry_run=true": ("to do: ", 0),
 }
 """Commands, what stands near the end of their output, and their exit status."""
 

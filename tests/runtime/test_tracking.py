@@ -82,7 +82,7 @@ FOLLOWED = """
 from pathlib import Path
 from tempera.config.compose import composed
 from tempera.config.tracking import Tracking
-run = Tracking.of(composed("eval", ["limit=1"], Path("run")), "eval").start(Path("run")).run
+run = Tracking.of(composed("eval", ["data.limit=1"], Path("run")), "eval").start(Path("run")).run
 told = (run.project, run.entity, run.name, run.group, run.job_type, run.notes)
 print(*told, {"a", "b"} <= set(run.tags), run.id == Path("run/wandb_run_id").read_text().strip())
 print(run.dir)

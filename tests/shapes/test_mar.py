@@ -92,7 +92,7 @@ def test_the_shipped_weights_generate_what_they_are_told() -> None:
     1/8 of them.
     """
     options = ["model=shapes_mar", "method=ar", "data=shape_classes", "device=cpu"]
-    cfg = composed(*options, "limit=48", "denoising_steps=12")
+    cfg = composed(*options, "data.limit=48", "denoising_steps=12")
     target = Parts.of(cfg).target()
     parts = {"target": target, "method": Parts.of(cfg).method(target, Parts.of(cfg).rule())}
     decoder = Parts.of(cfg).tokenizer()

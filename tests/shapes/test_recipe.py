@@ -39,7 +39,12 @@ TINY_TARGET = LlamaGenConfig(1008, 16, 24, 4, 2, (12, 12), 16, caption_dim=8)
 SHORT = {"steps": 2, "batch_size": 2}
 TARGET = TargetTraining(**SHORT, part=1, measured=4, bf16=False)
 EVALUATOR = EvaluatorTraining(steps=2, batch_size=4, measured=8)
-DRAFT = ["warmup_steps=0", "batch_size=2", "holdout=2", "decodes=0"]
+DRAFT = [
+    "training.warmup_steps=0",
+    "training.batch_size=2",
+    "training.holdout=2",
+    "training.decodes=0",
+]
 
 
 def short(output: Path) -> Recipe:
@@ -115,7 +120,9 @@ def test_drafts_are_of_the_target_beside_them(method: str, output: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ar steps=2", "cspd gamma=3", "cspd_exact gamma=2"])
 def test_the_mar_generates_through_the_configuration(method: str, output: Path) -> None:
-    options = f"method={method} denoising_steps=3 data=shape_classes limit=3 device=cpu".split()
+    options = (
+        f"method={method} denoising_steps=3 data=shape_classes data.limit=3 device=cpu".split()
+    )
     cfg = composed("model=shapes_mar", f"weights={output}", *options)
     network = Parts.of(cfg).target()
     parts = {"target": network, "method": Parts.of(cfg).method(network, Parts.of(cfg).rule())}

@@ -15,7 +15,7 @@ from tempera.reporting import figures
 QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
 SHORT = {  # what makes a command short enough for a test; the set-up commands run whole in .ci/run
     "eval/run.py": [
-        *("limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "launcher=local"),
+        *("data.limit=1", "speed.prompts=0", "metrics=none", "tracking=none", "launcher=local"),
         *("matching.prompts=1", "matching.tolerance=9"),
         *QUIET,
     ],
@@ -25,13 +25,19 @@ SHORT = {  # what makes a command short enough for a test; the set-up commands r
     "eval/bench.py": ["repeats=1", "batch_sizes=[1]", "tracking=none", *QUIET],
     "eval/gpu_check.py": ["models=[lumina]", "of_layouts=[ar]", *QUIET],
     "eval/tune.py": [
-        *("limit=1", "images=1", "timed=1", "repeats=1", "runs=1", "depths=[2]", "trees=[]"),
+        *("data.limit=1", "images=1", "timed=1", "repeats=1", "runs=1", "depths=[2]", "trees=[]"),
         *("prices=[1.0]", "deltas=[2.0]", "metrics=none", "tracking=none"),
         *QUIET,
     ],
     "train_draft/main.py": [
-        *("steps=2", "batch_size=2", "warmup_steps=1", "holdout=2", "decodes=1"),
-        *("validate_every=2", "checkpoint_every=2", "tracking=none"),
+        *(
+            "training.steps=2",
+            "training.batch_size=2",
+            "training.warmup_steps=1",
+            "training.holdout=2",
+            "training.decodes=1",
+        ),
+        *("training.validate_every=2", "training.checkpoint_every=2", "tracking=none"),
         *QUIET,
     ],
     "train_draft/prepare.py": ["tracking=none", *QUIET],

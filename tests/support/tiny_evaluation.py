@@ -149,7 +149,7 @@ def tiny_options(directory: Path) -> list[str]:
         for part in ("network", "text_encoder", "tokenizer")
     ]
     quick = [
-        "limit=6",
+        "data.limit=6",
         "batch_size=4",
         "speed.prompts=1",
         "metrics=none",

@@ -68,7 +68,7 @@ def test_rows_are_rounded_to_127_steps_and_products_are_those_of_the_rounded_wei
 @needs_torchao
 @pytest.mark.slow
 def test_a_run_with_eight_bits_decodes_what_the_rounded_weights_do(tmp_path: Path) -> None:
-    tiny = [*tiny_options(tmp_path), "method=eagle", "depth=2", "limit=2", "speed.prompts=0"]
+    tiny = [*tiny_options(tmp_path), "method=eagle", "depth=2", "data.limit=2", "speed.prompts=0"]
     given = [*tiny, INT8, "device=cpu"]
     target = Parts.of(composed("eval", given)).fast_target()
     layers = [*linear_layers(target.network.model.layers)]
@@ -88,7 +88,7 @@ def test_a_run_with_eight_bits_decodes_what_the_rounded_weights_do(tmp_path: Pat
 def test_runs_of_other_weights_are_others_and_take_less_memory(
     tmp_path: Path,
 ) -> None:
-    tiny = [*tiny_options(tmp_path), "method=eagle", "depth=2", "limit=2", "speed.prompts=0"]
+    tiny = [*tiny_options(tmp_path), "method=eagle", "depth=2", "data.limit=2", "speed.prompts=0"]
     evaluate.main(composed("eval", tiny, tmp_path / "run"))
     with pytest.raises(TemperaError, match="weights_dtype"):
         evaluate.main(composed("eval", [*tiny, INT8], tmp_path / "run"))
@@ -169,7 +169,7 @@ def test_a_dry_run_weighs_a_draft_of_eight_bits(
 @needs_torchao
 @pytest.mark.slow
 def test_a_run_whose_draft_has_eight_bits_is_another(tmp_path: Path) -> None:
-    tiny = [*tiny_options(tmp_path), "method=eagle", "depth=2", "limit=2", "speed.prompts=0"]
+    tiny = [*tiny_options(tmp_path), "method=eagle", "depth=2", "data.limit=2", "speed.prompts=0"]
     evaluate.main(composed("eval", [*tiny, "drafter.dtype=int8"], tmp_path / "run"))
     with pytest.raises(TemperaError, match=r"drafter\.dtype"):
         evaluate.main(composed("eval", tiny, tmp_path / "run"))

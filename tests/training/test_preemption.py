@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.slow
 STEPS = 12
 OPTIONS = (
-    f"model=shapes steps={STEPS} batch_size=4 warmup_steps=2 log_every=1 checkpoint_every=1000 "
-    "validate_every=4 holdout=4 decodes=0 ema=0.9 tracking=none device=cpu"
+    f"model=shapes training.steps={STEPS} training.batch_size=4 training.warmup_steps=2 "
+    "training.log_every=1 training.checkpoint_every=1000 training.validate_every=4 "
+    "training.holdout=4 training.decodes=0 training.ema=0.9 tracking=none device=cpu"
 ).split()
 TRAIN = [str(ROOT / "train_draft/main.py"), *OPTIONS]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -127,7 +128,9 @@ def test_a_training_that_is_stopped_loses_no_step(
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     """The first comes while a step is taken that has no end."""
-    training = begun(tmp_path, [], "gradient_accumulation=1000", "batch_size=8000")
+    training = begun(
+        tmp_path, [], "training.gradient_accumulation=1000", "training.batch_size=8000"
+    )
     while "train draft" not in told(tmp_path):
         assert training.poll() is None, told(tmp_path)
         time.sleep(0.02)

@@ -45,7 +45,7 @@ class DraftTraining:
         default_factory=lambda: [
             "train_data._target_=shapes_recipe.mixed.mixed_codes",
             "+train_data.limit=512",
-            "mixed_precision=bf16",
+            "training.mixed_precision=bf16",
         ]
     )
     seed: int = 0
@@ -159,7 +159,7 @@ def _train_target(
 def build_draft(output: Path, settings: DraftTraining, run: Path, name: str = "draft") -> Metrics:
     """A draft, as the package trains it."""
     options = [written("weights", output.absolute()), written("directory", run)]
-    options += [f"steps={settings.steps}", f"seed={settings.seed}", *settings.options]
+    options += [f"training.steps={settings.steps}", f"seed={settings.seed}", *settings.options]
     metrics = train.main(composed("train_draft", ["model=shapes", "tracking=none", *options]))
     shutil.copytree(run / DRAFT, output / name, dirs_exist_ok=True)
     write_half(output / name, load_file(run / DRAFT / WEIGHTS), read_json(run / DRAFT / CONFIG))

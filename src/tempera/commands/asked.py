@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt
 
 from tempera.commands.expected_length import Wanted
 from tempera.config.compose import given, option_name
@@ -29,7 +29,6 @@ class Options:
 
     directory: Path
     prompt: str | None
-    limit: PositiveInt | None
     expected_length: float | None
     replays: NonNegativeInt
     scores: str | None
@@ -51,6 +50,7 @@ class Asked:
         options: those that the command reads itself.
         parts: model and method.
         read: reads the prompts.
+        limit: how many at most; None for all of the set.
         source: what run.json says of the prompts' source.
         wanted: the length to find; None to take the method's options as they are.
         protocol: how speed is measured.
@@ -63,6 +63,7 @@ class Asked:
     options: Options
     parts: Parts
     read: Callable[[], list[Prompt]]
+    limit: int | None
     source: dict[str, Any]
     wanted: Wanted | None
     protocol: SpeedProtocol
@@ -88,6 +89,7 @@ class Asked:
             options=options,
             parts=parts,
             read=reader(cfg),
+            limit=part(cfg.data).options.get("limit"),
             source=source,
             wanted=wanted,
             protocol=protocol,

@@ -71,7 +71,7 @@ def run(cfg: DictConfig, quiet: bool = False) -> dict[str, float]:
     if options.dry_run:
         if not processes.is_main:
             return {}
-        return dry_evaluation(parts, asked.read, options.limit, asked.scorers)
+        return dry_evaluation(parts, asked.read, asked.limit, asked.scorers)
     prompts = _read(asked)
     unread = _check_prompts(asked, prompts)
     rule = None if asked.wanted else parts.rule()

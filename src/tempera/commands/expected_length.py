@@ -81,7 +81,8 @@ class Wanted:
                 "leave one out"
             )
         data: Part[list[Prompt]] = part(cfg.data)
-        data = data.with_option("limit", search.prompts).with_option("offset", search.offset)
+        amounts = {"limit": search.prompts, "offset": search.offset}
+        data = data.having(**{name: amounts[name] for name in amounts if name in data.options})
         return cls(float(cfg.expected_length), parameter, search, data)
 
     @property

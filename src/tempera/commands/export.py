@@ -79,5 +79,10 @@ def _lay_out(own: Pictured, layout: Layout, destination: Path) -> None:
     with TemporaryDirectory(dir=parent, prefix=f".{destination.name}-") as temporary:
         made = Path(temporary, destination.name)
         made.mkdir()
-        layout.write(own.prompts, own.picture, made)
+        try:
+            layout.write(own.prompts, own.picture, made)
+        except TemperaError as problem:
+            if problem.option == "path":  # what also reads the prompts of an evaluation names it
+                problem.option = "layout.path"
+            raise
         shutil.move(made, destination)

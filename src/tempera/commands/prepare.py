@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 
 from tempera.commands.costs import read_with_files, to_download
 from tempera.config.compose import pasted
-from tempera.config.instantiate import Part, from_options, options_of, part
+from tempera.config.instantiate import Part, fitting, from_options, options_of, part
 from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
 from tempera.data.encoders import CodeEncoder
@@ -26,7 +26,6 @@ class Options:
     """What this command reads itself; conf/prepare.yaml says what each is."""
 
     directory: Path
-    limit: PositiveInt | None
     dry_run: bool
 
 
@@ -41,7 +40,7 @@ def main(cfg: DictConfig) -> None:
     processes = Processes(cpu=parts.placement.device.type == "cpu")
     if options.dry_run:
         if processes.is_main:
-            _tell(cfg, options, source_part, parts, encoder)
+            _tell(directory, shards.options["limit"], source_part, parts, encoder)
         return
 
     def networks(sized: Parts) -> None:
@@ -71,7 +70,9 @@ def read_options(cfg: DictConfig) -> tuple[Options, Part[Manifest]]:
     sweep reads it of all jobs before the first begins.
     """
     check_discrete(cfg, f"`{command('prepare')}` encodes images as discrete tokens")
-    return from_options(cfg, Options), options_of(cfg, prepare, without=("source", "encoder"))
+    shards = options_of(cfg, prepare, without=("source", "encoder"))
+    limit = fitting(cfg.source.limit, PositiveInt | None, "source.limit")
+    return from_options(cfg, Options), shards.having(limit=limit)
 
 
 def _show(manifest: Manifest, directory: Path, model: str) -> None:
@@ -106,8 +107,8 @@ def _track(
 
 
 def _tell(
-    cfg: DictConfig,
-    options: Options,
+    directory: Path,
+    limit: int | None,
     source: Part[Source],
     parts: Parts,
     encoder: Part[CodeEncoder],
@@ -120,7 +121,7 @@ def _tell(
         unread.append(problem)
     with parts.sized() as (sized, files):
         sized.code_encoder(encoder)
-    entries = "all" if options.limit is None else f"at most {options.limit:,}"
-    print(f"to do: {entries} entries of the source to shards in {options.directory}")
+    entries = "all" if limit is None else f"at most {limit:,}"
+    print(f"to do: {entries} entries of the source to shards in {directory}")
     to_download(files, unread=unread)
     print("plus the source's files that are not on this machine yet")

@@ -1,7 +1,7 @@
 """`tempera-train`: train the draft of a model."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from tempera.commands.costs import dry_training, read_with_files
 from tempera.config.compose import option_name, pasted, typed
-from tempera.config.instantiate import Part, from_options, instantiate, part
+from tempera.config.instantiate import Part, fitting, from_options, instantiate, part
 from tempera.config.nodes import plain
 from tempera.config.parts import Parts, check_discrete
 from tempera.config.tracking import Tracking
@@ -31,14 +31,14 @@ from tempera.runtime.processor import parse_device, parse_dtype, tell_slow_bfloa
 from tempera.runtime.side_services import side_service
 from tempera.training.dataset import CODES, Codes, ShardCodes
 from tempera.training.losses import Loss
-from tempera.training.recipe import Recipe
+from tempera.training.recipe import Recipe, Seed
 from tempera.training.trainer import DRAFT, TrainingRun
 
 APART = (
-    *("device", "truncate", "dry_run", "push_to_hub", "tracking", "family", "path", "offset"),
-    *("outputs", "revision", "directory", "overrides"),
+    *("device", "truncate", "dry_run", "push_to_hub", "tracking", "family", "outputs"),
+    *("revision", "directory", "overrides", "seed", "training"),
 )
-"""Options that may differ when a training is resumed."""
+"""Options that may differ when a training is resumed, and those that are in its recipe."""
 
 
 @dataclass(frozen=True)
@@ -48,34 +48,66 @@ class Options:
     directory: Path
     start: str | None
     push_to_hub: str | None
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class Duration:
+    """How long to train: `training.steps` or `training.epochs`."""
+
     steps: PositiveInt | None
     epochs: PositiveFloat | None
-    limit: PositiveInt | None
-    dry_run: bool
 
     def __post_init__(self) -> None:
         """Raise TemperaError for a training without an end."""
         if self.steps is None and self.epochs is None:
-            raise TemperaError("steps=null needs epochs=N: give one of them", option="epochs")
+            raise TemperaError(
+                "training.steps=null needs training.epochs=N: give one of them", option="epochs"
+            )
+
+    def told(self, batch_size: int, limit: int | None) -> str:
+        """What a training does: `20 epochs of 30,000 images, {tokens} tokens each, 16 at a time`.
+
+        Args:
+            batch_size: images of a step.
+            limit: most training images.
+        """
+        if self.steps:
+            return f"{self.steps:,} steps of {batch_size} images, {{tokens}} tokens each"
+        images = "all images" if limit is None else f"{limit:,} images"
+        return f"{self.epochs:g} epochs of {images}, {{tokens}} tokens each, {batch_size} at a time"
+
+    def steps_of(self, codes: Codes, batch_size: int) -> int:
+        """The steps, or their number in `epochs` passes over the images."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        if not isinstance(codes, ShardCodes):
+            raise TemperaError(
+                "this stream of training images is endless: set training.steps= instead."
+            )
+        return max(1, math.ceil(self.epochs * len(codes.train_rows) / batch_size))
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
     """Train in the run directory, or resume there; return the metrics of the best draft."""
-    options, recipe, loss, draft = read_options(cfg)
+    options, duration, recipe, loss, draft = read_options(cfg)
     tracking = Tracking.of(cfg, "train_draft")
     parts = Parts.of(cfg)
     codes: Part[Codes] = part(cfg.train_data)
     processes = Processes(cpu=parts.placement.device.type == "cpu")
     if processes.is_main and recipe.mixed_precision == "bf16":
-        tell_slow_bfloat16("mixed_precision=bf16", "mixed_precision=no", parts.placement.device)
+        option = "training.mixed_precision"
+        tell_slow_bfloat16(f"{option}=bf16", f"{option}=no", parts.placement.device)
     if options.dry_run:
         if not processes.is_main:
             return {}
         drawn = cfg.train_data.batch_size if cfg.train_data.get("draws") else 1
-        return dry_training(parts, draft, recipe, drawn, _work(options, recipe))
+        work = duration.told(recipe.batch_size, codes.options.get("limit"))
+        return dry_training(parts, draft, recipe, drawn, work)
     directory = writable_directory(options.directory)
     offered: dict[str, object] = {"processes": processes}
-    if "source" in cfg:
+    if "_target_" in (cfg.get("source") or {}):
         make = part(cfg.source).make
         source: Source = make() if cfg.family.toy else read_with_files(parts, _networks, make)
         if not (_is_encoded(cfg, directory) and source.count()):
@@ -85,7 +117,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         target = parts.discrete_target()
         tokenizer = parts.tokenizer()
     images = codes.make_with(offered, target=target, tokenizer=tokenizer, directory=directory)
-    recipe = replace(recipe, steps=_steps(options, images, recipe.batch_size))
+    recipe = replace(recipe, steps=duration.steps_of(images, recipe.batch_size))
     torch.manual_seed(recipe.seed)
     run = TrainingRun(
         target=target,
@@ -94,7 +126,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         loss=loss,
         recipe=recipe,
         directory=directory,
-        record=_record(cfg, recipe, images, taken),
+        record=_record(cfg, images, taken),
         pictures=partial(pictures_of, tokenizer, target.grid, target.device),
     )
     notes = {"data": run.record.get("data"), "target": target.identity}
@@ -104,33 +136,25 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     return metrics
 
 
-def read_options(cfg: DictConfig) -> tuple[Options, Recipe, Loss, Part[DraftNetwork]]:
+def read_options(
+    cfg: DictConfig,
+) -> tuple[Options, Duration, Recipe, Loss, Part[DraftNetwork]]:
     """What this command reads itself; a sweep reads it of all jobs before the first begins."""
     check_discrete(cfg, f"`{command('train')}` trains drafts of discrete tokens")
     options = from_options(cfg, Options)
+    duration = from_options(cfg.training, Duration)
     recipe = build_recipe(cfg)
     loss: Loss = instantiate(cfg.loss)
     draft: Part[DraftNetwork] = part(cfg.draft)
     _check_effect(cfg, loss, draft)
     _check_drafts(options)
-    return options, recipe, loss, draft
+    return options, duration, recipe, loss, draft
 
 
 def _is_encoded(cfg: DictConfig, directory: Path) -> bool:
     """Whether all training images are encoded; more of them would be another training."""
     path = cfg.train_data.get("path")
     return is_complete(Path(path) if path else directory / CODES)
-
-
-def _work(options: Options, recipe: Recipe) -> str:
-    """What a training does: `20 epochs of 30,000 images, {tokens} tokens each, 16 at a time`."""
-    if options.steps:
-        return f"{options.steps:,} steps of {recipe.batch_size} images, {{tokens}} tokens each"
-    images = "all images" if options.limit is None else f"{options.limit:,} images"
-    return (
-        f"{options.epochs:g} epochs of {images}, {{tokens}} tokens each, {recipe.batch_size} at a "
-        "time"
-    )
 
 
 def _publish(run: TrainingRun, repository: str | None) -> None:
@@ -146,9 +170,9 @@ def _publish(run: TrainingRun, repository: str | None) -> None:
     )
 
 
-def _record(cfg: DictConfig, recipe: Recipe, codes: Codes, taken: Taken) -> dict[str, Any]:
+def _record(cfg: DictConfig, codes: Codes, taken: Taken) -> dict[str, Any]:
     """What must be the same when the training is resumed, beside the recipe."""
-    recorded = [str(key) for key in cfg if key not in {*APART, *asdict(recipe)}]
+    recorded = [str(key) for key in cfg if key not in APART]
     record = plain(OmegaConf.masked_copy(cfg, recorded))
     if taken:
         record["taken"] = taken
@@ -158,29 +182,29 @@ def _record(cfg: DictConfig, recipe: Recipe, codes: Codes, taken: Taken) -> dict
 
 
 def build_recipe(cfg: DictConfig) -> Recipe:
-    """The recipe of the top-level options. Its `steps` are 1 if epochs will set them;
+    """The recipe of `seed` and `training`. Its `steps` are 1 if epochs will set them;
     mixed_precision=auto means bfloat16 where dtype=auto does, also on a device that is elsewhere.
     """
-    decided: dict[str, Any] = {}
-    if cfg.steps is None:
+    decided: dict[str, Any] = {"seed": fitting(cfg.seed, Seed, "seed")}
+    if cfg.training.steps is None:
         decided["steps"] = 1
-    if cfg.mixed_precision == "auto":
+    if cfg.training.mixed_precision == "auto":
         dtype = parse_dtype("auto", parse_device(cfg.device, dry=True))
         decided["mixed_precision"] = "bf16" if dtype == torch.bfloat16 else "no"
-    return from_options(cfg, Recipe, **decided)
+    return from_options(cfg.training, Recipe, **decided)
 
 
 def _check_effect(cfg: DictConfig, loss: Loss, draft: Part[DraftNetwork]) -> None:
     """Raise TemperaError for an option of the command line that this loss or draft does not use."""
     unused = {
-        "cross_entropy": "${cross_entropy}" not in plain(cfg.loss).values(),
-        "cfg_dropout": loss.guided,
-        "ttt_steps": draft.options.get("length", 1) > 1,
+        "training.cross_entropy": "${training.cross_entropy}" not in plain(cfg.loss).values(),
+        "training.cfg_dropout": loss.guided,
+        "training.ttt_steps": draft.options.get("length", 1) > 1,
     }
     why = {
-        "cross_entropy": "this loss has no such part",
-        "cfg_dropout": "this loss takes every image with and without its condition",
-        "ttt_steps": "this draft learns all tokens of a chain in one pass",
+        "training.cross_entropy": "this loss has no such part",
+        "training.cfg_dropout": "this loss takes every image with and without its condition",
+        "training.ttt_steps": "this draft learns all tokens of a chain in one pass",
     }
     for option in typed(cfg):
         if unused.get(name := option_name(option)):
@@ -205,13 +229,3 @@ def _check_drafts(options: Options) -> None:
 def _networks(parts: Parts) -> None:
     parts.target()
     parts.tokenizer()
-
-
-def _steps(options: Options, codes: Codes, batch_size: int) -> int:
-    """The option `steps`, or the number of steps in `epochs` passes over the images."""
-    if options.steps is not None:
-        return options.steps
-    assert options.epochs is not None
-    if not isinstance(codes, ShardCodes):
-        raise TemperaError("this stream of training images is endless: set steps= instead.")
-    return max(1, math.ceil(options.epochs * len(codes.train_rows) / batch_size))

@@ -58,8 +58,8 @@ DYNAMIC = {"eagle": ("eagle2",)}
 TRIED = "tried"
 """What is said of a draft that is not left out."""
 OWN = (
-    *("budget", "batch_size", "limit", "offset", "repeats", "runs", "depths", "trees", "prices"),
-    *("deltas", "images", "timed", "directory", "overrides"),
+    *("budget", "batch_size", "data.limit", "data.offset", "repeats", "runs", "depths", "trees"),
+    *("prices", "deltas", "images", "timed", "directory", "overrides"),
 )
 """Options of this script, which the evaluations that it starts do not get."""
 SHOWN = {"speed-up": ".2f", "predicted": ".2f", "off": "+.0%", "length": ".2f", "KL": ".3f"}
@@ -155,11 +155,12 @@ def _predict(
 def _tell(cfg: DictConfig, settings: "_Settings", evaluator: Evaluator) -> None:
     """Print what tuning takes."""
     number = len(list(settings.candidates()))
+    prompts = cfg.data.limit
     work = (
-        f"{number} settings predicted by drafts of {cfg.limit} prompts, {cfg.runs} of them run on "
+        f"{number} settings predicted by drafts of {prompts} prompts, {cfg.runs} of them run on "
         f"{cfg.images} images of {{tokens}} tokens"
     )
-    batch = [CAPTION] * max(cfg.limit, cfg.batch_size)
+    batch = [CAPTION] * max(prompts, cfg.batch_size)
     parts = settings.parts({"method": settings.drafts[0]})
     dry_decoding(parts, batch, work, scorers=[evaluator], checks_draft=False)
     for name, outcome in settings.tried.items():
@@ -323,7 +324,7 @@ class _RealRuns:
         self.speed = "speedup" if size == 1 else f"speedup_{size}"
         self.options = options_of(
             {
-                "limit": self.cfg.images,
+                "data.limit": self.cfg.images,
                 "speed.prompts": self.cfg.timed,
                 "speed.batches": [] if size == 1 else [size],
             }

@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 
 from tempera.config.compose import check_added, check_choices, check_local, pasted, quoted
 from tempera.config.messages import causes, sentence, text_of
+from tempera.config.old_names import check_names
 from tempera.config.search import DIRECTORIES, Directories
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_as_main
@@ -123,6 +124,7 @@ class Job:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request to the hub
         try:
             check_added(self.config_name, list(HydraConfig.get().overrides.task))
+            check_names(self.config_name, cfg)
             check_local(cfg)
             _check_sweep(HydraConfig.get())
             if cfg.get("device") == "auto" and started_as_main():

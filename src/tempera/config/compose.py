@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from tempera.config import resolvers  # noqa: F401  conf/ needs them
 from tempera.config.messages import sentence
 from tempera.config.nodes import plain
+from tempera.config.old_names import check_names
 from tempera.config.search import DIRECTORIES
 from tempera.errors import TemperaError, shown
 
@@ -42,6 +43,7 @@ def composed(config_name: str, arguments: Sequence[str], directory: Path | str =
             if name in cfg and name not in given:
                 OmegaConf.update(cfg, name, value, merge=False)
         check_added(config_name, arguments)
+        check_names(config_name, cfg)
         check_local(cfg)
     return cfg
 

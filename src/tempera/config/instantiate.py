@@ -24,6 +24,8 @@ from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import sha256_file
 
 T = TypeVar("T")
+AMOUNTS = ("data.limit", "data.offset", "source.limit")
+"""How much is read of prompts or images. What reads them need not take these options."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +146,12 @@ def part(node: object) -> Part[Any]:
     """
     group = _group(node)
     call = _located(group)
-    names = [str(name) for name in group if not str(name).startswith("_")]
+    taken = inspect.signature(call).parameters
+    names = [
+        name
+        for name in map(str, group)
+        if not name.startswith("_") and (name in taken or group._get_full_key(name) not in AMOUNTS)
+    ]
     return Part(call, _checked(group, call, names), group)
 
 

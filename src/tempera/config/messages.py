@@ -9,9 +9,10 @@ from traceback import extract_tb
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 
 from tempera.config.nodes import plain
+from tempera.config.old_names import renamed, renamed_reference
 from tempera.config.search import DIRECTORIES
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.files import FULL
@@ -19,7 +20,8 @@ from tempera.runtime.files import FULL
 OUT_OF_MEMORY = (
     "out of memory: give a smaller batch_size (an evaluation takes auto), dtype=bfloat16 (on a T4 "
     "float16), compile=false, or a shorter draft (depth=, window=); in training a smaller "
-    "train_data.batch_size or decodes, a larger gradient_accumulation, or mixed_precision=bf16"
+    "train_data.batch_size or training.decodes, a larger training.gradient_accumulation, or "
+    "training.mixed_precision=bf16"
 )
 OF_OPTIONS = {"hydra", "omegaconf", "submitit"}
 """Packages whose words say what is wrong with an option."""
@@ -54,6 +56,9 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
             answer = _composition(text, config_name, arguments)
         case MissingMandatoryValue():
             answer = f"`{problem.full_key}` has no value; give {problem.full_key}=VALUE"
+        case InterpolationKeyError() if found := re.search(r"Interpolation key '([\w.]+)'", text):
+            answer = renamed_reference(config_name, found[1], str(problem.full_key))
+            answer = answer or f"{text.strip().splitlines()[0]}; correct it"
         case MemoryError() | RuntimeError() if _is_out_of_memory(problem, text):
             answer = OUT_OF_MEMORY
         case ValueError(__cause__=OSError() as inner) if "logging" in _origin(problem):
@@ -142,6 +147,8 @@ def _composition(text: str, config_name: str, arguments: Sequence[str]) -> str:
 
 def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     """Which choices define an option, or which one was probably meant."""
+    if told := renamed(config_name, option, arguments):
+        return told
     directories = DIRECTORIES.get()
     groups = directories.groups()
     chosen = [argument for argument in arguments if argument.partition("=")[0] in groups]

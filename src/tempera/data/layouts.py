@@ -8,7 +8,7 @@ Ids of repeated prompts are <name>-<repetition>, as `tempera.data.benchmarks` ma
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from tempera.data.folder import NAME
 from tempera.data.prompts import Prompt, field_of, rows_of, text_of
 from tempera.errors import TemperaError
 from tempera.runtime.files import read_text
+from tempera.runtime.github import Pinned
 
 Picture = NDArray[np.uint8]
 Pictures = Callable[[Prompt], Picture]
@@ -77,7 +78,7 @@ class GenEval(Layout):
 
     @override
     def write(self, prompts: Sequence[Prompt], picture: Pictures, folder: Path) -> None:
-        file = Path(self.path) if self.path else GENEVAL.local()
+        file = _given_or(GENEVAL, self.path)
         rows = [row for _, row in rows_of(file)]
         for (name, number), prompt in self.by_sample(prompts).items():
             row = rows[int(name)] if int(name) < len(rows) else None
@@ -119,7 +120,7 @@ class Dpg(Layout):
     @override
     def write(self, prompts: Sequence[Prompt], picture: Pictures, folder: Path) -> None:
         """See `Layout.write`; the pictures are squares of one size."""
-        texts = Path(self.path) if self.path else DPG.local()
+        texts = _given_or(DPG, self.path)
         edge = self._edge(prompts, picture)
         for name, group in self.groups(prompts).items():
             file = texts / f"{name}.txt"
@@ -190,7 +191,7 @@ class GenEval2(Layout):
     @override
     def write(self, prompts: Sequence[Prompt], picture: Pictures, folder: Path) -> None:
         """See `Layout.write`; each prompt has one picture."""
-        file = Path(self.path) if self.path else GENEVAL2.local()
+        file = _given_or(GENEVAL2, self.path)
         rows = [row for _, row in rows_of(file) if isinstance(row, dict) and "prompt" in row]
         by_text = {text_of(row["prompt"]): row for row in rows}
         paths: dict[str, str] = {}
@@ -282,9 +283,14 @@ def _check_text(prompt: Prompt, text: str | None, file: Path | str) -> None:
         what = "has no such prompt" if text is None else f"has '{text}' there"
         raise TemperaError(
             f"the picture {prompt.id} is of '{prompt.text}', and {file} {what}: lay out a run of "
-            "the benchmark's own prompts, or give its file with path=.",
-            option="path",
+            "the benchmark's own prompts, or give its file with layout.path=.",
+            option="layout.path",
         )
+
+
+def _given_or(published: Pinned, path: str | None) -> Path:
+    """The user's copy of a benchmark's prompts, or the published one."""
+    return Path(path) if path else replace(published, option="layout.path").local()
 
 
 def _save(picture: Picture, path: Path) -> None:

@@ -126,7 +126,7 @@ def one_prompt(content: str | float) -> list[Prompt]:
     if text is None or UNPRINTABLE.search(text):
         raise TemperaError(
             "the prompt must be one printable text: give one, or several in a file, as in "
-            "data=file path=FILE.",
+            "data=file data.path=FILE.",
             option="prompt",
         )
     return [Prompt("prompt-" + hashlib.sha256(text.encode()).hexdigest()[:8], text)]
@@ -152,7 +152,7 @@ def file_prompts(
             prompt; the message names file and line.
     """
     if path is None:
-        raise TemperaError("data=file reads a file: give path=FILE.", option="path")
+        raise TemperaError("data=file reads a file: give data.path=FILE.", option="path")
     file = Path(path)
     stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
     prompts = []

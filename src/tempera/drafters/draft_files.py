@@ -75,7 +75,8 @@ def _earlier(kind: type[DraftNetwork], model: object, directory: Path) -> Temper
     return TemperaError(
         f"{directory / CONFIG} was written by an earlier version, without layer_sizes: train the "
         "draft anew, or write there the config.json of another draft of the same model and "
-        f"options, such as `{trained} steps=1 hydra.run.dir=DIR` makes, with this one's target."
+        f"options, such as `{trained} training.steps=1 hydra.run.dir=DIR` makes, with this one's "
+        "target."
     )
 
 

@@ -160,7 +160,9 @@ def predict(
         progress: called with the name of each part before it is measured.
     """
     if not prompts:
-        raise TemperaError("there are no prompts to measure drafts with: give limit= at least 1.")
+        raise TemperaError(
+            "there are no prompts to measure drafts with: give data.limit= at least 1."
+        )
     progress("rounds")
     texts = [prompts[row % len(prompts)].text for row in range(plan.batch_size)]
     methods = {"": Method(NoDraft(), Exact())}

@@ -22,6 +22,8 @@ MEANS = (
     "proximity",
 )
 """Columns whose means over the prompts that have a value are metrics."""
+KEYS = {"proximity": "proximity_set_size"}
+"""Metrics that are not called as their columns, because an option is."""
 
 
 def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
@@ -47,7 +49,7 @@ def acceptance(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
             continue
         values = column[name][~np.isnan(column[name])]
         if len(values):
-            metrics[name] = bootstrap.mean(values)
+            metrics[KEYS.get(name, name)] = bootstrap.mean(values)
     if "logprob" in column:
         has_logprob = ~np.isnan(column["logprob"])
         sums = column["logprob"][has_logprob]

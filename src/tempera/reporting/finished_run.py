@@ -266,7 +266,7 @@ def results(runs: Sequence[Run]) -> pd.DataFrame:
     for run in runs:
         row = {name: getattr(run, name) for name in FACTS}
         for name, value in run.settings.items():
-            # LANTERN has an option and a metric `proximity`
+            # a metric may have the name of an option, such as `k`
             row[f"option_{name}" if name in measured else name] = value
         for key, interval in run.metrics.items():
             for end, part in ends.items():

@@ -38,7 +38,7 @@ class Pinned:
     commit: str
     path: str
     git_id: str
-    option: str = "path"
+    option: str = "data.path"
 
     def local(self) -> Path:
         """The file or folder on this machine, downloaded first if necessary.

@@ -261,6 +261,22 @@ def fix_record(directory: Path, record: dict[str, Any], write: bool) -> str:
     """
     path = directory / RECORD
     record = {"format": FORMAT, **record}
-    if not (write and create_json(path, record)) and path.exists():
-        check_same(directory, read_json(path), record)
-    return fingerprint(record)
+    if (write and create_json(path, record)) or not path.exists():
+        return fingerprint(record)
+    before = read_json(path)
+    check_same(directory, _in_new_names(before), record)
+    return fingerprint(before)  # its checkpoints have this one
+
+
+def _in_new_names(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as it would be today, where an earlier version wrote it: `limit` was at the top of
+    the configuration, and so were two options that are in the record's recipe and loss.
+    """
+    if "limit" not in record:
+        return record
+    new = {key: record[key] for key in record if key not in ("limit", "epochs", "cross_entropy")}
+    of_source = "${oc.select:train_data.limit,${family.entries}}"
+    for name, limit in (("train_data", record["limit"]), ("source", of_source)):
+        if new.get(name, {}).get("limit") == "${limit}":
+            new[name] = {**new[name], "limit": limit}
+    return new

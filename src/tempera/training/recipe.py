@@ -11,6 +11,7 @@ from tempera.training.lr_schedules import SCHEDULES, Decay, Schedule
 AtLeast1 = Annotated[int, Field(ge=1)]
 AtLeast0 = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Recipe:
     cfg_dropout: Share
     ema: Share
     mixed_precision: Literal["no", "bf16"]
-    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    seed: Seed
     validate_every: AtLeast1
     checkpoint_every: AtLeast1
     log_every: AtLeast1
@@ -98,9 +99,9 @@ class Recipe:
         parts = self.gradient_accumulation * processes
         if self.batch_size % parts:
             raise TemperaError(
-                f"batch_size={self.batch_size} does not divide into "
-                f"gradient_accumulation={self.gradient_accumulation} × {processes} processes: "
-                f"give a multiple of {parts}."
+                f"training.batch_size={self.batch_size} does not divide into "
+                f"training.gradient_accumulation={self.gradient_accumulation} × {processes} "
+                f"processes: give a multiple of {parts}."
             )
         return self.batch_size // parts
 

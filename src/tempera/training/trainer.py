@@ -254,8 +254,8 @@ class TrainingRun:
             raise TemperaError(
                 f"the loss is not finite at step {number} (loss {values[TOTAL]}, gradient "
                 f"{norm.item()}), so training stopped: the last good checkpoint is kept in "
-                f"{self.directory}; train in another run directory with a lower lr or a longer "
-                "warm-up."
+                f"{self.directory}; train in another run directory with a lower training.lr or "
+                "more training.warmup_steps."
             )
         for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
             optimiser.step()
