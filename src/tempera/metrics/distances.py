@@ -1,9 +1,8 @@
 """Metrics of whole sets of pictures, from features of each picture: FID, KID, precision, recall and
 the inception score, each with a 95% interval over the generated pictures.
 
-FID is accumulated and computed by torchmetrics, from features instead of pictures. Its KID takes
-random subsets of one size from both sets; ours is the same estimator over all pairs of sets of any
-sizes.
+FID is torchmetrics', computed without it, because it takes seconds to import. Its KID takes random
+subsets of one size from both sets; ours is the same estimator over all pairs of sets of any sizes.
 
 Features are float64 [n, D], arrays or tensors; tensors are processed on their own device. Intervals
 hold the reference set fixed. FID and recall depend on the number of images, so compare only runs
@@ -12,21 +11,17 @@ with the same number. `tempera.metrics.quality` leaves them out for fewer than 1
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from typing_extensions import override
+from torch import Tensor
 
 from tempera.errors import TemperaError
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Array, Interval
-from tempera.runtime.files import reason
 
 Features: TypeAlias = Array | Tensor
 Distance = Callable[[Features, Features, int], Interval]
@@ -45,72 +40,27 @@ SUBSETS = 50
 """Most subsets drawn for the interval of recall."""
 
 
-class Computed(nn.Module):
-    """In place of a network of torchmetrics, for features that are computed already: [n, D] → [n,
-    D]. `num_features`: D.
-    """
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.num_features = num_features
-
-    @override
-    def forward(self, features: Tensor) -> Tensor:
-        return features
-
-
-def accumulated(
-    make: Callable[..., Any], generated: Features, real: Features | None = None
-) -> float:
-    """The value of a metric of torchmetrics that has a network (`feature`) and was given all
-    pictures of which these are the features. Random subsets and orders are always the same.
-
-    Args:
-        make: makes the metric, such as the class FrechetInceptionDistance.
-        generated: features of generated pictures, [n, D].
-        real: features of real pictures, [m, D], if it compares with them.
-
-    Raises:
-        TemperaError: torchmetrics cannot compute it, for instance from so few pictures.
-    """
-    x = torch.as_tensor(generated).double()
-    sides = [({} if real is None else {"real": False}, x)]
-    if real is not None:
-        sides.append(({"real": True}, torch.as_tensor(real, device=x.device).double()))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that some keep the features
-            metric = make(feature=Computed(x.shape[1])).set_dtype(torch.float64).to(x.device)
-            for options, features in sides:
-                for rows in _rows(*features.shape):
-                    metric.update(features[rows], **options)
-            with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-                torch.manual_seed(0)
-                value = metric.compute()
-    except (RuntimeError, ValueError) as problem:
-        raise TemperaError(f"torchmetrics cannot compute a metric ({reason(problem)})") from problem
-    return float(value[0] if isinstance(value, tuple) else value)
-
-
 def frechet(generated: Features, real: Features, resamples: int = 200) -> Interval:
     """Fréchet distance of Gaussians fitted to the features (FID; Heusel et al. 2017): |μ−μ'|² +
     tr(Σ + Σ' − 2(ΣΣ')^½).
 
     Resamples are linearised: each changes the distance by its derivative with respect to the
-    images' weights, that is, they average pseudo-values. This needs one eigendecomposition for
-    all resamples, and its spread is closer to that of repeated experiments than the bootstrap's:
-    with few images per feature, the bootstrap's repeated images narrow Σ and its interval becomes
-    too wide.
+    images' weights, that is, they average pseudo-values. This needs one decomposition for all
+    resamples, and its spread is closer to that of repeated experiments than the bootstrap's: with
+    few images per feature, the bootstrap's repeated images narrow Σ and its interval becomes too
+    wide.
     """
     x, y = _tensors(generated, real)
-    value = max(0.0, accumulated(_torchmetrics("fid").FrechetInceptionDistance, x, y))
     n = len(x)
-    average = x.mean(0)
-    centred = x - average
+    apart = x.mean(0) - y.mean(0)
+    centred = x - x.mean(0)
     lengths = centred.square().sum(1)
-    root_shares = _shares_of_root(centred @ _root(y) / (n - 1) ** 0.5)
+    root = _root(y)
+    root_trace, root_shares = _root_of_product(centred @ root / (n - 1) ** 0.5)
+    traces = lengths.sum() / (n - 1) + root.square().sum() - 2 * root_trace
+    value = max(0.0, float(apart.square().sum() + traces))
     # the derivative by each image's weight, up to a constant
-    change = 2 * centred @ (average - y.mean(0)) / n + lengths / (n - 1) - root_shares
+    change = 2 * centred @ apart / n + lengths / (n - 1) - root_shares
     pseudovalues = _pseudovalues(value, n * change)
     replicates = bootstrap.counts(n, resamples) @ pseudovalues / n
     interval = bootstrap.centred(value, replicates, n, (0, np.inf))
@@ -155,15 +105,12 @@ def _root(features: Tensor) -> Tensor:
     return root
 
 
-def _shares_of_root(half: Tensor) -> Tensor:
-    """hᵀ (halfᵀ half)^-½ h for every row h of half [n, D], which is twice the row's share of the
-    derivative of tr (halfᵀ half)^½.
+def _root_of_product(half: Tensor) -> tuple[Tensor, Tensor]:
+    """tr (halfᵀ half)^½ of half [n, D]; and for every row h of it hᵀ (halfᵀ half)^-½ h, which is
+    twice the row's share of the derivative.
     """
-    values, vectors = torch.linalg.eigh(half.T @ half)
-    sizes = values.clamp(min=0).sqrt()
-    present = values > 1e-10 * values.max()
-    shares: Tensor = (half @ vectors[:, present]).square() @ sizes[present].reciprocal()
-    return shares
+    left, sizes, _ = torch.linalg.svd(half, full_matrices=False)
+    return sizes.sum(), left.square() @ sizes
 
 
 def kernel(generated: Features, real: Features, resamples: int = 200) -> Interval:
@@ -278,11 +225,6 @@ DISTANCES: Mapping[str, Distance] = {
     "recall": recall,
 }
 """The distances between features, by metric key."""
-
-
-def _torchmetrics(module: str) -> Any:
-    """A module of torchmetrics.image, which takes seconds to import."""
-    return import_module(f"torchmetrics.image.{module}")
 
 
 def _rows(count: int, width: int) -> Iterator[slice]:
