@@ -7,9 +7,9 @@ clock tells is the efficiency: the time of AR's round ÷ that of the method's, w
 between images. It is the median of the timed pairs, whose number depends on the width of its
 interval, never on its value. The speed-up is the efficiency × the accepted length of all images.
 
-The text encoder and the image decoder are excluded and reported separately. A separate decode, of
-the first prompt, measures the parts of a round, because its clock synchronises the device around
-each part.
+The text encoder and the image decoder are excluded and reported separately. A clock inside measures
+the parts of a round of the first prompt. On a GPU it takes a separate decode, because it
+synchronises the device around each part; elsewhere it takes microseconds of the timed one.
 """
 
 import os
@@ -25,8 +25,9 @@ import torch
 from pydantic import Field
 
 from tempera.data.prompts import Prompt
+from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.loop import Decoding, Output
-from tempera.decoding.timing import PARTS, Clock
+from tempera.decoding.timing import PARTS, Clock, is_awaited
 from tempera.evaluation.pipeline import Pipeline
 from tempera.metrics import bootstrap
 from tempera.metrics.bootstrap import Interval
@@ -114,10 +115,11 @@ def measure(
         if row is None:
             there = shared.get(_name_of(group), {})
             ar = there.get("ar")
-            row = _timed(pipeline, group, ar, index, warm)
+            clock = Clock(pipeline.device) if batch_size == 1 and index < CLOCKED else None
+            row = _timed(pipeline, group, ar, index, warm, clock)
             row["load"] = max(row["load"], there.get("load") or 0.0)
-            if batch_size == 1 and index < CLOCKED:
-                row |= _parts(pipeline, group)
+            if clock is not None:
+                row |= _parts(pipeline, group, clock)
             if plain is not None and ar is None:
                 plain.add([{"id": _name_of(group), "ar": row["ar"], "load": row["load"]}])
             store.add([row])
@@ -134,7 +136,12 @@ def _suffices(interval: Interval, width: float) -> bool:
 
 
 def _timed(
-    pipeline: Pipeline, group: list[Prompt], ar: float | None, index: int, warm: set[bool]
+    pipeline: Pipeline,
+    group: list[Prompt],
+    ar: float | None,
+    index: int,
+    warm: set[bool],
+    clock: Clock | None,
 ) -> Row:
     """Time a batch of the kinds that it lacks, which take turns in being the first.
 
@@ -142,6 +149,7 @@ def _timed(
         ar: seconds of plain autoregression, if they are known.
         index: of the batch.
         warm: kinds that ran before, by whether they are plain; those that run now are added.
+        clock: see `_time_one`.
     """
     method = pipeline.method
     kinds = [method] if method.is_plain or ar is not None else [method.plain, method]
@@ -149,7 +157,7 @@ def _timed(
         if kind.is_plain not in warm:
             _warm_up(pipeline, group, kind)
             warm.add(kind.is_plain)
-    row = _time_one(pipeline, group, kinds if index % 2 == 0 else kinds[::-1])
+    row = _time_one(pipeline, group, kinds if index % 2 == 0 else kinds[::-1], clock)
     return row if "ar" in row else row | {"ar": ar}
 
 
@@ -182,15 +190,21 @@ def whole_batches(prompts: Sequence[Prompt], count: int, size: int) -> list[Prom
     return chosen
 
 
-def _time_one(pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decoding]) -> Row:
-    """Time one batch of each kind, in this order."""
+def _time_one(
+    pipeline: Pipeline, prompts: list[Prompt], kinds: Sequence[Decoding], clock: Clock | None
+) -> Row:
+    """Time one batch of each kind, in this order, the method with a clock inside where that
+    synchronises nothing.
+    """
     seconds = {}
     outputs = {}
+    inside = None if is_awaited(pipeline.device) else clock
     with pipeline.text_encoded(prompts) as text_seconds:
         for kind in kinds:
+            run = inside if inside is not None and kind is pipeline.method else unwrapped
             start = pipeline.now()
             name = "ar" if kind.is_plain else "method"
-            outputs[name] = pipeline.tokens(prompts, kind)
+            outputs[name] = pipeline.tokens(prompts, kind, run=run)
             seconds[name] = pipeline.now() - start
     output = outputs.get("method") or outputs["ar"]
     if "ar" in seconds:
@@ -214,10 +228,12 @@ def _decoder_seconds(pipeline: Pipeline, output: Output, prompts: list[Prompt]) 
     return None
 
 
-def _parts(pipeline: Pipeline, prompts: list[Prompt]) -> Row:
-    """Seconds of each part of the method's rounds, from a decode with clocks inside."""
-    clock = Clock(pipeline.device)
-    pipeline.tokens(prompts, run=clock)
+def _parts(pipeline: Pipeline, prompts: list[Prompt], clock: Clock) -> Row:
+    """Seconds of each part of the method's rounds, from a decode with the clock inside: a separate
+    one if it was in none yet.
+    """
+    if not clock.rounds:
+        pipeline.tokens(prompts, run=clock)
     row: Row = {f"part_{part}": spent for part, spent in clock.seconds.items()}
     row["clocked"] = clock.rounds
     return row
