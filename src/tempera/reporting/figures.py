@@ -11,7 +11,6 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -42,8 +41,12 @@ STYLE: dict[Any, Any] = {
     "ytick.color": SOFT,
     "font.size": 9,
     "image.cmap": "cividis",
+    "text.parse_math": False,
+    "text.usetex": False,
 }
-"""Of all figures here."""
+"""Of all figures here. Every text is shown as it is: a user's is no mathematics, whatever signs it
+has.
+"""
 
 
 @rc_context(STYLE)
@@ -62,12 +65,12 @@ def grid(
     figure = _figure(max(4, 1.6 * columns), 0.6 + 2 * rows, title)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel in panels:
+        panel.set(xticks=[], yticks=[])
         panel.set_axis_off()
     for panel, picture, caption, marked in zip(panels, pictures, captions, broken, strict=False):
         panel.imshow(picture.transpose(1, 2, 0))
         if marked:
             panel.set_axis_on()
-            panel.set(xticks=[], yticks=[])
             panel.spines[:].set(visible=True, color=BROKEN, linewidth=3)
             caption = f"broken: {caption}"
         caption = textwrap.fill(caption, 26, max_lines=3, placeholder="…")
@@ -127,14 +130,9 @@ def _figure(width: float, height: float, title: str) -> Figure:
 
 
 def save(path: Path, figure: Figure) -> None:
-    """Write a PNG atomically, with every text as it is: a user's is no mathematics, whatever signs
-    it has. Letters that the font lacks become boxes, which is told once. Equal figures give equal
-    files.
+    """Write a PNG atomically. Letters that the font lacks become boxes, which is told once. Equal
+    figures give equal files.
     """
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        text.set_parse_math(False)
-        text.set_usetex(False)
     with replacing(path) as temporary, warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", "Glyph")
         figure.savefig(temporary, format="png", metadata={"Software": None})
