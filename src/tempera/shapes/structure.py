@@ -122,6 +122,8 @@ def structure(picture: Image, caption: Scene, texture: Texture = "weave") -> Str
             else:
                 not_background = _best_pattern(caption.pattern, not_background, not_marks)
         fits.append(_fit(caption, not_background, not_thing))
+        if not fits[-1].unexplained:
+            break
     return min(fits, key=lambda fit: fit.unexplained)
 
 
@@ -172,7 +174,8 @@ def _placements(shape: str, size: str) -> tuple[list[Thing], Mask, Mask]:
 
 
 def _fit(caption: Scene, not_background: Mask, not_thing: list[Mask]) -> Structure:
-    """Place the things where the fewest pixels are unexplained: on the lattice, then near there.
+    """Place the things where the fewest pixels are unexplained: on the lattice, then near there
+    until all are explained.
 
     Args:
         caption: the caption's scene.
@@ -182,6 +185,8 @@ def _fit(caption: Scene, not_background: Mask, not_thing: list[Mask]) -> Structu
     best = _judge(_on_lattice(caption, not_background, not_thing), not_background, not_thing)
     for number, thing in enumerate(best.things):
         for right, down in itertools.product(NEAR, NEAR):
+            if not best.unexplained:
+                return best
             things = list(best.things)
             things[number] = replace(thing, x=thing.x + right, y=thing.y + down)
             moved = _judge(things, not_background, not_thing)
