@@ -127,4 +127,5 @@ def _script(config_name: str, module: str, cfg: "DictConfig | None") -> object:
         sys.exit(130)
     finally:
         gc.enable()
+        gc.freeze()  # the process ends, and would look through all modules for what to free
     return None
