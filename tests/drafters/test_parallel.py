@@ -10,6 +10,7 @@ from random_drafts import new_sequences
 from tiny_networks import (
     LENGTH,
     PROMPTS,
+    WIDE,
     full_hidden,
     llamagen,
     tiny_eagle,
@@ -139,6 +140,12 @@ def test_the_law_of_a_draft_of_eight_bits(name):
     check_law(name, torch.int8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tree", "block", "relaxed", "dflash, tree", "medusa"])
+def test_the_law_of_a_draft_of_four_bits(name):
+    check_law(name, torch.int4)
+
+
 def check_law(name, dtype=None):
     """It is the target's, unless the rule is relaxed."""
     rule, tree, rank = LAWS[name]
@@ -148,7 +155,8 @@ def check_law(name, dtype=None):
         drafter = StaticTreeDrafter(IndependentDraft(draft, target), tree)
         draft.conditioner.encode = target.conditioner.encode = small_captions
     else:
-        network = llamagen(grid=(1, 3), num_hidden_layers=1)
+        sizes = WIDE if dtype == torch.int4 else {}
+        network = llamagen(grid=(1, 3), num_hidden_layers=1, **sizes)
         target = tiny_target(sampling, network=network, granularity=4)
         if rank == "medusa":
             drafter = medusa(target, tree, dtype, length=2)

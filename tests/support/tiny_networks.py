@@ -47,6 +47,8 @@ def lively(module: nn.Module, seed: int = 0) -> Any:
 
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+WIDE = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+"""Sizes that weights of four bits are possible for."""
 
 
 def llamagen(seed: int = 0, **changes: Any) -> LlamaGen:

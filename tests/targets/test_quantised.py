@@ -50,7 +50,7 @@ def test_rows_are_rounded_to_127_steps_and_products_are_those_of_the_rounded_wei
     weight = torch.randn(40, 96, generator=generator).to(dtype)
     weight[3] *= 1000  # its row alone is rounded more coarsely
     layer.weight.copy_(weight)
-    quantise(layer)
+    quantise(layer, layer, "int8", torch.device("cpu"))
     rounded = layer.weight.dequantize()
     steps = weight.float().abs().amax(1, keepdim=True) / 127
     far = (rounded.float() - weight.float()).abs() / steps
@@ -189,5 +189,5 @@ def test_eight_bits_without_torchao_or_for_continuous_tokens_are_refused_in_a_se
         Parts.of(composed("eval", ["weights_dtype=int3"]))
     with pytest.raises(TemperaError, match=r"^drafter\.dtype=int8 .*decoding\[torchao\]\"$"):
         Parts.of(composed("eval", ["method=eagle", "drafter.dtype=int8"]))
-    with pytest.raises(TemperaError, match=r"^`drafter\.dtype=int4` is not possible: "):
-        Parts.of(composed("eval", ["method=eagle", "drafter.dtype=int4"]))
+    with pytest.raises(TemperaError, match=r"^`drafter\.dtype=int3` is not possible: "):
+        Parts.of(composed("eval", ["method=eagle", "drafter.dtype=int3"]))

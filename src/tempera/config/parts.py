@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import hydra
 import torch
@@ -31,7 +31,7 @@ from tempera.runtime.network_directory import CONFIG, PICKLE, WEIGHTS, draft_dir
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.pretrained import RANDOM, PretrainedFiles, sizes_only
 from tempera.runtime.processor import Placement
-from tempera.runtime.quantised import check_quantises
+from tempera.runtime.quantised import WeightsDtype, check_quantises
 from tempera.targets.forward import granularity_on
 
 if TYPE_CHECKING:  # an answer to a wrong option does not wait for these
@@ -568,11 +568,12 @@ def _with_draft_dtype(cfg: DictConfig, placement: Placement) -> DictConfig:
     """The configuration with the dtype that `drafter.dtype=auto` is, which runs then record.
 
     Raises:
-        TemperaError: this installation cannot quantise a draft of `drafter.dtype=int8`.
+        TemperaError: this installation or this device cannot quantise a draft as `drafter.dtype`
+            asks.
     """
     dtype = OmegaConf.select(cfg, "drafter.dtype")
-    if dtype == "int8":
-        check_quantises("drafter.dtype", dtype)
+    if dtype in get_args(WeightsDtype):
+        check_quantises("drafter.dtype", dtype, placement.device)
     if dtype != "auto":
         return cfg
     decided = cfg.copy()

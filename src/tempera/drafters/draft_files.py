@@ -29,7 +29,7 @@ from tempera.targets.transformer import TransformerTarget
 
 log = logging.getLogger("tempera")
 Network = TypeVar("Network", bound=DraftNetwork)
-DraftDtype = Literal["float32", "bfloat16", "float16", "int8"]
+DraftDtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 """Names of dtypes that a draft's weights can have."""
 
 

@@ -9,12 +9,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from tempera.decoding.interfaces import DraftModel
+from tempera.runtime.int4 import Int4Linear
 from tempera.runtime.network_identity import identity_of
 from tempera.runtime.processor import Placement
 from tempera.targets.attention import SharedMask
@@ -139,6 +140,9 @@ class DraftNetwork(nn.Module):
         """
         x = inputs(embeds, hidden)
         if hidden.shape[-1] == embeds.shape[-1] and self.features:
+            if isinstance(self.fc, Int4Linear):  # the operator takes whole rows of weights
+                x = nn.functional.pad(x, (0, len(self.features) * hidden.shape[-1]))
+                return cast(Tensor, self.fc(x))
             return nn.functional.linear(x, self.fc.weight[:, : x.shape[-1]], self.fc.bias)  # type: ignore[index, arg-type]
         out: Tensor = self.fc(x)
         return out
@@ -155,8 +159,9 @@ class DraftNetwork(nn.Module):
         """A copy for decoding, with packed weights (`packed_linear.PackedLinear`)."""
         network = copy.deepcopy(self)
         made = placement.frozen(network, (network.fc, *network.layers))
-        if not made.features:  # else drafted tokens need a part of its columns
-            made.fc = PackedLinear(made.fc.weight, made.fc.bias, least_rows)  # type: ignore[arg-type]
+        if not made.features and isinstance(made.fc, nn.Linear):
+            # with features, drafted tokens need a part of its columns
+            made.fc = PackedLinear(made.fc.weight, made.fc.bias, least_rows)
         for layer in made.layers:
             pack(layer, least_rows)
         return made

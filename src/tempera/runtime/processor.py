@@ -17,7 +17,7 @@ from torch import nn
 from tempera.errors import TemperaError, shortened
 from tempera.runtime.distributed import started_with_others
 from tempera.runtime.pretrained import are_sizes_enough
-from tempera.runtime.quantised import WeightsDtype, check_quantises, quantise
+from tempera.runtime.quantised import QUANTISED, WeightsDtype, check_quantises, quantise
 
 N = TypeVar("N", bound=nn.Module)
 DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
@@ -147,7 +147,7 @@ class Placement:
         """
         parsed = parse_device(device, dry_run)
         if weights_dtype is not None:
-            check_quantises("weights_dtype", weights_dtype)
+            check_quantises("weights_dtype", weights_dtype, parsed)
         return cls(parsed, parse_dtype(dtype, parsed), weights_dtype)
 
     @property
@@ -170,8 +170,10 @@ class Placement:
         """Put a network there, its weights rounded to the dtype, without gradients. Those of
         `layers` are quantised, if they are to be, before they reach the device.
         """
-        for layer in layers if self.quantised else ():
-            quantise(layer.to(self.dtype).to(self.arithmetic))
+        if self.quantised is not None:
+            for layer in layers:
+                layer.to(self.dtype).to(self.arithmetic)
+                quantise(network, layer, self.quantised, self.device)
         rounded = network.to(self.device, self.dtype).to(self.arithmetic)
         return rounded.eval().requires_grad_(False)
 
@@ -183,12 +185,12 @@ def draft_placement(
 
     Args:
         dtype: of its weights, in which it computes (see `arithmetic`); by default the target's.
-            int8: of those of its layers, which compute in the target's dtype.
+            int8, int4: of those of its layers; the rest has the target's dtype.
         target: dtype of the target's weights.
         device: the target's.
     """
-    if dtype == torch.int8:
-        return Placement(device, target, "int8")
+    if dtype in QUANTISED:
+        return Placement(device, target, QUANTISED[dtype])
     return Placement(device, dtype or target)
 
 

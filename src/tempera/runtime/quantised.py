@@ -1,23 +1,36 @@
-"""Weights of eight bits, by torchao. Products are computed in the dtype of their inputs: what is
-rounded is the weights alone, each row of a matrix with a scale of its own, to 127 steps on either
-side of 0 (LLM.int8's "vector-wise" weights; Dettmers et al. 2022, section 2.1).
+"""Weights of eight bits, by torchao, and of four (`runtime.int4`).
+
+Of eight bits, products are computed in the dtype of their inputs: what is rounded is the weights
+alone, each row of a matrix with a scale of its own, to 127 steps on either side of 0 (LLM.int8's
+"vector-wise" weights; Dettmers et al. 2022, section 2.1).
 """
 
 from importlib.util import find_spec
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tempera.errors import TemperaError
+from tempera.runtime.int4 import Int4Linear
 
-WeightsDtype: TypeAlias = Literal["int8"]
+WeightsDtype: TypeAlias = Literal["int8", "int4"]
+QUANTISED: dict[torch.dtype, WeightsDtype] = {
+    getattr(torch, kind): kind for kind in get_args(WeightsDtype)
+}
+"""Kinds by PyTorch's names for their integers."""
 
 
-def check_quantises(option: str, kind: WeightsDtype) -> None:
-    """Raise TemperaError if this installation cannot quantise, as an option asks."""
-    if find_spec("torchao") is None:
+def check_quantises(option: str, kind: WeightsDtype, device: torch.device) -> None:
+    """Raise TemperaError if this installation or the device cannot quantise, as an option asks."""
+    if kind == "int4" and not _multiplies_int4(device):
+        raise TemperaError(
+            f"{option}=int4 needs a CPU or a GPU of NVIDIA's Ampere generation or later, and this "
+            f"run is on {device}: give int8",
+            option=option,
+        )
+    if kind == "int8" and find_spec("torchao") is None:
         raise TemperaError(
             f"{option}={kind} quantises by torchao, which is an extra: pip install "
             '"tempera-decoding[torchao]"',
@@ -25,14 +38,38 @@ def check_quantises(option: str, kind: WeightsDtype) -> None:
         )
 
 
-@torch.no_grad()
-def quantise(module: nn.Module) -> None:
-    """Round the weights of the linear layers inside a module to eight bits, in place. Each layer is
-    replaced before the next is read, so that no second copy of all weights is held.
-    """
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # takes seconds
+def _multiplies_int4(device: torch.device) -> bool:
+    """Whether a device has the operators of `Int4Linear`, or may have them: a GPU elsewhere."""
+    if device.type == "cuda" and torch.cuda.is_available() and not torch.version.hip:
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type in ("cpu", "cuda", "meta")
 
-    quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False))
+
+@torch.no_grad()
+def quantise(
+    network: nn.Module, layer: nn.Module, kind: WeightsDtype, device: torch.device
+) -> None:
+    """Round the weights of the linear layers inside one of a network's modules, in place. Each is
+    replaced before the next is read, so that no second copy of all weights is held.
+
+    Args:
+        network: the network.
+        layer: the module.
+        kind: how many bits they get.
+        device: where they will be.
+
+    Raises:
+        TemperaError: they have sizes that four bits are not possible for.
+    """
+    if kind == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_  # takes seconds
+
+        quantize_(layer, Int8WeightOnlyConfig(set_inductor_config=False))
+        return
+    inside = {id(module) for module in layer.modules() if isinstance(module, nn.Linear)}
+    for name in [name for name, module in network.named_modules() if id(module) in inside]:
+        linear = cast(nn.Linear, network.get_submodule(name))
+        network.set_submodule(name, Int4Linear.of(linear, device, name))
 
 
 def is_quantised(weight: Tensor) -> bool:
