@@ -2,12 +2,13 @@
 compile it: what cannot be generated is known before there is a card. Nothing is run.
 
     python tests/gpu/generate_code.py [--many] [METHOD ...]
-    python tests/gpu/generate_code.py --count [METHOD ...]
+    python tests/gpu/generate_code.py --count [--int4] [METHOD ...]
 
 `--count` says how many kernels the code of a round of LlamaGen-XL launches, by name (widths of XL,
 two layers, bfloat16, guidance, top-k 1000), and how many guards PyTorch checks before each part:
 a third layer adds what the second has. What a library launches
-inside a call is not seen. Kernels are not compiled then.
+inside a call is not seen. Kernels are not compiled then. With `--int4` the layers' weights have
+four bits.
 
 It needs a build of torch with CUDA and Triton (tried with torch 2.14.1), whose private functions it
 replaces, and takes one to five minutes a method. Attention is cuDNN's, which PyTorch takes on an
@@ -48,6 +49,7 @@ from tempera.decoding import compiled, loop, probabilities  # noqa: E402
 from tempera.decoding.probabilities import Sampling  # noqa: E402
 from tempera.decoding.random_streams import RandomStreams  # noqa: E402
 from tempera.rules.standard import Exact  # noqa: E402
+from tempera.runtime.processor import Placement  # noqa: E402
 from tempera.targets import packed_linear  # noqa: E402
 from tempera.targets.conditioners import RandomFeatures  # noqa: E402
 from tempera.targets.llamagen import LlamaGen, llamagen_config  # noqa: E402
@@ -130,12 +132,14 @@ def small(method: str, many: bool) -> Callable[[], object]:
     return decode
 
 
-def wide(method: str) -> Callable[[], object]:
+def wide(method: str, int4: bool = False) -> Callable[[], object]:
     """Decodes two rounds of a model with the widths of LlamaGen-XL and two layers."""
+    placement = Placement(torch.device("cpu"), torch.bfloat16, "int4" if int4 else None)
 
     def decode() -> None:
         config = replace(llamagen_config("XL", 256, caption_dim=2048), num_hidden_layers=2)
-        network = LlamaGen(config).to(torch.bfloat16).eval().requires_grad_(False)
+        network = LlamaGen(config)
+        network = placement.frozen(network, network.model.layers)
         encode = RandomFeatures(120, 2048).to(torch.bfloat16).encode
         sampling = Sampling(7.5, top_k=1000)
         target = TransformerTarget(network, encode, sampling, granularity=256, identity="random")
@@ -212,9 +216,13 @@ def pretend(compiles: bool) -> tuple[list[str], list[str]]:
 
 def generate(graph: fx.GraphModule, inputs: list[Any]) -> None:
     """Generate and compile the code of a graph for the GPU."""
+    described = dict(zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True))
     for node in graph.graph.nodes:
         if node.target is torch.nn.functional.scaled_dot_product_attention:
             node.target = _attention
+        if node.target is torch.ops.aten._weight_int4pack_mm_for_cpu:
+            node.target = torch.ops.aten._weight_int4pack_mm
+            _pack_for_gpu(described[node.args[1]], node.args[2])
         node.args = fx.node.map_aggregate(node.args, _moved)
         node.kwargs = fx.node.map_aggregate(node.kwargs, _moved)
     graph.recompile()
@@ -226,6 +234,15 @@ def generate(graph: fx.GraphModule, inputs: list[Any]) -> None:
     settings["joint_graph_constant_folding"] = False  # it computes on the GPU
     with torch.no_grad(), tracing(TracingContext(mode)), config.patch(settings):
         compile_fx.compile_fx(graph, fakes)
+
+
+def _pack_for_gpu(like: dict[str, Any], group: int) -> None:
+    """Make what describes the CPU's weights of four bits describe a GPU's (`Int4Linear`)."""
+    if like["dtype"] == torch.uint8:  # else done, for another product
+        outputs, pairs = like["size"]
+        size = outputs // 8, 2 * pairs // group, 32, group // 32
+        stride = torch.empty(size, device="meta").stride()
+        like |= {"size": size, "stride": stride, "dtype": torch.int32}
 
 
 def _attention(
@@ -244,9 +261,9 @@ def launches(code: str) -> Counter[str]:
     return Counter(own + calls)
 
 
-def count(methods: list[str]) -> None:
+def count(methods: list[str], int4: bool) -> None:
     """Print how many launches and guards each part of a round has."""
-    parts = {method: graphs_of(wide(method)) for method in methods}
+    parts = {method: graphs_of(wide(method, int4)) for method in methods}
     _, codes = pretend(compiles=False)
     for method, graphs in parts.items():
         for part, traced in graphs.items():
@@ -265,7 +282,7 @@ def _moved(x: Any) -> Any:
 def main(arguments: list[str]) -> int:
     methods = [one for one in arguments if not one.startswith("--")]
     if "--count" in arguments:
-        count(methods or list(COUNTED))
+        count(methods or list(COUNTED), "--int4" in arguments)
         return 0
     many = "--many" in arguments
     graphs = {method: graphs_of(small(method, many)) for method in methods or KINDS}
