@@ -17,7 +17,6 @@ pytestmark = [
     ),
 ]
 MOST = {
-    "ar, propose": (0, 14),
     "ar, score": (23, 177),
     "ar, verify": (4, 98),
     "ar, commit": (1, 48),

@@ -9,6 +9,7 @@ themselves, so that a run which compiles nothing does not import it.
 """
 
 import functools
+import re
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from tempera.decoding.structure import Structure
+from tempera.decoding.structure import CODE, Structure
 from tempera.errors import TemperaError
 
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -39,6 +40,9 @@ OPTIONS: dict[str, Any] = {
 split into kernels of their own, so that those of a draw become one; and what does not wait for each
 other shares a kernel, as do the rotation of queries and the writing of keys and values.
 """
+OURS = "tempera"
+OUR_NAMES = rf"G\['__(import_({OURS}|torch)_dot_|builtins_dict_)"
+"""How guards begin that are on names in our modules and in PyTorch's, and on Python's own."""
 
 
 class Run(Protocol):
@@ -173,20 +177,38 @@ class _Graphs:
         settings = torch._dynamo.config
         settings.recompile_limit = max(VARIANTS, settings.recompile_limit)
         self.modules = weakref.WeakSet[nn.Module]()
+        own = r"|G\['(?!__)" if part.__module__.startswith(f"{OURS}.") else ""
+        self._names = re.compile(OUR_NAMES + own)
         options = {**OPTIONS, "guard_filter_fn": self._wanted}
         self.function: Callable[..., Any] = torch.compile(
             _copied(part), fullgraph=True, dynamic=False, options=options
         )
 
     def _wanted(self, guards: Sequence[Any]) -> list[bool]:
-        """Which of the guards of a graph are checked at each call: all but those on modules, or all
-        if it looks at a module whose structure nobody knows.
+        """Which of the guards of a graph are checked at each call: all but those on our own code
+        and on modules; these are, too, if it looks at a module whose structure nobody knows.
         """
-        on_modules = [guard.orig_guard.source.is_unspecialized_nn_module() for guard in guards]
         read = [guard.value for guard in guards if isinstance(guard.value, nn.Module)]
-        if not all(module in self.modules for module in read):
-            return [True] * len(guards)
-        return [not on_module for on_module in on_modules]
+        known = all(module in self.modules for module in read)
+        return [
+            not (self._is_on_our_code(guard) or (known and _is_on_module(guard)))
+            for guard in guards
+        ]
+
+    def _is_on_our_code(self, guard: Any) -> bool:
+        """Whether a name in our modules, PyTorch's or Python's, or a method of our classes, is to
+        mean what it did. Nobody changes these while images are decoded, but what others' modules
+        and objects mean by a name may change.
+        """
+        name, value = guard.name, guard.value
+        if isinstance(value, types.FunctionType) and name.startswith(("type(", "dict(type(")):
+            return value.__module__.partition(".")[0] == OURS
+        is_code = isinstance(value, (*CODE, type, torch._ops.OpOverload))
+        return is_code and self._names.match(name) is not None
+
+
+def _is_on_module(guard: Any) -> bool:
+    return bool(guard.orig_guard.source.is_unspecialized_nn_module())
 
 
 def _copied(part: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ class NoDraft(Drafter):
     nodes = 0
     depth = 0
     tree = Tree.empty()
+    compiles = False  # there is nothing to compile
 
     def propose(self, sequences: Sequences, uniforms: Tensor) -> Draft:
         """The empty draft: tokens [B, 0]."""
