@@ -272,13 +272,19 @@ def sample(p: Tensor, u: Tensor) -> Tensor:
     """Inverse-CDF draw: p [..., V] (need not be normalised), u [...] in [0, 1) -> int64 [...]. A
     token without mass is never drawn.
     """
+    return sample_with_mass(p, u)[0]
+
+
+def sample_with_mass(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """`sample`, and the mass of p, float64 [...]."""
     # float64: a parallel float32 sum is not monotone, and could land on a token without mass
     cdf = running_sum(p, torch.float64)
     total = cdf[..., -1:]
     # below it: rounded to it, the largest u would come behind the last token that has mass
     threshold = torch.minimum(u.unsqueeze(-1) * total, total * (1 - 2.0**-52))
     threshold = threshold.contiguous()  # torch warns of other strides
-    return torch.searchsorted(cdf, threshold, right=True).squeeze(-1).clamp_(max=p.shape[-1] - 1)
+    found = torch.searchsorted(cdf, threshold, right=True).squeeze(-1)
+    return found.clamp_(max=p.shape[-1] - 1), total.squeeze(-1)
 
 
 def sample_without_replacement(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from tempera.decoding.interfaces import (
     Scores,
     Verdict,
 )
-from tempera.decoding.probabilities import at, sample
+from tempera.decoding.probabilities import at, sample, sample_with_mass
 from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import Tree, take, take_one
 from tempera.errors import TemperaError
@@ -132,16 +132,17 @@ def verify(
     broken = [scores.has_nan, draft.has_nan]
     if tree.nodes:
         stop, probs = _walked(rule, rule.walk(draft, scores, sequences, uniforms), p)
-        mass = probs.sum(-1)
-        fits = (mass > 0) & (mass < torch.inf) & (probs.amin(-1) >= 0)
+        # one negative number makes the mass NaN, which costs no kernel of its own
+        probs = probs.masked_fill(probs < 0, torch.nan)
+        next_token, mass = sample_with_mass(probs, uniforms[:, -1])
+        fits = (mass > 0) & (mass < torch.inf)
         if type(rule).walk is not TokenRule.walk:
             inside = (stop >= 0) & (stop <= tree.nodes)
             stop, fits = torch.where(inside, stop, 0), fits & inside
         broken.append(~fits)
     else:  # plain autoregression: nothing to test
         stop = torch.zeros_like(scores.has_nan, dtype=torch.int64)
-        probs = p[:, 0]
-    next_token = sample(probs, uniforms[:, -1])
+        next_token = sample(p[:, 0], uniforms[:, -1])
     route = tree.route_to(stop)
     visited = route[:, :-1]
     tokens = torch.cat([next_token.unsqueeze(1), draft.tokens], 1).gather(1, route[:, 1:])
