@@ -47,7 +47,8 @@ def test_the_code_of_rounds_is_generated_and_compiled() -> None:
 def test_products_of_four_bits_are_one_call_each() -> None:
     said = generated("--count", "--int4", "ar")
     assert "8 torch.ops.aten._weight_int4pack_mm.default\n" in said
-    assert re.search(r"^ar, score: 26 launches", said, re.MULTILINE), said
+    launches, _ = MOST["ar, score"]  # as many as of bfloat16
+    assert re.search(rf"^ar, score: {launches} launches", said, re.MULTILINE), said
 
 
 def test_launches_and_guards_of_a_round_do_not_grow() -> None:
