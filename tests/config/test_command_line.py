@@ -273,7 +273,7 @@ CHECKED = [
         "train_draft/main.py -m training.lr=1e-3,abc device=cuda",
         "`training.lr=abc` is not possible",
     ),
-    ("train_draft/main.py -m train_data.limit=1,-1", "`train_data.limit=-1` is not possible"),
+    ("train_draft/main.py -m training.steps=1,-1", "`training.steps=-1` is not possible"),
     (
         "train_draft/main.py -m training.mixed_precision=auto,x device=cuda",
         "`training.mixed_precision=x` is",

@@ -111,6 +111,11 @@ def test_an_old_name_in_a_file_of_ones_own_is_told(
     assert said is not None and re.search(wanted, said) and "\n" not in said, said
 
 
+def test_data_that_cannot_be_limited_are_told_with_those_that_can() -> None:
+    with pytest.raises(TemperaError, match="train_data.limit` .* it belongs to train_data=gen"):
+        composed("train_draft", ["train_data=shards", "train_data.limit=9"])
+
+
 def test_an_option_of_ones_own_may_have_a_name_that_is_free_again(own: Path) -> None:
     token = DIRECTORIES.set(Directories(SHIPPED.main, (own,)))
     try:
@@ -123,7 +128,7 @@ def test_an_option_of_ones_own_may_have_a_name_that_is_free_again(own: Path) -> 
     ("options", "wanted"),
     [
         ("-m method=ar limit=1,2", "`limit` is now `data.limit`: give data.limit="),
-        ("-m method=ar +limit=1,2", "`limit` is now `data.limit`: give data.limit="),
+        ("-m method=ar +limit=1,2", "none has begun:\n  +limit=1: `limit` is now `data.limit`"),
         ('-m hydra.sweeper.cases=["method=ar limit=3"]', "`limit` is now `data.limit`: give"),
     ],
 )

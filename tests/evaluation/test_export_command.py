@@ -351,13 +351,12 @@ def test_a_benchmark_from_its_prompts_to_its_score(name: str, run: Run) -> None:
     Path("prompts").mkdir()
     for number, text in enumerate(texts):
         Path(f"prompts/p{number}.txt").write_text(text)
-    path = "layout.path=prompts" if name == "dpg" else "layout.path=rows.jsonl"
+    path = "path=prompts" if name == "dpg" else "path=rows.jsonl"
     own = ["data.limit=null", "speed.prompts=0", "replays=0", "tracking=none", "device=cpu"]
-    evaluate.main(
-        composed("eval", ["method=parallel_block", f"data={name}", path, *own], Path("run"))
-    )
+    given = ["method=parallel_block", f"data={name}", f"data.{path}", *own]
+    evaluate.main(composed("eval", given, Path("run")))
     assert " pictures of run are in outputs/exported/run" in run(
-        "export.py", "runs=run", f"layout={name}", path
+        "export.py", "runs=run", f"layout={name}", f"layout.{path}"
     )
     value, file = SCORERS[name](Path("outputs/exported/run"), rows)
     run("score.py", "runs=run", f"scores={file}", "device=cpu")

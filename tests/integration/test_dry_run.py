@@ -77,7 +77,7 @@ def test_every_family_is_weighed_without_its_files(
     cfg.directory = str(tmp_path / "run")
     before = cfg.copy()
     assert evaluate(cfg)["memory"] > 0 and cfg == before
-    cfg = composed(*options, "batch_size=2", *DRY, config="train_draft")
+    cfg = composed(*options, "training.batch_size=2", *DRY, config="train_draft")
     cfg.directory = str(tmp_path / "run")
     assert train(cfg)["memory"] > 0 and not (tmp_path / "run").exists()
     told = capsys.readouterr().out

@@ -138,7 +138,7 @@ def test_llamagen_trains_on_laion_coco_and_is_evaluated_on_coco(
     result = evaluated(options, "online")
     assert result["about"]["data"]["count"] == 2 and result["images"] == 2
     config = recorded["eval"]
-    assert (config["limit"], config["data"]["count"]) == (2, 2)
+    assert (config["data"]["prompts"]["limit"], config["data"]["count"]) == (2, 2)
     assert config["model"] == "llamagen_xl_stage1"
     hub.here(monkeypatch, offline=True)
     before = len(hub.requests)

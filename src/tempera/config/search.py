@@ -134,11 +134,13 @@ class Directories:
 
 
 def _adds(file: Path, group: str, option: str) -> bool:
-    """Whether a file of a group sets an option."""
+    """Whether a file of a group sets an option of its group, or one at the top."""
     text = file.read_text(encoding="utf-8")
-    package = "" if "# @package _global_" in text else f"{group}."
-    name = re.escape(option.removeprefix(package))
-    return option.startswith(package) and bool(re.search(f"(?m)^{name}:", text))
+    name = re.escape(option.removeprefix(f"{group}."))
+    if "# @package _global_" in text and option.startswith(f"{group}."):
+        return bool(re.search(rf"(?m)^{group}:\n(?:[ #].*\n)*?  {name}:", text))
+    is_own = "# @package _global_" in text or option.startswith(f"{group}.")
+    return is_own and bool(re.search(f"(?m)^{name}:", text))
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
