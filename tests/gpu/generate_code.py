@@ -5,16 +5,17 @@ compile it: what cannot be generated is known before there is a card. Nothing is
     python tests/gpu/generate_code.py --count [--int4] [METHOD ...]
 
 `--count` says how many kernels the code of a round of LlamaGen-XL launches, by name (widths of XL,
-two layers, bfloat16, guidance, top-k 1000), and how many guards PyTorch checks before each part:
-a third layer adds what the second has. What a library launches
-inside a call is not seen. Kernels are not compiled then. With `--int4` the layers' weights have
-four bits.
+two layers, bfloat16, guidance, top-k 1000), and how many guards PyTorch checks before each part: a
+third layer adds what the second has. Products are those of `few_rows_kernel`, and in one more pass
+cuBLAS's. What a library launches inside a call is not seen. Kernels are not compiled then. With
+`--int4` the layers' weights have four bits.
 
 It needs a build of torch with CUDA and Triton (tried with torch 2.14.1), whose private functions it
 replaces, and takes one to five minutes a method. Attention is cuDNN's, which PyTorch takes on an
-H100 for bfloat16 with a mask. Methods are those of `test_compiled.py`, by
-default one of each kind; `--many` takes a vocabulary of 16,384, as LlamaGen has. It prints a line
-for each part of a round and ends with 1 if one of them fails.
+H100 for bfloat16 with a mask. Methods are those of `test_compiled.py`, by default one of each kind,
+of a tiny float32 model; then comes plain autoregression of XL's widths, with `few_rows_kernel`.
+`--many` takes a vocabulary of 16,384, as LlamaGen has. It prints a line for each part of a round
+and ends with 1 if one of them fails.
 """
 
 import re
@@ -50,7 +51,7 @@ from tempera.decoding.probabilities import Sampling  # noqa: E402
 from tempera.decoding.random_streams import RandomStreams  # noqa: E402
 from tempera.rules.standard import Exact  # noqa: E402
 from tempera.runtime.processor import Placement  # noqa: E402
-from tempera.targets import packed_linear  # noqa: E402
+from tempera.targets import few_rows, few_rows_kernel, packed_linear  # noqa: E402, F401
 from tempera.targets.conditioners import RandomFeatures  # noqa: E402
 from tempera.targets.llamagen import LlamaGen, llamagen_config  # noqa: E402
 from tempera.targets.transformer import TransformerTarget  # noqa: E402
@@ -90,8 +91,10 @@ class Graph:
     guards: int = 0
 
 
-def graphs_of(decode: Callable[[], object]) -> dict[str, Graph]:
-    """The graph of each part of the rounds that a function decodes."""
+def graphs_of(decode: Callable[[], object], block: int = 16) -> dict[str, Graph]:
+    """The graph of each part of the rounds that a function decodes, where `few_rows` chooses
+    `block`.
+    """
     found: dict[str, Graph] = {}
     inner = torch.compile
 
@@ -114,6 +117,8 @@ def graphs_of(decode: Callable[[], object]) -> dict[str, Graph]:
     torch.compile = compiling  # type: ignore[assignment]
     probabilities.one_kernel = lambda logits: torch.compiler.is_compiling()
     packed_linear.packs = lambda weight: False
+    few_rows.is_supported = lambda device: True
+    few_rows.fastest_block = lambda *_: block
     try:
         decode()
     finally:
@@ -143,6 +148,7 @@ def wide(method: str, int4: bool = False) -> Callable[[], object]:
         encode = RandomFeatures(120, 2048).to(torch.bfloat16).encode
         sampling = Sampling(7.5, top_k=1000)
         target = TransformerTarget(network, encode, sampling, granularity=256, identity="random")
+        target.pack()
         target.compile()
         drafter = METHODS["eagle" if method == "chain" else method](target)
         rounds = loop.rounds(target, drafter, Exact(), RandomStreams(0, ["0"]), ["0"])
@@ -256,7 +262,7 @@ def _attention(
 def launches(code: str) -> Counter[str]:
     """How often generated code launches each kernel, or calls a library."""
     body = code[code.rfind("def call(") :]
-    own = re.findall(r"(triton_\w+?)(?:_\d+)?\.run\(", body)
+    own = re.findall(r"(\w+?)(?:_\d+)?\.run\(", body)
     calls = re.findall(r"(extern_kernels\.\w+|torch\.ops\.[\w.]+|aten\.[\w.]+)\(", body)
     return Counter(own + calls)
 
@@ -264,6 +270,8 @@ def launches(code: str) -> Counter[str]:
 def count(methods: list[str], int4: bool) -> None:
     """Print how many launches and guards each part of a round has."""
     parts = {method: graphs_of(wide(method, int4)) for method in methods}
+    if not int4:
+        parts["ar by cuBLAS"] = {"score": graphs_of(wide("ar"), block=0)["score"]}
     _, codes = pretend(compiles=False)
     for method, graphs in parts.items():
         for part, traced in graphs.items():
@@ -286,6 +294,7 @@ def main(arguments: list[str]) -> int:
         return 0
     many = "--many" in arguments
     graphs = {method: graphs_of(small(method, many)) for method in methods or KINDS}
+    graphs["ar of XL's widths"] = graphs_of(wide("ar"))
     kernels, _ = pretend(compiles=True)
     failed = 0
     for method, parts in graphs.items():
@@ -301,7 +310,9 @@ def main(arguments: list[str]) -> int:
             seconds = time.monotonic() - begun
             number = len(kernels) - before
             print(f"{method}, {part}: {number} kernels in {seconds:.0f} s", flush=True)
-    print("failed" if failed else f"passed: {len(kernels)} kernels compiled for {H100.name}")
+    ours = f"{kernels.count('few_rows_product')} of them of few_rows_product"
+    passed = f"passed: {len(kernels)} kernels compiled for {H100.name}, {ours}"
+    print("failed" if failed else passed)
     return int(failed > 0)
 
 

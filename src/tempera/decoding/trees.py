@@ -364,7 +364,8 @@ class Tree:
         """Where a walk from the root ends that always takes the first child that passes its test,
         counted 0..N with the root first: bool [B, N] -> int64 [B].
         """
-        scores = (passed.float().unsqueeze(-2) @ self.path_score.mT).squeeze(-2)
+        # a sum, not a product of matrices, which would be a kernel of its own in compiled rounds
+        scores = torch.where(passed.unsqueeze(-2), self.path_score, 0.0).sum(-1)
         reached = scores == self.depths  # scores are whole numbers: exact in float32
         # nodes are sorted by depth: the last one that is reached is the deepest
         indices = torch.where(reached, 1 + self.ids, 0)
@@ -379,10 +380,11 @@ class Tree:
         nodes down to that place, counted 0..N with the root first; 0 after it.
         """
         on_route = self.at_stop(torch.nn.functional.pad(self.ancestors, (0, 0, 1, 0)), stop)
-        beyond = 1 + self.max_depth
-        depths = torch.where(on_route, self.depths, beyond)
-        route = torch.zeros(len(stop), 1 + beyond, dtype=torch.int64, device=stop.device)
-        return route.scatter_(1, depths, torch.where(on_route, 1 + self.ids, 0))
+        depths = torch.arange(2 + self.max_depth, device=stop.device).unsqueeze(-1)
+        is_there = on_route.unsqueeze(1) & (self.depths.unsqueeze(-2) == depths)
+        # a compiled `scatter_` of integers would be two kernels of its own
+        indices = torch.where(is_there, 1 + self.ids, 0)
+        return torch.nn.functional.pad(indices, (1, 0)).amax(-1)
 
     def at_stop(self, table: Tensor, stop: Tensor) -> Tensor:
         """Entries of a table, [1 + N, ...] or [B, 1 + N, ...], for a place in each row, counted

@@ -30,7 +30,7 @@ from tempera.drafters.parallel import SlotDraft
 from tempera.drafters.parallel_network import LENGTH, ParallelConfig, SlotNetwork
 from tempera.targets.attention import SharedMask
 from tempera.targets.cache import Keys
-from tempera.targets.decoder_layer import RMSNorm
+from tempera.targets.products import RMSNorm
 
 
 class DFlashDraft(SlotDraft):

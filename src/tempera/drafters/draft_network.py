@@ -21,6 +21,7 @@ from tempera.runtime.processor import Placement
 from tempera.targets.attention import SharedMask
 from tempera.targets.cache import Keys, KVCache
 from tempera.targets.decoder_layer import DecoderLayer, LayerSizes
+from tempera.targets.few_rows import product
 from tempera.targets.forward import check_layers
 from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import PackedLinear, pack
@@ -144,8 +145,7 @@ class DraftNetwork(nn.Module):
                 x = nn.functional.pad(x, (0, len(self.features) * hidden.shape[-1]))
                 return cast(Tensor, self.fc(x))
             return nn.functional.linear(x, self.fc.weight[:, : x.shape[-1]], self.fc.bias)  # type: ignore[index, arg-type]
-        out: Tensor = self.fc(x)
-        return out
+        return product(self.fc, x)
 
     def run_layers(
         self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: Keys | None

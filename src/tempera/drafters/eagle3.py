@@ -26,8 +26,9 @@ from tempera.runtime.pretrained import on_meta
 from tempera.runtime.tensor_files import fill, read_tensors, renamed
 from tempera.targets.attention import SharedMask
 from tempera.targets.cache import Keys, KVCache
-from tempera.targets.decoder_layer import DecoderLayer, LayerSizes, RMSNorm, start_small
+from tempera.targets.decoder_layer import DecoderLayer, LayerSizes, start_small
 from tempera.targets.network import TargetNetwork
+from tempera.targets.products import RMSNorm
 from tempera.targets.transformer import TransformerTarget
 
 NAMES = {r"^layer\.": "layers.0."}

@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -309,3 +309,17 @@ def free_at(path: Path) -> int:
 def cache_directory() -> Path:
     """The cache directory: `TEMPERA_CACHE`, or `~/.cache/tempera`."""
     return Path(os.environ.get("TEMPERA_CACHE") or "~/.cache/tempera").expanduser()
+
+
+def remembered(kind: str, name: str, decide: Callable[[], dict[str, int]]) -> dict[str, int]:
+    """A decision of this kind and name that the cache keeps, so that every process has the same;
+    `decide` makes it where there is none yet.
+    """
+    path = cache_directory() / kind / f"{name.replace('/', ' ')}.json"
+    if not path.exists():
+        decided = decide()
+        try:
+            create_json(path, decided)
+        except TemperaError:  # of a cache that cannot be written: the decision is this process's
+            return decided
+    return cast(dict[str, int], read_json(path))

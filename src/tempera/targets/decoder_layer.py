@@ -12,10 +12,11 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from tempera.targets.attention import SharedMask, attend
 from tempera.targets.cache import Keys
+from tempera.targets.few_rows import merges, product
+from tempera.targets.products import RMSNorm
 from tempera.targets.rotary import Rotary, rotate
 
 
@@ -80,7 +81,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(sizes, index)
         self.post_attention_layernorm: nn.Module = RMSNorm(sizes.width, sizes.eps)
         self.mlp = GatedMLP(sizes)
-        self.four_norms = sizes.four_norms
+        self.post_self_attn_layernorm = self.post_mlp_layernorm = None
         if sizes.four_norms:
             self.post_self_attn_layernorm = RMSNorm(sizes.width, sizes.eps)
             self.post_mlp_layernorm = RMSNorm(sizes.width, sizes.eps)
@@ -101,24 +102,20 @@ class DecoderLayer(nn.Module):
         Returns:
             [R, S, H].
         """
-        mixed: Tensor = self.self_attn(self.input_layernorm(x), mask, rotation, cache)
-        if self.four_norms:
-            mixed = self.post_self_attn_layernorm(mixed)
-        x = x + mixed
-        added: Tensor = self.mlp(self.post_attention_layernorm(x))
-        if self.four_norms:
-            added = self.post_mlp_layernorm(added)
-        return x + added
+        after = self.post_self_attn_layernorm
+        x = _added(x, self.input_layernorm, self.self_attn, after, mask, rotation, cache)
+        return _added(x, self.post_attention_layernorm, self.mlp, self.post_mlp_layernorm)
 
 
-class RMSNorm(nn.RMSNorm):
-    """An RMS norm in the dtype of its input, also where autocast leaves its weight in another."""
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
-        weight = self.weight.to(x.dtype)
-        return nn.functional.rms_norm(x, self.normalized_shape, weight, self.eps)
+def _added(
+    x: Tensor, norm: nn.Module, part: nn.Module, after: nn.Module | None, *rest: Any
+) -> Tensor:
+    """x + after(part(norm(x), *rest)); the part's own products norm and add where they can."""
+    if type(part) in (Attention, GatedMLP) and merges(part, x):
+        mixed: Tensor = part(x, *rest, norm=norm, residual=x if after is None else None)
+        return mixed if after is None else x + after(mixed)
+    mixed = part(norm(x), *rest)
+    return x + (mixed if after is None else after(mixed))
 
 
 class Attention(nn.Module):
@@ -142,19 +139,28 @@ class Attention(nn.Module):
         self.k_norm = head_norm(sizes, sizes.kv_heads)
 
     def forward(
-        self, x: Tensor, mask: Tensor | SharedMask, rotation: Tensor, cache: Keys | None
+        self,
+        x: Tensor,
+        mask: Tensor | SharedMask,
+        rotation: Tensor,
+        cache: Keys | None,
+        norm: nn.Module | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        """[R, S, H] -> [R, S, H]; for the other arguments see `DecoderLayer.forward`."""
-        q, k, v = self.project(x, rotation)
+        """residual + attention(norm(x)), [R, S, H] -> [R, S, H]; for the other arguments see
+        `DecoderLayer.forward`.
+        """
+        q, k, v = self.project(x, rotation, norm)
         if cache is not None:
             k, v = cache.update(k, v, self.index)
         mixed = attend(q, k, v, mask, self.head_dim**-0.5)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return out
+        return product(self.o_proj, mixed.transpose(1, 2).flatten(2), residual=residual)
 
-    def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, rotation: Tensor, norm: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys, and values, of tokens [R, S, H]: [R, heads, S, D] each."""
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        heads = product(self.qkv, x, norm).unflatten(-1, (-1, self.head_dim))
         rotated, v = heads.split([self.heads + self.kv_heads, self.kv_heads], 2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rotated.split([self.heads, self.kv_heads], 2)
@@ -173,11 +179,12 @@ class GatedMLP(nn.Module):
         store_apart(self, "gate_up", {"gate_proj": sizes.inner, "up_proj": sizes.inner})
         self.down_proj = nn.Linear(sizes.inner, sizes.width, sizes.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
-        gate, up = self.gate_up(x).chunk(2, -1)
-        out: Tensor = self.down_proj(nn.functional.silu(gate) * up)
-        return out
+    def forward(
+        self, x: Tensor, norm: nn.Module | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + MLP(norm(x)), [..., H] -> [..., H]."""
+        inner = product(self.gate_up, x, norm, gated=True)
+        return product(self.down_proj, inner, residual=residual)
 
 
 class PerHeadLayerNorm(nn.Module):

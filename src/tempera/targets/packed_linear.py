@@ -27,8 +27,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from tempera.errors import TemperaError
-from tempera.runtime.files import cache_directory, create_json, read_json
+from tempera.runtime.files import remembered
 from tempera.runtime.processor import computes_bfloat16
 from tempera.runtime.quantised import is_quantised
 
@@ -152,15 +151,13 @@ def faster_rows(
     """
     kind = f"{outputs}x{inputs} {str(dtype).removeprefix('torch.')} from {least_rows}"
     name = f"{kind}, {threads} threads, {processor()}, torch {torch.__version__}"
-    path = cache_directory() / "faster_products" / f"{name.replace('/', ' ')}.json"
-    if not path.exists():
-        decided = _timed_rows(outputs, inputs, dtype, least_rows)
-        try:
-            create_json(path, {"plain_rows": decided[0], "least_packed": decided[1]})
-        except TemperaError:  # of a cache that cannot be written: the decision is this process's
-            return decided
-    read = cast(dict[str, int], read_json(path))
-    return read["plain_rows"], read["least_packed"]
+
+    def timed() -> dict[str, int]:
+        plain_rows, least_packed = _timed_rows(outputs, inputs, dtype, least_rows)
+        return {"plain_rows": plain_rows, "least_packed": least_packed}
+
+    found = remembered("faster_products", name, timed)
+    return found["plain_rows"], found["least_packed"]
 
 
 def processor() -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.decoding.probabilities import Sampling
+from tempera.targets.few_rows import product
 from tempera.targets.network import TargetNetwork
 from tempera.targets.packed_linear import PackedLinear
 
@@ -105,7 +106,7 @@ class TokenHead:
         if self.sampling.guided:
             conditional, unconditional = last.chunk(2)
             last = torch.lerp(unconditional, conditional, self.sampling.guidance)
-        return self._with_line_ends(linear(last), -torch.inf)
+        return self._with_line_ends(product(linear, last), -torch.inf)
 
     def _with_line_ends(self, logits: Tensor, value: float) -> Tensor:
         """[..., V - line ends] -> [..., V]; padding would copy logits without line ends, too."""
