@@ -77,10 +77,12 @@ DECISIONS = {  # what a row is for
     "parallel_tree": "exact, more tokens than `parallel_block`",
     "coolsd drafter=parallel floor=1 delta=2": "**relaxed**, fast",
     "coolsd floor=1 delta=2": "**relaxed**, as few broken pictures as `ar`",
-    "optimal_rsd schedule=optimal expected_length=3.4": "relaxed, about half that KL bound",
+    "optimal_rsd schedule=optimal expected_length=3.4": (
+        "relaxed, about half the KL bound of the row above"
+    ),
     "priced_tree": "relaxed, most tokens per round",
     "coolsd delta=2": "Cool-SD as published",
-    "lantern": "LANTERN, with 100 of 1,008 codes counted as similar",
+    "lantern": "LANTERN: for each of the 1,008 codes, the nearest 100 count as similar",
 }
 ON_XL = ("eagle", "parallel", "lantern", "lanternpp", "parallel_tree", "priced_tree", "sjd")
 STUDY = {  # quantities of the study: table, column
