@@ -304,7 +304,7 @@ def test_objects_in_place_of_names(loaded: LoadedModel) -> None:
         ({"target": object()}, "target=.* is not possible: give a tempera.Target"),
         (
             {"target": TableTarget(), "method": "ar"},
-            "the target has 3 tokens, and the image decoder",
+            "the target has a vocabulary of 3 tokens, but the image decoder",
         ),
         ({"target": TableTarget(), "top_k": 3}, "the target has its own top_k"),
         ({"target": TableTarget()}, "TransformerTarget, and TableTarget is none: give method=ar"),

@@ -213,8 +213,8 @@ def _check_same_sweep(sweep: DictConfig, job: DictConfig) -> None:
         )
         if own != given:
             raise TemperaError(
-                f"these options change hydra.{part}, which a sweep reads once, before its jobs: "
-                "give one such preset or launcher in a command"
+                f"the jobs of a sweep share one hydra.{part}, but these options give several: "
+                "give one such preset or launcher per command"
             )
 
 
@@ -235,11 +235,11 @@ def _refused(problems: "Mapping[str, TemperaError]", number: int) -> "TemperaErr
         return next(iter(problems.values()))
     if any(lacking):
         reasons.append(
-            "options that some jobs lack are given by case, as in "
+            "if an option does not fit all jobs, list the jobs as cases, as in "
             """'hydra.sweeper.cases=["method=ar","method=coolsd delta=2"]'"""
         )
     return TemperaError(
-        f"{len(problems)} of {number} jobs cannot run, and none has begun:", details=reasons
+        f"{len(problems)} of {number} jobs cannot run, so none was started:", details=reasons
     )
 
 

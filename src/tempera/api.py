@@ -252,8 +252,8 @@ class LoadedModel:
             return prompts
         if not getattr(self.pipeline.target, "reads_pictures", False):
             raise TemperaError(
-                "prompts of this model have no pictures: leave image= out, or have a GLM-Image "
-                "read them, by tempera.accelerate with image_prompts=True",
+                "this model does not read pictures in prompts: leave image= out, or use a "
+                "GLM-Image with tempera.accelerate(..., image_prompts=True)",
                 option="image",
             )
         return pictured(prompts, image, copies)
@@ -344,11 +344,11 @@ class CustomParts:
         drafts = self.drafter is None or isinstance(self.drafter, Drafter) or callable(self.drafter)
         for name, fits, wanted in (
             ("rule", isinstance(self.rule, Rule | None), "tempera.Rule"),
-            ("drafter", drafts, "tempera.Drafter, or a function of the target that makes one"),
+            ("drafter", drafts, "tempera.Drafter, or a function that makes one from the target"),
             (
                 "target",
                 self.target is None or isinstance(self.target, Target) or callable(self.target),
-                "tempera.Target, or a function of the sampling that makes one",
+                "tempera.Target, or a function that makes one from the sampling options",
             ),
         ):
             if not fits:
@@ -402,8 +402,9 @@ class CustomParts:
         lacking = [name for name in ("grid", "dtype", "encoded") if not hasattr(target, name)]
         if lacking:
             raise TemperaError(
-                f"a target that makes pictures needs `{lacking[0]}`, see "
-                "tempera.decoding.interfaces.ImageTarget; tempera.decode needs none",
+                f"a target that makes pictures needs `{lacking[0]}`: add it (see "
+                "tempera.decoding.interfaces.ImageTarget), or call tempera.decode, which makes "
+                "none",
                 option="target",
             )
         return target
@@ -424,8 +425,9 @@ class CustomParts:
         codes = getattr(pipeline.image_decoder, "vocab_size", None)
         if self.target is not None and codes not in (None, target.vocab_size):
             raise TemperaError(
-                f"the target has {target.vocab_size:,} tokens, and the image decoder of the model "
-                f"{codes:,}: give model= the name of the model whose pictures they are",
+                f"the target has a vocabulary of {target.vocab_size:,} tokens, but the image "
+                f"decoder has {codes:,} codes: set model= to the model whose pictures the target "
+                "generates",
                 option="target",
             )
         if self.drafter is None:
@@ -433,14 +435,14 @@ class CustomParts:
         drafter = self.drafter if isinstance(self.drafter, Drafter) else self.drafter(target)
         if not isinstance(drafter, Drafter):
             raise TemperaError(
-                f"the function drafter= returned {shown(drafter)}: it has to return a "
+                f"the function drafter= returned {shown(drafter)}: it must return a "
                 "tempera.Drafter",
                 option="drafter",
             )
         if drafter.depth > target.length:
             raise TemperaError(
-                f"the drafter drafts {drafter.depth} tokens in a row, and an image has "
-                f"{target.length}: let it draft fewer",
+                f"the drafter drafts {drafter.depth} tokens in a row, but an image has only "
+                f"{target.length}: reduce its depth",
                 option="drafter",
             )
         method: Any = pipeline.method
@@ -517,8 +519,8 @@ def _check_names(options: Mapping[str, Any]) -> None:
     for name in options:
         if name == "seed" or name.startswith("hydra"):
             raise TemperaError(
-                f"`{name}` is not an option here: a seed is an argument of generate, and no files "
-                "are written",
+                f"`{name}` is not an option of tempera.load, which writes no files: leave it out, "
+                "and give seed= to generate",
                 option=name,
             )
 
@@ -581,7 +583,7 @@ def seeded_prompts(prompts: Any, seed: Any, images: Any = 1) -> tuple[list[Promp
     seeds = [whole_seed(number) for number in seed]
     if len(seeds) != len(named):
         raise TemperaError(
-            f"there are {len(seeds)} seeds for {len(named)} images: give one seed, or one for each"
+            f"there are {len(seeds)} seeds for {len(named)} images: give one seed, or one per image"
         )
     named = [_prompt(prompt.text) for prompt in named]
     ids = [prompt.id for prompt in named]
@@ -589,7 +591,7 @@ def seeded_prompts(prompts: Any, seed: Any, images: Any = 1) -> tuple[list[Promp
     if count > 1:
         raise TemperaError(
             f"{count} images of one prompt have the seed {repeated} and would be the same: give "
-            "each its own"
+            "each its own seed seed seed seed"
         )
     return named, seeds
 
@@ -624,7 +626,7 @@ def named_prompts(prompts: Any, images: Any = 1) -> list[Prompt]:
             numbers[prompt.id] += 1
             named.append(Prompt(f"{prompt.id}-{number}", prompt.text) if number else prompt)
     if not named:
-        raise TemperaError("there are no prompts: give at least one text")
+        raise TemperaError("there are no prompts: give at least one")
     return named
 
 
@@ -640,7 +642,7 @@ def _no_prompt(value: Any) -> TemperaError:
     """The error for a value that is no prompt."""
     return TemperaError(
         f"{shown(value)} is not a prompt: give a text or a list of texts, as in "
-        'generate("a large green star"), or the number of a class'
+        'generate("a large green star"), or a class number'
     )
 
 

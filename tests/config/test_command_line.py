@@ -260,7 +260,7 @@ def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
     status, _, err = run(f"{line}1.1,0,abc")
     assert status == 1 and begun == [] and not Path("a").exists()
     first, zero, text = err.splitlines()
-    assert first == "error: 2 of 3 jobs cannot run, and none has begun:"
+    assert first == "error: 2 of 3 jobs cannot run, so none was started:"
     assert "delta=0: delta=0 is not a relaxation budget" in zero
     assert "delta=abc: `delta=abc` is not possible" in text
     assert run(f"{line}1.1,2")[0] == 0 and begun == [1.1, 2]  # the GPU may be elsewhere
@@ -311,7 +311,7 @@ def test_the_options_of_a_command_are_checked_before_its_first_job(
         monkeypatch.setattr(f"tempera.commands.{command}.main", begun.append)
     status, _, err = run(f"{line} tracking=none hydra.sweep.dir=a")
     assert (status, begun, Path("a").exists()) == (1, [], False)
-    assert "1 of 2 jobs cannot run, and none has begun" in err and reason in err
+    assert "1 of 2 jobs cannot run, so none was started" in err and reason in err
 
 
 def test_a_job_that_lacks_an_option_of_the_others_is_named(
@@ -325,7 +325,7 @@ def test_a_job_that_lacks_an_option_of_the_others_is_named(
     status, _, err = run(f"{line} schedule=exponential,uniform nu=0.5")
     assert (status, begun) == (1, [])
     first, uniform, advice = err.splitlines()
-    assert first == "error: 1 of 2 jobs cannot run, and none has begun:"
+    assert first == "error: 1 of 2 jobs cannot run, so none was started:"
     assert uniform.startswith("  schedule=uniform: there is no option `nu`")
     assert "hydra.sweeper.cases=" in advice
     cases = 'hydra.sweeper.cases=["schedule=exponential nu=0.5","schedule=uniform"]'
@@ -430,11 +430,11 @@ def test_a_launcher_runs_a_sweep_over_methods(tmp_path: Path) -> None:
 
 
 NO_JOBS = [
-    ("experiment=frontier,coolsd_table1", "experiment=coolsd_table1: these options change"),
-    ("experiment=coolsd_table1,coolsd_table2", "these options change hydra.sweeper"),
-    ("experiment=glob(coolsd_*) seed=0,1", "these options change hydra.sweeper"),
+    ("experiment=frontier,coolsd_table1", "experiment=coolsd_table1: the jobs of a sweep share one"),
+    ("experiment=coolsd_table1,coolsd_table2", "the jobs of a sweep share one hydra.sweeper"),
+    ("experiment=glob(coolsd_*) seed=0,1", "the jobs of a sweep share one hydra.sweeper"),
     ("experiment=choice(debug,evidence) method=ar", "experiment=evidence: these options"),
-    ("launcher=local,slurm method=ar", "launcher=slurm: these options change hydra.launcher"),
+    ("launcher=local,slurm method=ar", "launcher=slurm: the jobs of a sweep share one hydra.launcher"),
     ("hydra.sweeper.cases=['experiment=coolsd_table1','method=ar']", "change hydra.sweeper"),
 ]
 """Presets and launchers that say how a sweep runs, and what is told of them."""

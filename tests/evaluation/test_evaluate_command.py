@@ -53,7 +53,7 @@ def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
     assert evaluate.main(cfg)["pick"] == 3.5
     assert pd.read_parquet(tmp_path / "run" / "results.parquet")["batch"].tolist() == [1, 1]
     told = capsys.readouterr().out.splitlines()
-    assert f"no report (full): the results are in {tmp_path / 'run'}." in told
+    assert f"the report could not be written (full): the results are in {tmp_path / 'run'}." in told
     (warning,) = [line for line in told if line.startswith("warning: ")]
     data = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     assert [f"warning: {one}." for one in data["warnings"]] == [warning]
@@ -104,9 +104,9 @@ def test_one_prompt_is_timed_on_demand_after_a_first_line_of_results(
     quick = [option for option in timed if option != "speed.prompts=1"]
     assert "speedup" in evaluate.main(composed("eval", timed, tmp_path / "timed"))
     images = tmp_path / "timed" / "images"
-    assert told == [f"1 image, 1.00 tokens per round, in {images}; next their time and quality"]
+    assert told == [f"1 image, 1.00 tokens per round, in {images}; next: timing and quality"]
     assert "speedup" not in evaluate.main(composed("eval", quick, tmp_path / "quick"))
-    assert len(told) == 1 and "next their time" not in capsys.readouterr().out
+    assert len(told) == 1 and "next: timing" not in capsys.readouterr().out
 
 
 def test_the_picture_of_one_prompt_is_scored_on_demand(tmp_path: Path) -> None:

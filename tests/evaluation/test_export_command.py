@@ -321,7 +321,7 @@ def test_what_cannot_be_laid_out(run: Run) -> None:
     assert "give layout=" in run("export.py", "runs=mine")
     assert "no is not a directory" in run("export.py", "runs=no", *options)
     run("export.py", "runs=mine", *options)
-    assert "outputs/exported/mine is there already" in run("export.py", "runs=mine", *options)
+    assert "outputs/exported/mine already exists" in run("export.py", "runs=mine", *options)
     Path("metadata.jsonl").write_text(lines({"prompt": "a dog", "tag": "t"}))
     again = ("output=again", *options)
     assert "metadata.jsonl has 'a dog' there" in run("export.py", "runs=mine", *again)

@@ -350,7 +350,7 @@ def test_scores_that_another_process_adds_meanwhile_are_there(
 
 
 def test_what_is_to_be_scored_with_must_be_said(tmp_path: Path) -> None:
-    with pytest.raises(TemperaError, match="nothing to score with"):
+    with pytest.raises(TemperaError, match="no metric to score with"):
         score.main(composed("score", [f"runs={tmp_path}"]))
     with pytest.raises(TemperaError, match="give runs=DIR"):
         score.main(composed("score", []))

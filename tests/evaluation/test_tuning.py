@@ -129,7 +129,7 @@ def test_the_table_says_how_far_predictions_were_off() -> None:
     assert texts(section)["off"].tolist() == ["+5%", "-25%"]
     assert section.text == (
         "The predicted speed-ups were off by up to 25%; 1 of 2 lie outside the 95% interval of the "
-        "measured one."
+        "measured speed-up."
     )
 
 

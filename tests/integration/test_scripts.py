@@ -135,7 +135,7 @@ def test_mistakes_are_reported_in_one_sentence(line: str, run: Run, tmp_path: Pa
 @pytest.mark.slow
 def test_a_sweep_that_lacks_a_draft_names_the_job_and_the_command(run: Run, tmp_path: Path) -> None:
     status, _, err = run("eval/run.py", "-m", "model=lumina", "method=ar,coolsd", "metrics=none")
-    assert status == 1 and err.startswith("error: 1 of 2 jobs cannot run, and none has begun:\n")
+    assert status == 1 and err.startswith("error: 1 of 2 jobs cannot run, so none was started:\n")
     assert "method=coolsd: " in err and "train_draft/main.py model=lumina" in err
     assert not list(tmp_path.rglob("*.json"))
 

@@ -118,5 +118,5 @@ def test_a_dry_run_prints_what_it_would_do_and_writes_nothing(
         f"hydra.run.dir={tmp_path / 'run'}",
     )
     assert status == 0, err
-    assert "to do: at most 40 entries of the source to" in out
+    assert "to do: encode at most 40 entries of the source into" in out
     assert not (tmp_path / "run").exists()

@@ -70,7 +70,7 @@ def test_a_dry_run_of_a_report_names_its_runs_and_writes_nothing(
     assert report_command.main(cfg) == [] and not (tmp_path / "out").exists()
     told = capsys.readouterr().out
     names = ", ".join(run.name for run in read(made))
-    assert f"to do: a report in {tmp_path / 'out'} of 4 finished runs: {names}\n" in told
+    assert f"to do: report on 4 finished runs in {tmp_path / 'out'}: {names}\n" in told
     assert f"left out: {made / 'unfinished'} is unfinished" in told
 
 

@@ -142,8 +142,8 @@ def _of_data(data: Part[object]) -> list[Prompt]:
     if isinstance(prompts, list) and prompts and all(isinstance(one, Prompt) for one in prompts):
         return prompts
     raise TemperaError(
-        f"{data.described['_target_']} returned {shown(prompts)}: it has to return a list of "
-        "tempera.data.prompts.Prompt that is not empty",
+        f"{data.described['_target_']} returned {shown(prompts)}: it must return a non-empty list "
+        "of tempera.data.prompts.Prompt",
         option="data",
     )
 

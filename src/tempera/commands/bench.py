@@ -54,14 +54,14 @@ def main(cfg: DictConfig) -> None:
     parts = Parts.of(cfg)
     if plan.kernels and parts.placement.device.type != "cuda":
         raise TemperaError(
-            f"a table of kernels needs a GPU, and the device is {parts.placement.device}: give "
-            "kernels=false, or run this where there is one",
+            f"kernels=true needs a GPU, but the device is {parts.placement.device}: give "
+            "kernels=false, or run this on a machine with a GPU",
             option="kernels",
         )
     rule = parts.rule()
     if cfg.dry_run:
         sizes = ", ".join(map(str, plan.batch_sizes))
-        work = f"rounds timed in images of {{tokens}} tokens, {sizes} at a time"
+        work = f"time rounds in images of {{tokens}} tokens, {sizes} at a time"
         dry_decoding(parts, [CAPTION] * max(plan.batch_sizes), work, pictures=False)
         return
     target = parts.fast_target()
@@ -70,7 +70,7 @@ def main(cfg: DictConfig) -> None:
         method = parts.method(target, rule)
         report = measure(target, method, plan, lambda part: status.update(f"timing: {part}"))
         tell_bfloat16(parts.placement, target, method)
-        status.update("counting what a round launches")
+        status.update("counting the kernels of a round")
         discrete = cast(Method, method) if parts.is_discrete else None
         counts = [_launches(target, discrete, size) for size in plan.batch_sizes]
     # that of the weights differs from the target's for float16 on a CPU
@@ -115,8 +115,7 @@ def read_options(cfg: DictConfig) -> BenchmarkPlan:
         )
     if plan.kernels and not is_discrete:
         raise TemperaError(
-            "kernels are counted in rounds of discrete tokens: give kernels=false for a model of "
-            "continuous ones",
+            "kernels=true is only for models with discrete tokens: give kernels=false",
             option="kernels",
         )
     return plan

@@ -79,5 +79,5 @@ def _hub_cache() -> str:
 
 def _described(directory: Path) -> str:
     """A directory with the free space around it."""
-    absent = "" if directory.exists() else " (not there yet)"
+    absent = "" if directory.exists() else " (does not exist yet)"
     return f"{directory}{absent}, {free_at(directory) / 1e9:.0f} GB free"

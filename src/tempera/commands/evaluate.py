@@ -164,8 +164,8 @@ def _check_prompts(asked: Asked, prompts: Sequence[Prompt]) -> list[str]:
     numbers = asked.options.prompt is None and all(given.text.isdigit() for given in prompts)
     if numbers and not isinstance(captions, ClassLabels):
         raise TemperaError(
-            f"these prompts are numbers of classes, and model={parts.model} draws texts: choose "
-            "data=coco, parti or file, or a model of classes",
+            f"these prompts are class numbers, but model={parts.model} takes text: choose "
+            "data=coco, parti or file, or a class-conditional model",
             option="data",
         )
     if captions is not None:
@@ -181,8 +181,8 @@ def _too_strict(rule: object) -> list[str]:
         return []
     omegas = ", ".join(f"{omega:.2g}" for omega in rule.schedule)
     return [
-        f"the relaxation ω = {omegas} averages less than 1, which is exact decoding: it is likely "
-        "slower and no nearer to the target; give a larger delta, or floor=1"
+        f"the relaxation ω = {omegas} averages less than 1, so it is likely slower than exact "
+        "decoding (ω = 1) and no closer to the target; give a larger delta, or floor=1"
     ]
 
 
@@ -194,7 +194,7 @@ def _unbounded(rule: object, parts: Parts) -> list[str]:
         return []
     return [
         f"{type(rule).__name__} has no bounds on TV and KL, because its tests depend on each "
-        "other; the run has no tv_bound and no kl_per_token"
+        "other; the results contain no tv_bound and no kl_per_token"
     ]
 
 
@@ -245,7 +245,7 @@ def _first_line(records: Sequence[Row], run: Evaluation) -> str:
     tokens = count * run.pipeline.target.length / sum(record["rounds"] for record in records)
     images = f"{count} image{'s' if count > 1 else ''}"
     directory = run.plan.directory / "images"
-    return f"{images}, {tokens:.2f} tokens per round, in {directory}; next their time and quality"
+    return f"{images}, {tokens:.2f} tokens per round, in {directory}; next: timing and quality"
 
 
 def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool | None) -> dict[str, float]:

@@ -61,9 +61,9 @@ class Wanted:
             return None
         if cfg.get("free_parameter") is None:
             raise TemperaError(
-                "expected_length= has nothing to set in this method: leave it out, choose a "
-                "relaxed method, such as coolsd, uniform_rsd, optimal_rsd, lantern, lanternpp or "
-                "gsd, or name the `free_parameter` of a rule of your own"
+                "this method has no parameter that expected_length= could set: leave it out, "
+                "choose a relaxed method, such as coolsd, uniform_rsd, optimal_rsd, lantern, "
+                "lanternpp or gsd, or set `free_parameter` for a rule of your own"
             )
         has_tree = part(cfg.drafter).takes("tree")
         tree: Tree | None = instantiate(cfg.tree) if has_tree and "tree" in cfg else None
@@ -77,8 +77,8 @@ class Wanted:
         setting = [option for option in typed(cfg) if option_name(option) == parameter.option]
         if setting:
             raise TemperaError(
-                f"{setting[0]} does not go with expected_length=, which finds {parameter.option}: "
-                "leave one out"
+                f"{setting[0]} cannot be combined with expected_length=, which finds "
+                f"{parameter.option}: leave one of them out"
             )
         data: Part[list[Prompt]] = part(cfg.data)
         amounts = {"limit": search.prompts, "offset": search.offset}
@@ -94,8 +94,8 @@ class Wanted:
         """Raise TemperaError if evaluation and calibration share prompts."""
         if shared := {prompt.id for prompt in prompts} & {one.id for one in self.data.make()}:
             raise TemperaError(
-                f"the prompts that calibrate expected_length= include {len(shared)} of this "
-                "evaluation's: skip those with matching.offset="
+                f"{len(shared)} calibration prompts of expected_length= are also in this "
+                "evaluation: give a matching.offset= that skips them"
             )
 
     def found(
@@ -135,8 +135,9 @@ class Wanted:
         recorded = read_json(path).get(MATCHED)
         if not isinstance(recorded, dict) or recorded.get("search") != self.recorded:
             raise TemperaError(
-                f"{directory} holds a run whose length was not matched, or under other conditions: "
-                "choose another directory (hydra.run.dir=DIR), or the same settings to continue it"
+                f"{directory} holds a run without expected_length=, or with other settings: "
+                "choose another directory (hydra.run.dir=DIR), or give the same settings to "
+                "resume it"
             )
         return recorded
 
@@ -190,5 +191,6 @@ def _check_idle(options: Sequence[str]) -> None:
         return
     if idle := [option for option in options if option.startswith("matching.")]:
         raise TemperaError(
-            f"{idle[0]} is for the search of expected_length=, which is not given: leave it out"
+            f"{idle[0]} only affects the search for expected_length=, which is not given: leave "
+            "it out"
         )

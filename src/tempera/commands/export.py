@@ -36,8 +36,8 @@ def main(cfg: DictConfig) -> list[Path]:
     for destination in destinations:
         if destination.exists() or destinations.count(destination) > 1:
             raise TemperaError(
-                f"{destination} is there already, or would be twice: delete it, or give another "
-                "directory with output=DIR.",
+                f"{destination} already exists, or two runs would be written there: delete it, or "
+                "give another directory with output=DIR.",
                 option="output",
             )
     for directory, destination in zip(directories, destinations, strict=True):

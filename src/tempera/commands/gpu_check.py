@@ -96,11 +96,11 @@ class Found:
         if self.result == "passed":
             print(f"passed: {checks}")
             return
-        reasons = [f"other tokens than eager rounds with {name}" for name in wrong]
-        reasons += [f"{name} ends in {why}" for name, why in self.errors.items()]
+        reasons = [f"compiled and eager rounds emit different tokens with {name}" for name in wrong]
+        reasons += [f"{name} fails with {why}" for name, why in self.errors.items()]
         raise TemperaError(
-            f"failed: {checks}: {'; '.join(reasons)}: this is a fault of tempera or of PyTorch; "
-            f"report it with {self.file}"
+            f"failed: {checks}: {'; '.join(reasons)}: this is a bug in tempera or PyTorch; please "
+            f"report it and attach {self.file}"
         )
 
 
@@ -158,7 +158,7 @@ def _tell(device: str, methods: Mapping[str, Sequence[str]]) -> None:
         checks = "1 check" if len(of_model) == 1 else f"{len(of_model)} checks"
         print(f"to do: {checks} of model={model}: {', '.join(of_model)}")
     print("to download: nothing")
-    print("time: half a minute to more than one for a check on an H200, longer on a CPU")
+    print("time: half a minute to over a minute per check on an H200, longer on a CPU")
 
 
 def tokens(parts: Parts, target: TransformerTarget) -> Tensor:

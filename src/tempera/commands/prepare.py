@@ -122,6 +122,6 @@ def _tell(
     with parts.sized() as (sized, files):
         sized.code_encoder(encoder)
     entries = "all" if limit is None else f"at most {limit:,}"
-    print(f"to do: {entries} entries of the source to shards in {directory}")
+    print(f"to do: encode {entries} entries of the source into shards in {directory}")
     to_download(files, unread=unread)
     print("plus the source's files that are not on this machine yet")

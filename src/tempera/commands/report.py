@@ -20,11 +20,11 @@ def main(cfg: DictConfig) -> list[Path]:
     files = []
     if cfg.dry_run:
         names = ", ".join(run.name for run in runs)
-        print(f"to do: a report in {output} of {len(runs)} finished runs: {names}")
+        print(f"to do: report on {len(runs)} finished runs in {output}: {names}")
         print("time: seconds")
     else:
         files = write_report(runs, output, unfinished, damaged, baseline)
-    doubles = [f"{name} is {run} again" for name, run in again.items()]
+    doubles = [f"{name} is the same run as {run}" for name, run in again.items()]
     for problem in [*damaged, *(f"{run} is unfinished" for run in unfinished), *doubles]:
         print(f"left out: {problem}")
     for file in files:

@@ -68,7 +68,7 @@ def read_options(cfg: DictConfig) -> tuple[Options, list[Evaluator]]:
     scorers = build_scorers(cfg, options.scores, options.against)
     if all(isinstance(scorer, NoEvaluator) for scorer in scorers):
         raise TemperaError(
-            "there is nothing to score with: give metrics=real, torchmetrics=NAME or scores=FILE",
+            "there is no metric to score with: give metrics=real, torchmetrics=NAME or scores=FILE",
             option="metrics",
         )
     return options, scorers

@@ -202,7 +202,7 @@ def _check_effect(cfg: DictConfig, loss: Loss, draft: Part[DraftNetwork]) -> Non
         "training.ttt_steps": draft.options.get("length", 1) > 1,
     }
     why = {
-        "training.cross_entropy": "this loss has no such part",
+        "training.cross_entropy": "this loss has no such term",
         "training.cfg_dropout": "this loss takes every image with and without its condition",
         "training.ttt_steps": "this draft learns all tokens of a chain in one pass",
     }

@@ -157,8 +157,8 @@ def _tell(cfg: DictConfig, settings: "_Settings", evaluator: Evaluator) -> None:
     number = len(list(settings.candidates()))
     prompts = cfg.data.limit
     work = (
-        f"{number} settings predicted by drafts of {prompts} prompts, {cfg.runs} of them run on "
-        f"{cfg.images} images of {{tokens}} tokens"
+        f"predict {number} settings from drafts of {prompts} prompts, and run {cfg.runs} of them "
+        f"on {cfg.images} images of {{tokens}} tokens"
     )
     batch = [CAPTION] * max(prompts, cfg.batch_size)
     parts = settings.parts({"method": settings.drafts[0]})
@@ -373,7 +373,7 @@ class _RealRuns:
         outside = [row for row in rows if not _inside(row["predicted"]["value"], row["speed-up"])]
         text = (
             f"The predicted speed-ups were off by up to {most:.0%}; {len(outside)} of {len(rows)} "
-            "lie outside the 95% interval of the measured one."
+            "lie outside the 95% interval of the measured speed-up."
         )
         title = f"measured, with 95% intervals, and predicted; {work}"
         return Section(title, table(list(self.found), columns, "setting"), SHOWN, text)
