@@ -294,7 +294,7 @@ def test_objects_in_place_of_names(loaded: LoadedModel) -> None:
         ({"rule": tempera.Exact(), "delta": 2}, "there is no option `delta`"),
         (
             {"rule": tempera.Exact(), "model": "shapes_mar", "method": "ar"},
-            "those of model=shapes_mar are continuous",
+            "model=shapes_mar has continuous",
         ),
         ({"drafter": 3}, "drafter=3 is not possible"),
         (

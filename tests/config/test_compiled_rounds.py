@@ -28,6 +28,6 @@ def test_where_nothing_can_be_compiled_rounds_run_as_they_are(
     monkeypatch.setattr(torch, "ones", lambda *_, **__: None)  # there is no such device
     monkeypatch.setattr(compiled, "_compile", lambda part, structure: refused)
     assert not parts.pays(GPU, None)
-    assert capsys.readouterr().out == "rounds run without compiling: no Triton\n"
+    assert capsys.readouterr().out == "rounds are not compiled: no Triton\n"
     monkeypatch.setattr(compiled, "_compile", lambda part, structure: lambda *_: None)
     assert parts.pays(GPU, None) and not capsys.readouterr().out

@@ -298,7 +298,7 @@ def test_the_published_schedule_of_cool_sd() -> None:
 
 
 def test_rounds_of_continuous_tokens_are_not_compiled() -> None:
-    with pytest.raises(TemperaError, match="compile=true is for models of discrete tokens"):
+    with pytest.raises(TemperaError, match="compile=true is only for models with discrete tokens"):
         Parts.of(composed("model=shapes_mar", "compile=true")).fast_target()
 
 

@@ -20,7 +20,7 @@ REFUSED = [
     ("eval", "data.path=x", "data=file"),
     ("eval", "method=eagle delta=2", "rule=relaxed"),
     ("eval", "foo=1", "`foo`"),
-    ("eval", "method=eagle ++delta=2", "nothing reads `delta`"),
+    ("eval", "method=eagle ++delta=2", "`delta` has no effect"),
     # unknown choices
     ("eval", "method=coolds", "did you mean coolsd?"),
     ("train_draft", "recipe=foo", "chameleon"),

@@ -45,5 +45,5 @@ def test_a_script_without_methods_decodes_plainly() -> None:
     train = Parts.of(composed("train_draft", []))
     assert (train.draft, train.draft_depth, train.tree.nodes, train.rule()) == (None, 0, 0, None)
     assert train.decoding_part.make().is_plain  # type: ignore[union-attr]
-    with pytest.raises(TemperaError, match="this, but those of model=shapes_mar are continuous"):
+    with pytest.raises(TemperaError, match="this, but model=shapes_mar has continuous"):
         Parts.of(composed("train_draft", ["model=shapes_mar"]), discrete="this")

@@ -436,7 +436,7 @@ def test_a_draft_of_another_family_is_refused(sizes: dict[str, Any], what: str) 
 def test_other_bad_input() -> None:
     made = target()
     fewer = MARTarget(network(replace(TINY, classes=4)), ClassLabels(5).encode, SAMPLING)
-    with pytest.raises(TemperaError, match="names no smaller one"):
+    with pytest.raises(TemperaError, match="has no smaller model"):
         draft(made, None)
     with pytest.raises(TemperaError, match="not a rule for continuous tokens"):
         speculative(made, object())  # type: ignore[arg-type]

@@ -223,7 +223,7 @@ def test_an_outage_stops_and_loses_nothing(how: str, web: ImageServer, tmp_path:
     options = listed(tmp_path, *(f"{web.url}/good/{number}" for number in range(40)))
     usual = web.answer
     web.answer = lambda asked: usual(asked) if len(web.requests) <= 25 else DOWN[how]
-    with pytest.raises(TemperaError, match="do not answer.*give the same command again"):
+    with pytest.raises(TemperaError, match="do not answer.*run the command again"):
         source(tmp_path, **options).fetch(ALONE)
     assert len(paths(source(tmp_path, **options))) == 20
     web.answer = usual
@@ -263,7 +263,7 @@ def test_what_did_not_answer_is_asked_again_and_comes_last(
         assert first.left_out == {
             "images not downloaded (HTTP 404)": 6, "images not downloaded (HTTP 503)": 6
         }  # fmt: skip
-        assert "6 images may come later" in capsys.readouterr().out
+        assert "6 images are missing because" in capsys.readouterr().out
         source(tmp_path, **options | {"limit": 24}).fetch(ALONE)  # which are there
         web.requests.clear()
         source(tmp_path, **options).fetch(ALONE)  # it is still down

@@ -350,8 +350,7 @@ def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
     check(
         tar_shards(str(tmp_path / "*" / "0.tar")),
         ["colour 98"] * 2,  # of the same name in two files
-        *["a: its .txt is there 2 times", "c: no caption", "b: a sample of this name came before"]
-        * 2,
+        *["a: it has 2 .txt files", "c: no caption", "b: an earlier sample has the same name"] * 2,
     )
 
 
@@ -387,7 +386,7 @@ def test_what_a_folder_leaves_out_is_told(tmp_path: Path) -> None:
     assert isinstance(entry, Entry) and entry.key == "train/a.png#1"
     assert shown(source.left_out) == (
         "1 .csv files, 1 .md files, 1 files outside train, 1 hidden files, 1 hidden folders, "
-        "1 linked folders and 1 pictures that no usable row names"
+        "1 linked folders and 1 pictures without a usable row"
     )
 
 
@@ -396,8 +395,8 @@ def test_pictures_of_one_name_do_not_share_a_caption(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(picture())
     for name in ("a.txt", "b.txt", "b.TXT", "c.txt"):
         (tmp_path / name).write_text("one")
-    same = "has the same name, so one caption is for two pictures"
-    check(image_folder(str(tmp_path)), [], same, same, "it has 2 files of captions")
+    same = "has the same name, so it is unclear which picture the caption describes"
+    check(image_folder(str(tmp_path)), [], same, same, "it has 2 caption files")
 
 
 ASKED: dict[str, Any] = {"prompt": "Describe the image.", "caption": "a ring"}
@@ -506,9 +505,9 @@ def test_datasets_would_read_several_tables_in_any_order(tmp_path: Path) -> None
         folder.mkdir()
         (folder / "a.png").write_bytes(picture(number))
         (folder / "metadata.csv").write_text("file_name,text\na.png,one\n")
-    with pytest.raises(TemperaError, match="3 files of metadata.*source=imagefolder"):
+    with pytest.raises(TemperaError, match="3 metadata files.*source=imagefolder"):
         Stream(str(tmp_path)).describe()
-    with pytest.raises(TemperaError, match="3 files of metadata.*source=imagefolder"):
+    with pytest.raises(TemperaError, match="3 metadata files.*source=imagefolder"):
         list(Stream(str(tmp_path)).read(0))
     check(image_folder(str(tmp_path)), ["one"] * 3)
 

@@ -26,8 +26,8 @@ from tempera.exactness.tables import TableTarget, emit
 CHAIN = Tree.chain(3)
 TREE = Tree.from_paths([[0], [1], [0, 0]])
 EVEN = torch.full((3,), 1 / 3)
-NONE = "is no distribution"
-ODD = "accept returned is not from 0 to 1"
+NONE = "is not a probability distribution"
+ODD = "accept returned values outside of 0"
 
 
 class Guess(Drafter):
@@ -105,14 +105,14 @@ def test_a_draft_that_cannot_be_is_refused(name):
 
 def test_one_nan_in_q_is_no_distribution():
     q = torch.tensor([0.5, torch.nan, 0.5])
-    with pytest.raises(TemperaError, match="q of Guess.propose is no distribution"):
+    with pytest.raises(TemperaError, match="q of Guess.propose is not a probability distribution"):
         run(changed(Guess, propose=drafted(q=lambda rows: q.expand(rows, 3, 3))))
 
 
 def test_a_draft_model_is_named():
     model = changed(Even, roots=lambda self, images: (2 * EVEN.expand(50, 3), None))
     with pytest.raises(
-        TemperaError, match="StaticTreeDrafter.propose with Even is no distribution"
+        TemperaError, match="StaticTreeDrafter.propose with Even is not a probability distribution"
     ):
         run(StaticTreeDrafter(model, CHAIN))
 
@@ -120,9 +120,9 @@ def test_a_draft_model_is_named():
 MODELS = {
     "one row": ({"roots": lambda s, i: (EVEN[None], None)}, r"roots returned .*, not \[50, V\]"),
     "a place": ({"roots": lambda s, i: (EVEN.expand(50, 1, 3), None)}, "roots returned Q of "),
-    "Q alone": ({"roots": lambda s, i: EVEN.expand(50, 3)}, "roots has to return two things"),
+    "Q alone": ({"roots": lambda s, i: EVEN.expand(50, 3)}, "roots must return two values"),
     "no place": ({"expand": lambda s, a, t, n: (EVEN.expand(50, 3), a)}, r"expand .*\[50, 1, V\]"),
-    "Q below": ({"expand": lambda s, a, t, n: EVEN.expand(50, 1, 3)}, "expand has to return two"),
+    "Q below": ({"expand": lambda s, a, t, n: EVEN.expand(50, 1, 3)}, "expand must return two"),
 }
 
 
@@ -139,7 +139,7 @@ def test_a_draft_model_that_returns_something_else_is_refused(name, is_dynamic):
 SILENT = type("Silent", (Drafter,), {"nodes": 3, "propose": Guess.propose})()
 PARTS = {
     "no depth": ({"drafter": SILENT}, "Silent has no `depth`"),
-    "a class": ({"drafter": Guess}, "Guess is a class: give an object"),
+    "a class": ({"drafter": Guess}, "Guess is a class: give an instance"),
     "a model": ({"drafter": Even()}, "Even is a draft model: give a drafter"),
     "a class of rules": ({"rule": Mine}, "the rule is .*Mine.*: give a tempera.Rule"),
     "no target": ({"target": EVEN}, "Tensor has no `length`: every target has it"),
@@ -190,7 +190,7 @@ def test_a_rule_that_returns_something_else_is_refused(name, tree):
 
 
 WALKS = {
-    "one thing": (lambda stop, probs: stop, "Whole.walk has to return a node and the distribution"),
+    "one thing": (lambda stop, probs: stop, "Whole.walk must return a node and the distribution"),
     "int32": (lambda stop, probs: (stop.int(), probs), r"Whole.walk returned torch.int32 \[50\]"),
     "all places": (lambda stop, probs: (stop, probs.unsqueeze(1)), r"distribution of \[50, 1, 3\]"),
     "fewer tokens": (lambda stop, probs: (stop, probs[:, :2]), r"distribution of \[50, 2\]"),
@@ -218,7 +218,7 @@ def test_p_that_is_no_distribution_is_refused():
             scores = super().score(draft, longest)
             return Scores(scores.p.log(), scores.hidden)
 
-    with pytest.raises(TemperaError, match="p of Logits.score is no distribution"):
+    with pytest.raises(TemperaError, match="p of Logits.score is not a probability distribution"):
         run(target=Logits(3, 4))
 
 

@@ -169,5 +169,5 @@ def test_a_smaller_model_may_have_another_dtype_and_is_as_fast_as_the_target(
 
 
 def test_a_model_that_names_no_smaller_one_is_refused():
-    with pytest.raises(TemperaError, match="names no smaller one to draft for it"):
+    with pytest.raises(TemperaError, match="has no smaller model to draft for it"):
         build_independent(None, tiny_target(), Tree.chain(3))

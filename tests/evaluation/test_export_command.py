@@ -267,7 +267,7 @@ def test_geneval2_is_laid_out_and_read_back(run: Run) -> None:
     assert found["geneval2_am"] == pytest.approx(100 * (0.625 + 1 + 0.5) / 3)
     assert found["geneval2_gm"] == pytest.approx(100 * (0.5 + 1 + 0) / 3)
     draw(Path("mine"), "d", TEXTS[0])
-    assert "one more picture of 'a photo of a bench'" in run(
+    assert "another picture of 'a photo of a bench'" in run(
         "export.py", "runs=mine", "layout=geneval2", "layout.path=data.jsonl", "output=again"
     )
 

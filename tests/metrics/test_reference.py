@@ -62,7 +62,9 @@ def test_every_file_of_a_directory_counts_or_is_told(
     reference.check()
     (batch,) = reference.pictures(8)
     assert len(batch) == 20 + 6 and (batch[20:, 0] > 240).all()
-    line = "26 pictures; left out: 1 files without an ending, 1 hidden files and 2 hidden folders."
+    line = (
+        "26 pictures; left out: 1 files without an extension, 1 hidden files and 2 hidden folders."
+    )
     assert capsys.readouterr().out.splitlines()[0] == f"metrics.reference: {line}"
     assert image_folder(str(images)).count() == 26
 

@@ -180,7 +180,9 @@ def test_eight_bits_without_torchao_or_for_continuous_tokens_are_refused_in_a_se
 ) -> None:
     found = importlib.util.find_spec("torch")
     monkeypatch.setattr("tempera.runtime.quantised.find_spec", lambda name: found)
-    with pytest.raises(TemperaError, match="weights_dtype=int8 is for models of discrete tokens"):
+    with pytest.raises(
+        TemperaError, match="weights_dtype=int8 is only for models with discrete tokens"
+    ):
         Parts.of(composed("eval", ["model=shapes_mar", "method=ar", INT8]))
     monkeypatch.setattr("tempera.runtime.quantised.find_spec", lambda name: None)
     with pytest.raises(TemperaError, match=r"pip install \"tempera-decoding\[torchao\]\"$"):

@@ -235,8 +235,8 @@ def _read(arguments: Sequence[str], main: Path) -> list[str]:
     flags, unknown = get_args_parser().parse_known_args(list(arguments))
     if unknown:
         raise TemperaError(
-            f"cannot read {shortened(unknown[0])}: options are written name=value without dashes, "
-            "and flags stand before all of them"
+            f"cannot read {shortened(unknown[0])}: write options as name=value without dashes, "
+            "after all flags"
         )
     given = flags.config_path
     words = {given: str(main), f"--config-path={given}": f"--config-path={main}"}

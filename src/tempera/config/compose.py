@@ -60,8 +60,8 @@ def check_choices(config_name: str, arguments: Sequence[str]) -> None:
         name = option_name(argument)
         if name in groups:
             raise TemperaError(
-                f"a run has one {name}, and {argument} is a list: give {name}=CHOICE, or "
-                f"-m {name}=A,B for a run of each"
+                f"a run takes one {name}, but {argument} is a list: give {name}=CHOICE, or -m "
+                f"{name}=A,B for one run of each"
             )
 
 
@@ -81,8 +81,8 @@ def check_added(config_name: str, arguments: Sequence[str]) -> None:
     for name, argument in added.items():
         if name not in cfg:
             raise TemperaError(
-                f"nothing reads `{name}` with these choices: leave out {argument}, or choose a "
-                "method that has it",
+                f"`{name}` has no effect with these options: leave out {argument}, or choose a "
+                "method that uses it",
                 option=name,
             )
 

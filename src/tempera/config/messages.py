@@ -44,13 +44,16 @@ def sentence(problem: BaseException, config_name: str, arguments: Sequence[str])
         return _of_tempera(told[0])
     match problem:
         case RecursionError() if any("hydra/" in frame.filename for frame in extract_tb(trace)):
-            answer = "defaults of your configurations name each other in a circle: take one out"
+            answer = (
+                "the defaults of your configurations refer to each other in a circle: remove one "
+                "of them"
+            )
         case MissingConfigException(missing_cfg_file=str(missing), options=options) if options:
             answer = _no_choice(missing, options)
         case OverrideParseException():
             answer = (
-                f"cannot read '{shortened(problem.override)}': options are written name=value, and "
-                "a value with commas, brackets or quotes of its own 'name=\"a, b\"'"
+                f"cannot read '{shortened(problem.override)}': write options as name=value, and "
+                "quote a value that contains commas, brackets or quotes, as in 'name=\"a, b\"'"
             )
         case HydraException():
             answer = _composition(text, config_name, arguments)
@@ -125,7 +128,7 @@ def _no_choice(missing: str, options: Sequence[str]) -> str:
     """That a group lacks a choice; `missing` is GROUP/CHOICE."""
     group, choice = re.findall("^((?:hydra/)?[^/]*)/(.*)", missing)[0]
     if group == "hydra/launcher" and choice in ("joblib", "submitit_slurm"):
-        return 'this launcher is an extra: pip install "tempera-decoding[launchers]"'
+        return 'this launcher needs an extra package: pip install "tempera-decoding[launchers]"'
     near = difflib.get_close_matches(choice, options, n=1)
     meant = f"did you mean {near[0]}? The choices are" if near else "choose one of"
     return f"there is no {group}={choice}: {meant} {', '.join(options)}"
@@ -139,7 +142,10 @@ def _composition(text: str, config_name: str, arguments: Sequence[str]) -> str:
             "for a run with each, or quote a value that contains commas"
         )
     if wrong := re.fullmatch("Error merging override (.*)", text, re.DOTALL):
-        return f"`{wrong[1]}` is not possible: the option has values of another kind"
+        return (
+            f"`{wrong[1]}` is not valid: the option takes values of another type, which --help "
+            "shows"
+        )
     if unknown := re.search(r"Could not (?:override|delete)(?: from config\.)? ?'([^'=]+)", text):
         return _unknown(unknown[1].partition("@")[0], config_name, arguments)
     return shortened(text, most=300)
@@ -158,7 +164,7 @@ def _unknown(option: str, config_name: str, arguments: Sequence[str]) -> str:
     if option in groups:
         with_others = "" if option == "method" else f" with {method}"
         instead = f", or give `{inside[0]}`" if inside else ""
-        return f"there is no `{option}` to choose{with_others}: leave it out{instead}"
+        return f"`{option}` cannot be chosen{with_others}: leave it out{instead}"
     if owners := directories.owners(option):
         return f"there is no option `{option}` with {method}: it belongs to {', '.join(owners)}"
     near = difflib.get_close_matches(option, names, n=1, cutoff=0.75) or inside

@@ -87,7 +87,7 @@ def pays(device: torch.device, tokens: int | None) -> bool:
         return False
     problem = why_not(device)
     if problem is not None:
-        print(f"rounds run without compiling: {problem}")
+        print(f"rounds are not compiled: {problem}")
     return problem is None
 
 
@@ -197,13 +197,13 @@ class Parts:
         """
         if self.placement.quantised and not self.is_discrete:
             raise TemperaError(
-                f"weights_dtype={self.placement.quantised} is for models of discrete tokens: leave "
-                "it out",
+                f"weights_dtype={self.placement.quantised} is only for models with discrete "
+                "tokens: leave it out",
                 option="weights_dtype",
             )
         if self.drafter_part.needs("tree") and not self.tree.nodes:
             raise TemperaError(
-                "the drafter drafts along a tree, and this one has no nodes: give depth=1 or more, "
+                "the drafter needs a draft tree with at least one node: give depth=1 or more, "
                 "add +tree=chain, or choose a method without a draft, such as method=ar."
             )
 
@@ -343,8 +343,8 @@ class Parts:
             return self.tree.max_depth
         name = f"{drafter.call.__module__}.{drafter.call.__qualname__}"
         raise TemperaError(
-            f"{name} does not say how deep it drafts, which the rule's schedule needs: decorate it "
-            "with `@drafts` of tempera.decoding.interfaces, or take rule=exact",
+            f"{name} does not say how deep it drafts, which the rule's schedule needs: decorate "
+            "it with `@drafts` of tempera.decoding.interfaces, or choose rule=exact",
             option="drafter",
         )
 
@@ -426,7 +426,9 @@ class Parts:
         """
         if not self.is_discrete:
             if self.compiled is True:
-                raise TemperaError("compile=true is for models of discrete tokens: leave it out.")
+                raise TemperaError(
+                    "compile=true is only for models with discrete tokens: leave it out."
+                )
             return self.target()
         target = self.discrete_target()
         target.pack()
@@ -481,8 +483,8 @@ class Parts:
         """Raise TemperaError for a rule that is not for the model's tokens or the method's tree."""
         if self.is_discrete and not isinstance(rule, Rule):
             raise TemperaError(
-                f"{type(rule).__name__} is a rule for continuous tokens, and those of "
-                f"model={self.model} are discrete: choose rule=exact, relaxed or lantern",
+                f"{type(rule).__name__} is a rule for continuous tokens, but model={self.model} "
+                "has discrete ones: choose rule=exact, relaxed or lantern",
                 option="rule",
             )
         if isinstance(rule, Rule) and rule.chains_only and self.tree.max_children > 1:
@@ -600,8 +602,8 @@ def check_discrete(cfg: DictConfig, what: str) -> None:
     """
     if cfg.model.get("tokens", "discrete") != "discrete":
         raise TemperaError(
-            f"{what}, but those of model={cfg.model.name} are continuous: choose another "
-            "model; a MAR's draft is a smaller MAR, as in drafter=mar_base."
+            f"{what}, but model={cfg.model.name} has continuous ones: choose another model; the "
+            "draft of a MAR is a smaller MAR, as in drafter=mar_base."
         )
 
 
@@ -628,7 +630,7 @@ def check_draft(
     draft_directory(
         str(path),
         f"train a draft with `{command('train')} model={model}{kind}`, give another with "
-        f"{option}=DIR or owner/name, or take a method without one, such as method=sjd",
+        f"{option}=DIR or owner/name, or choose a method that needs none, such as method=sjd",
     )
 
 
@@ -696,8 +698,8 @@ def _check_weights(cfg: DictConfig) -> None:
     """Raise TemperaError for random weights of a model that is shipped with its own."""
     if cfg.family.toy and cfg.get("weights") == RANDOM:
         raise TemperaError(
-            f"model={cfg.model.name} comes with its weights: leave weights=random out, which is "
-            "for models whose weights take gigabytes"
+            f"model={cfg.model.name} comes with its weights: leave out weights=random, which is "
+            "for models with gigabytes of weights"
         )
 
 

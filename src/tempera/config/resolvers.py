@@ -69,8 +69,8 @@ def at(weights: str, revision: str | None) -> str:
         return weights
     if weights == "random" or Path(weights).expanduser().exists() or "@" in weights:
         raise TemperaError(
-            f"`revision={shortened(str(revision))}` needs a hub repository without a revision of "
-            f"its own, but weights={weights}: leave revision out, or give weights=owner/name",
+            f"`revision={shortened(str(revision))}` only applies to weights=owner/name without "
+            f"@revision, but weights={weights}: leave revision out, or give weights=owner/name",
             option="revision",
         )
     return f"{weights}@{revision}"

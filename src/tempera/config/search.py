@@ -54,8 +54,8 @@ class Directories:
             for file in sorted(root.rglob("*.yaml")):
                 if (main / file.relative_to(root)).is_file():
                     raise TemperaError(
-                        f"{file} has the name of a configuration in {main}, which comes first: "
-                        "rename yours, and choose it by its new name"
+                        f"{file} has the same name as a configuration in {main}, which takes "
+                        "precedence: rename yours, and choose it by its new name"
                     )
         given = [argument for argument in arguments if argument.startswith("hydra.searchpath=")]
         return cls(main, further, tuple(given))

@@ -118,8 +118,9 @@ class DiffusionSampling:
     def __post_init__(self) -> None:
         if self.denoising_steps > self.denoising_start + 1:
             raise TemperaError(
-                f"there are no {self.denoising_steps} steps up to step {self.denoising_start}: "
-                f"give denoising_steps={self.denoising_start + 1} or less",
+                f"denoising_steps={self.denoising_steps} is more than the steps up to "
+                f"denoising_start={self.denoising_start}: give "
+                f"denoising_steps={self.denoising_start + 1} or less",
                 option="denoising_steps",
             )
 

@@ -218,7 +218,8 @@ class MAR(nn.Module):
         super().__init__()
         if config.width % config.heads:
             raise TemperaError(
-                f"width={config.width} does not divide into {config.heads} heads; choose others."
+                f"width={config.width} is not divisible by the number of heads, {config.heads}: "
+                "change one of the two."
             )
         self.config = config
         width = config.width

@@ -175,7 +175,7 @@ def draft(target: MARTarget, network: MAR | None) -> MARTarget:
     """
     if network is None:
         raise TemperaError(
-            "this model names no smaller one to draft for it: choose another model or drafter "
+            "this model has no smaller model to draft for it: choose another model or drafter "
             "(such as drafter=mar_base)",
             option="drafter",
         )
@@ -184,8 +184,8 @@ def draft(target: MARTarget, network: MAR | None) -> MARTarget:
         of_target = getattr(target.network.config, name)
         if of_draft != of_target:
             raise TemperaError(
-                f"the draft has {name}={of_draft} and the target {of_target}: take a draft of the "
-                "target's family",
+                f"the draft has {name}={of_draft}, but the target has {of_target}: choose a draft "
+                "of the target's family",
                 option="drafter",
             )
     identity = identity_of(network)

@@ -154,7 +154,7 @@ def _annotations(path: Path) -> Iterator[tuple[str, str, str | None]]:
         ids = [fields.get("id"), fields.get("image_id")]
         if not all(type(name) in (int, str) for name in ids):
             raise TemperaError(
-                f"{path}, annotation {number}, contains no id or image_id: repair or delete it."
+                f"annotation {number} of {path} has no id or image_id: repair or delete it."
             )
         yield str(ids[0]), str(ids[1]), text_of(fields.get("caption"))
 

@@ -84,8 +84,8 @@ class VQEncoder:
         for entry in entries:
             if entry.image is None:
                 raise TemperaError(
-                    f"{entry.where} has a caption but no image: use encoder=target, or give the "
-                    "source its images."
+                    f"{entry.where} has a caption but no image: use encoder=target, or add its "
+                    "image to the source."
                 )
             try:
                 picture = to_pixels(decode_picture(entry.image), self.size)

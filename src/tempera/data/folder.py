@@ -14,7 +14,7 @@ from tempera.runtime.image_decoding import ENDINGS
 
 NAME = "file_name"
 """The column of `METADATA` that names the picture."""
-UNPAIRED = ("pictures that no usable row names", ".txt files without a picture")
+UNPAIRED = ("pictures without a usable row", ".txt files without a picture")
 """Kinds of what a folder leaves out that lack their other half."""
 TRAIN = "train"
 """The training split's directory in Hugging Face's layout."""
@@ -151,9 +151,12 @@ def _beside(
     where = str(picture)
     if len(same) > 1:
         other = next(file for file in same if file != picture)
-        return Broken(where, f"{other.name} has the same name, so one caption is for two pictures")
+        return Broken(
+            where,
+            f"{other.name} has the same name, so it is unclear which picture the caption describes",
+        )
     if len(captions) > 1:
-        return Broken(where, f"it has {len(captions)} files of captions")
+        return Broken(where, f"it has {len(captions)} caption files")
     try:
         text = text_of(read_text(captions[0])) if captions else None
     except TemperaError as problem:
@@ -162,4 +165,4 @@ def _beside(
 
 
 def _kind(file: Path) -> str:
-    return f".{suffix(file)} files" if suffix(file) else "files without an ending"
+    return f".{suffix(file)} files" if suffix(file) else "files without an extension"

@@ -51,8 +51,8 @@ class Shown:
         _, height, width = whole.shape
         if height % self.tiles or width % self.tiles:
             raise TemperaError(
-                f"{self.file} has {width} × {height} pixels, which {self.tiles} × {self.tiles} "
-                "pictures of one size do not fill: give another grid=",
+                f"{self.file} has {width} × {height} pixels, which cannot be divided into "
+                f"{self.tiles} × {self.tiles} pictures of equal size: give another grid=",
                 option="grid",
             )
         row, column = divmod(self.tile, self.tiles)
@@ -106,13 +106,14 @@ def _beside(folder: Path) -> Iterator[tuple[Path, str]]:
     unpaired = {kind: count for kind, count in source.left_out.items() if kind in UNPAIRED}
     if unpaired:
         raise TemperaError(
-            f"{folder} holds {shown(unpaired)}: add what is missing, or move them away."
+            f"{folder} contains {shown(unpaired)}: add what is missing, or move these files "
+            "elsewhere."
         )
     for item in source.items:
         if isinstance(item, Broken):
             raise TemperaError(
-                f"{item}: write captions as .txt files next to the pictures or in metadata.csv, or "
-                "say with captions=PATH where they are.",
+                f"{item}: write captions as .txt files next to the pictures or in metadata.csv, "
+                "or give captions=PATH.",
                 option="captions",
             )
         assert isinstance(item.image, Path)
@@ -153,8 +154,8 @@ def _with_captions(folder: Path, captions: Path) -> Iterator[tuple[Path, str]]:
         return
     if len(rows) != len(pictures):
         raise TemperaError(
-            f"{captions} has {len(rows)} prompts for {len(pictures)} pictures of {folder}: give a "
-            f"prompt for each in the order of their names, or a table with a column {NAME}.",
+            f"{captions} has {len(rows)} prompts for {len(pictures)} pictures of {folder}: give "
+            f"one prompt per picture in the order of their names, or a table with a column {NAME}.",
             option="captions",
         )
     yield from _named(
@@ -171,15 +172,15 @@ def _named(
     lonely = sorted(texts.keys() - {picture.stem for picture in pictures})
     if lonely:
         raise TemperaError(
-            f"{captions} has a caption for {lonely[0]}, which has no picture ({len(lonely)} of "
-            f"{len(texts)}): add the pictures, or take the captions out.",
+            f"{len(lonely)} of {len(texts)} captions in {captions} have no picture, such as that "
+            f"of {lonely[0]}: add the pictures, or remove the captions.",
             option="captions",
         )
     for picture in pictures:
         text = texts.get(picture.stem)
         if text is None:
             raise TemperaError(
-                f"{captions} has no caption for {picture}: add it, or take the picture out.",
+                f"{captions} has no caption for {picture}: add it, or remove the picture.",
                 option="captions",
             )
         yield picture, text

@@ -170,8 +170,8 @@ class LaionCoco(Limits, Source):
         unanswered = len(_open(shards))
         if unanswered and (self.limit is None or pairs < self.limit):
             print(
-                f"{unanswered:,} images may come later, as their servers did not answer: the same "
-                "command asks for them again."
+                f"{unanswered:,} images are missing because their servers did not answer: run the "
+                "command again to try these once more."
             )
 
     def _batches(self, shards: Sequence[Shard]) -> Iterator[tuple[list[Row], int]]:
@@ -253,8 +253,8 @@ class LaionCoco(Limits, Source):
         probes = list(servers.values())[-PROBES:]
         if all(map(is_open, download(probes, self))):
             raise TemperaError(
-                f"the network or the servers of images do not answer ({why}); what came before is "
-                f"in {self.images}: give the same command again when they do."
+                f"the network or the image servers do not answer ({why}): run the command again "
+                f"when they do; the images downloaded so far are in {self.images}."
             )
 
     def _rows(self) -> Iterator[Row]:

@@ -100,7 +100,7 @@ class GenEval(Layout):
         samples = {}
         for (name, number), prompt in by_name(prompts).items():
             if not (name.isascii() and name.isdigit()):
-                raise _foreign(prompt, "GenEval's, such as 00012-0003")
+                raise _foreign(prompt, "one of GenEval, such as 00012-0003")
             samples[f"{int(name):05d}", number] = prompt
         return samples
 
@@ -134,8 +134,8 @@ class Dpg(Layout):
                 if one.shape != (3, edge, edge):
                     raise TemperaError(
                         f"the picture of {prompt.id} has {one.shape[2]} × {one.shape[1]} pixels, "
-                        f"the first one {edge} × {edge}, and DPG-Bench's scorer cuts squares of "
-                        "one size: lay out pictures of one size."
+                        f"the first one {edge} × {edge}, but DPG-Bench's scorer cuts squares of "
+                        "one size: export square pictures of one size."
                     )
                 top, left = (edge * number for number in divmod(index, 2))
                 grid[:, top : top + edge, left : left + edge] = one
@@ -163,14 +163,15 @@ class Dpg(Layout):
         groups: dict[str, list[Prompt]] = {}
         for (name, _), prompt in sorted(by_name(prompts).items()):
             if "." in name:  # the scorer reads the name of a file up to its first dot
-                raise _foreign(prompt, "DPG-Bench's, which have no dots")
+                raise _foreign(prompt, "one of DPG-Bench, which contain no dots")
             groups.setdefault(name, []).append(prompt)
         wanted = max(map(len, groups.values()), default=0)
         for name, group in groups.items():
             if len(group) != wanted or wanted not in (1, 4):
                 raise TemperaError(
-                    f"{name} has {len(group)} pictures, and DPG-Bench takes four of each prompt, "
-                    "or one: evaluate with a limit that four divides, or with data.per_prompt=1."
+                    f"{name} has {len(group)} pictures, but DPG-Bench takes four per prompt, or "
+                    "one: evaluate with a data.limit= that is a multiple of four, or with "
+                    "data.per_prompt=1."
                 )
         return groups
 
@@ -200,8 +201,8 @@ class GenEval2(Layout):
             _check_text(prompt, text_of(row.get("prompt")), file)
             if row["prompt"] in paths:
                 raise TemperaError(
-                    f"{prompt.id} is one more picture of '{prompt.text}', and GenEval 2 takes one "
-                    "of each prompt: lay out a run with one."
+                    f"{prompt.id} is another picture of '{prompt.text}', but GenEval 2 takes one "
+                    "per prompt: export a run with one picture per prompt."
                 )
             path = folder / "images" / f"{prompt.id}.png"
             path.parent.mkdir(exist_ok=True)
@@ -236,7 +237,7 @@ class HpsV2(Layout):
         texts: dict[str, list[str]] = {}
         for (style, number), prompt in by_name(prompts).items():
             if style not in STYLES:
-                raise _foreign(prompt, "HPSv2's, such as photo-00012")
+                raise _foreign(prompt, "one of HPSv2, such as photo-00012")
             if style not in texts:
                 texts[style] = hpsv2_texts(self.path, style)
                 (folder / style).mkdir()
@@ -264,7 +265,8 @@ def by_name(prompts: Iterable[Prompt]) -> dict[tuple[str, int], Prompt]:
         key = parts[1], int(parts[2])
         if key in found:
             raise TemperaError(
-                f"{found[key].id} and {prompt.id} would have one file name: rename one of them."
+                f"{found[key].id} and {prompt.id} would have the same file name: rename one of "
+                "them."
             )
         found[key] = prompt
     return found
@@ -272,8 +274,8 @@ def by_name(prompts: Iterable[Prompt]) -> dict[tuple[str, int], Prompt]:
 
 def _foreign(prompt: Prompt, wanted: str) -> TemperaError:
     return TemperaError(
-        f"the id '{prompt.id}' is not {wanted}: lay out a run of that benchmark's prompts "
-        "(data=), or choose layout=folder."
+        f"the id '{prompt.id}' is not {wanted}: export a run of that benchmark's prompts (data=), "
+        "or choose layout=folder."
     )
 
 
@@ -282,7 +284,7 @@ def _check_text(prompt: Prompt, text: str | None, file: Path | str) -> None:
     if text != prompt.text:
         what = "has no such prompt" if text is None else f"has '{text}' there"
         raise TemperaError(
-            f"the picture {prompt.id} is of '{prompt.text}', and {file} {what}: lay out a run of "
+            f"the picture {prompt.id} shows '{prompt.text}', but {file} {what}: export a run of "
             "the benchmark's own prompts, or give its file with layout.path=.",
             option="layout.path",
         )

@@ -168,8 +168,8 @@ def _begun(
     old = Manifest.load(directory)
     if _is_changed(old.source, fresh.source):
         raise TemperaError(
-            f"the files of the source have changed since {directory} was begun, by their sizes or "
-            "times: give another directory, or delete this one, to encode them as they are now."
+            f"files of the source have changed (in size or time) since {directory} was started: "
+            "give another directory, or delete this one, to encode the current files."
         )
     check_same(directory, old.recipe, fresh.recipe)
     intact: list[Shard] = []
@@ -209,7 +209,8 @@ def _refusal(manifest: Manifest, max_broken: int) -> TemperaError | None:
         return None
     why = f"all its entries are broken ({first})" if first else "it has no entries"
     return TemperaError(
-        f"the source {manifest.source['kind']} yields no images, as {why}: give another source."
+        f"the source {manifest.source['kind']} yields no images, because {why}: give another "
+        "source."
     )
 
 

@@ -33,7 +33,7 @@ QUOTED = re.compile(r'(?:(?:"(?:[^"]|"")*+"|[^"\t\n]*+)(?:[\t\n]|\Z))*+')
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line separators and lone surrogates, which are bytes that are not UTF-8."""
-NOT_UTF8 = "not UTF-8 or has control characters, as Windows-1252 has that was read as Latin-1"
+NOT_UTF8 = "not UTF-8, or has control characters, as when Windows-1252 was read as Latin-1"
 """What is wrong with such a text."""
 
 
@@ -52,13 +52,13 @@ class Prompt:
     def __post_init__(self) -> None:
         fault = None
         if not re.fullmatch(r"[^./\\][^/\\]*", self.id):
-            fault = "it must be a file name, without slashes and without a dot in front"
+            fault = "it must be a file name without slashes and without a leading dot"
         elif UNPRINTABLE.search(self.id + " ".join(self.text.split())):
             fault = "it or its prompt holds control characters"
         elif len(REPEAT.sub("", self.id).encode()) > LONGEST_ID:
             fault = f"it has more than {LONGEST_ID} bytes"
         if fault:
-            raise TemperaError(f"a prompt's id, '{shortened(self.id)}', is not possible: {fault}.")
+            raise TemperaError(f"a prompt's id, '{shortened(self.id)}', is not valid: {fault}.")
 
 
 def pictured(prompts: Sequence[Prompt], image: Any, copies: int) -> list[Prompt]:
@@ -80,7 +80,7 @@ def pictured(prompts: Sequence[Prompt], image: Any, copies: int) -> list[Prompt]
     if len(found) != count or not all(found):
         raise TemperaError(
             f"image= has {len(found)} entries for {count} prompts: give one picture for all, or a "
-            "list with a picture, or a list of pictures, for each.",
+            "list with one entry (a picture or a list of pictures) per prompt.",
             option="image",
         )
     texts = [PicturedText(prompt.text, found[i // copies]) for i, prompt in enumerate(prompts)]
@@ -152,7 +152,7 @@ def file_prompts(
             prompt; the message names file and line.
     """
     if path is None:
-        raise TemperaError("data=file reads a file: give data.path=FILE.", option="path")
+        raise TemperaError("data=file needs a file: give data.path=FILE.", option="path")
     file = Path(path)
     stem = re.sub(r"[^A-Za-z0-9_-][^A-Za-z0-9_.-]*", "-", file.stem)
     prompts = []
@@ -176,7 +176,7 @@ def chosen(prompts: list[Prompt], limit: int | None, offset: int, source: str) -
         raise TemperaError(f"{source} contains no prompts: give another file.", option="path")
     if offset >= len(prompts):
         raise TemperaError(
-            f"{source} holds {len(prompts)} prompts: give a smaller offset than {offset}.",
+            f"{source} contains only {len(prompts)} prompts: give a smaller offset than {offset}.",
             option="offset",
         )
     return prompts[offset:] if limit is None else prompts[offset : offset + limit]
@@ -301,8 +301,8 @@ def _table_rows(file: Path) -> Rows:
         header = [name.strip() for name in next(reader, [])]
         if text and not {name.lower() for name in header} & {*TEXT_NAMES, "file_name"}:
             raise TemperaError(
-                f"{file}:1 names no column of prompts (it names {shortened(', '.join(header))}): "
-                "name it prompt."
+                f"{file}:1 has no column named prompt (it has {shortened(', '.join(header))}): "
+                "rename the one with the prompts to prompt."
             )
         if len(set(header)) < len(header):
             raise TemperaError(f"{file}:1 names a column twice: delete or rename one.")

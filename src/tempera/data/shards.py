@@ -216,11 +216,13 @@ def read_shards(
     for number, shard in enumerate(manifest.shards):
         path = shard_file(directory, number)
         if not is_intact(path, shard) or hashes.count(shard.sha256) > 1:
-            raise TemperaError(f"{path} is missing, damaged or a copy: delete it, and {advice}.")
+            raise TemperaError(
+                f"{path} is missing, damaged or a copy of another shard: delete it, and {advice}."
+            )
         part = read_table(path, {"key": None, "caption": None, "codes": codes})
         if len(part) != shard.count:
             raise TemperaError(
-                f"{path} holds {len(part)} images and not {shard.count}: delete it, and {advice}."
+                f"{path} holds {len(part)} images, not {shard.count}: delete it, and {advice}."
             )
         rows += part
     return CodedImages(

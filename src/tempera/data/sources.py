@@ -112,14 +112,14 @@ def _samples(caption: str | None, file: Path, name: str) -> Iterator[Entry | Bro
             members = list(group)
             try:
                 if sample in earlier:
-                    raise ValueError("a sample of this name came before")
+                    raise ValueError("an earlier sample has the same name")
                 picture, text = _picture_and_caption(members, caption)
                 yield usable_entry(where, f"{name}/{sample}", text, picture)
             except ValueError as problem:
                 yield Broken(where, str(problem))
             earlier.add(sample)
         if not archive.getmembers() or archive.fileobj.tell() % tarfile.BLOCKSIZE:
-            raise EOFError("it is cut off, or no tar file")
+            raise EOFError("it is truncated or not a tar file")
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[Member]:
@@ -143,7 +143,7 @@ def _picture_and_caption(
     kinds = [member.kind for member in members]
     for kind in kinds:
         if kinds.count(kind) > 1:
-            raise ValueError(f"its .{kind} is there {kinds.count(kind)} times")
+            raise ValueError(f"it has {kinds.count(kind)} .{kind} files")
     pictures = [contents[kind] for kind in ENDINGS if kind in contents]
     if not pictures:
         raise ValueError("no image")
@@ -152,14 +152,14 @@ def _picture_and_caption(
         if kind in contents and text is None:
             text = _caption(kind, contents[kind], caption)
     if pictures[0] is None:
-        raise ValueError("its picture is too large to be read")
+        raise ValueError("its picture is too large")
     return pictures[0], text
 
 
 def _caption(kind: str, content: bytes | None, field: str | None) -> str | None:
     """The caption in a member of a sample."""
     if content is None:
-        raise ValueError(f"its .{kind} is too large to be read")
+        raise ValueError(f"its .{kind} file is too large")
     try:
         text = content.decode("utf-8-sig")
         value = text if kind == "txt" else json.loads(text)
@@ -211,8 +211,8 @@ def _check_columns(columns: Sequence[str], image: str | None, caption: str | Non
     found = caption or caption_column(columns)
     if found is None:
         raise ValueError(
-            f"it has no column {' or '.join(CAPTION_NAMES)}: name that of the captions by "
-            "source.caption="
+            f"it has no column {' or '.join(CAPTION_NAMES)}: give the name of the caption column "
+            "as source.caption="
         )
     return found
 
@@ -282,7 +282,7 @@ class Stream(Source):
         except Exception as problem:
             raise TemperaError(
                 f"datasets cannot read {self.path}{where} ({reason(problem)}): check the source's "
-                "path, split and columns, and that its files are whole."
+                "path, split and columns, and that its files are complete."
             ) from problem
 
     @cached_property
@@ -295,8 +295,9 @@ class Stream(Source):
         tables = [name for name in names if name in METADATA or name.endswith(".zip")]
         if self._is_folder(builder) and len(tables) > 1:
             raise TemperaError(
-                f"{shortened(self.path)} has {len(tables)} files of metadata, which datasets reads "
-                "in another order in every process: give its directory to source=imagefolder."
+                f"{shortened(self.path)} has {len(tables)} metadata files, which the datasets "
+                "library reads in a different order in every process: use source=imagefolder "
+                "with this directory instead."
             )
         return builder
 

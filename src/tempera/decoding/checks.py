@@ -31,11 +31,13 @@ def check_parts(target: object, drafter: object, rule: object, rows: int | None)
             "StaticTreeDrafter(model, tree)"
         )
     if isinstance(drafter, type):
-        raise TemperaError(f"{drafter.__name__} is a class: give an object of it as the drafter")
+        raise TemperaError(f"{drafter.__name__} is a class: give an instance of it as the drafter")
     for who, part, needs in (("drafter", drafter, DRAFTER), ("target", target, TARGET)):
         for name in needs:
             if not hasattr(part, name):
-                raise TemperaError(f"{type(part).__name__} has no `{name}`: every {who} has it")
+                raise TemperaError(
+                    f"{type(part).__name__} has no `{name}`, which every {who} needs: add it"
+                )
     if rows is not None and rows < 1:
         raise TemperaError(f"rows={rows} is not possible: give 1 or more")
 
@@ -53,8 +55,8 @@ def check_draft(drafter: Drafter, draft: Draft, target: Target, sequences: Seque
     if tree.nodes > drafter.nodes or tree.max_depth > drafter.depth:
         raise TemperaError(
             f"{who} returned a tree with nodes={tree.nodes} and depth={tree.max_depth}, but the "
-            f"drafter declares nodes={drafter.nodes} and depth={drafter.depth}: declare the most "
-            "that it drafts"
+            f"drafter declares nodes={drafter.nodes} and depth={drafter.depth}: declare the "
+            "largest tree that it drafts"
         )
     shape = len(sequences.lengths), tree.nodes
     _check_tensor(f"tokens of {who}", draft.tokens, shape, torch.int64, device)
@@ -104,7 +106,7 @@ def _faults_of(
     wrong = ~((f >= 0) & (f <= 1)).all(-1)
     rejected = uniforms[:, 0] >= at(f, token)
     return {
-        f"what {named}.accept returned is not from 0 to 1": (whole & wrong).any(),
+        f"{named}.accept returned values outside of 0 … 1": (whole & wrong).any(),
         **_not_distributions(name, residual, whole & rejected),
     }
 
@@ -118,7 +120,7 @@ def predicted(model: DraftModel, method: str, returned: object, *places: int) ->
     """
     who = f"{type(model).__name__}.{method}"
     if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TemperaError(f"{who} has to return two things: Q, and what `expand` needs to know")
+        raise TemperaError(f"{who} must return two values: Q, and the state that `expand` needs")
     q, above = returned
     if q.shape[:-1] != places:
         raise TemperaError(
@@ -161,9 +163,8 @@ def _not_distributions(name: str, values: Tensor, rows: Tensor) -> dict[str, Ten
     fits = (values.amin(-1) >= 0) & ((values.sum(-1) - 1).abs() <= ROUNDING)
     fits = fits.flatten(1).all(-1) if fits.dim() > 1 else fits
     return {
-        f"{name} is no distribution: numbers are negative or NaN, or do not sum to 1": (
-            rows & ~fits
-        ).any()
+        f"{name} is not a probability distribution: it has negative numbers or NaN, or does not "
+        "sum to 1": (rows & ~fits).any()
     }
 
 

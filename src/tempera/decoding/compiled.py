@@ -116,8 +116,8 @@ def _refusal(part: Callable[..., Any], problem: Exception) -> Exception:
     for frame in list(getattr(problem, "real_stack", None) or ())[-1:]:
         first += f", in {frame.name} of {Path(frame.filename).name}, line {frame.lineno}"
     return TemperaError(
-        f"{named} cannot be compiled ({first}): change it, say `compiles = False` in a drafter "
-        "that works on the host, or give compile=false",
+        f"{named} cannot be compiled ({first}): change it, set `compiles = False` if it is a "
+        "drafter that works on the host, or give compile=false",
         option="compile",
     )
 

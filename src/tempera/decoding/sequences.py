@@ -213,8 +213,8 @@ class Sequences:
         """
         if self._versions != self._now():
             raise TemperaError(
-                "a drafter, a rule or a watcher changed the images in place (`sequences.tokens` or "
-                "`sequences.lengths`), which it may only read: let it change a copy"
+                "a drafter, a rule or a watcher changed the images in place (`sequences.tokens` "
+                "or `sequences.lengths`), which it may only read: change a copy instead"
             )
         self._slots = slots = self.lengths.unsqueeze(1) + self._ahead[: tokens.shape[1]]
         # later rounds overwrite what is not emitted

@@ -224,8 +224,8 @@ class Tree:
         """
         if list(rates) != sorted(rates, reverse=True) or not all(0 < rate <= 1 for rate in rates):
             raise TemperaError(
-                f"rates={list(rates)} are not those of a tree's children: give numbers in (0, 1], "
-                "the largest first",
+                f"rates={list(rates)} are not valid acceptance rates: give numbers in (0, 1], the "
+                "largest first",
                 option="tree.rates",
             )
         found: list[tuple[int, ...]] = []
@@ -237,8 +237,8 @@ class Tree:
                 heappush(reached, (score * rate, (*path, rank)))
         if len(found) <= nodes:
             raise TemperaError(
-                f"a tree of depth {depth} with {len(rates)} children a node has {len(found) - 1} "
-                f"nodes, not {nodes}: give fewer nodes, or more depth",
+                f"a tree of depth {depth} with {len(rates)} children per node has "
+                f"{len(found) - 1} nodes, not {nodes}: give fewer nodes, or a larger depth",
                 option="nodes",
             )
         return cls.from_paths(found[1:])
@@ -254,7 +254,7 @@ class Tree:
         index = {path: node for node, path in enumerate(ordered)}
         for path in ordered:
             if not path or len(index) != len(ordered):
-                raise TemperaError("the paths of a draft tree must be different and not empty")
+                raise TemperaError("the paths of a draft tree must be distinct and not empty")
             if len(path) > 1 and path[:-1] not in index:
                 raise TemperaError(
                     f"draft tree: node {list(path)} has no parent {list(path[:-1])}; add it"
@@ -262,7 +262,7 @@ class Tree:
             if path[-1] != 0 and (*path[:-1], path[-1] - 1) not in index:
                 raise TemperaError(
                     f"draft tree: node {list(path)} has no sibling before it; number children 0, "
-                    "1, 2, … without a gap"
+                    "1, 2, … without gaps"
                 )
         return cls.from_parents(
             torch.tensor([index.get(path[:-1], -1) for path in ordered], dtype=torch.int64)

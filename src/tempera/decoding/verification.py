@@ -126,7 +126,7 @@ def verify(
     if rule.chains_only and tree.max_children > 1:
         raise TemperaError(
             f"{type(rule).__name__} takes chains, but this draft has branches: draft a chain, or "
-            "take another rule",
+            "choose another rule",
             option="tree",
         )
     broken = [scores.has_nan, draft.has_nan]
@@ -167,7 +167,7 @@ def _walked(rule: Rule, returned: object, p: Tensor) -> tuple[Tensor, Tensor]:
     """
     who = f"{type(rule).__name__}.walk"
     if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TemperaError(f"{who} has to return a node and the distribution of the next token")
+        raise TemperaError(f"{who} must return a node and the distribution of the next token")
     stop, probs = returned
     if stop.dtype != torch.int64 or stop.shape != p.shape[:1] or probs.shape != p[:, 0].shape:
         raise TemperaError(
