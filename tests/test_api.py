@@ -307,7 +307,10 @@ def test_objects_in_place_of_names(loaded: LoadedModel) -> None:
             "the target has a vocabulary of 3 tokens, but the image decoder",
         ),
         ({"target": TableTarget(), "top_k": 3}, "the target has its own top_k"),
-        ({"target": TableTarget()}, "TransformerTarget, and TableTarget is none: give method=ar"),
+        (
+            {"target": TableTarget()},
+            "TransformerTarget, but TableTarget is not one: give method=ar",
+        ),
         ({"drafter": lambda target: None}, "the function drafter= returned None"),
     ],
     ids=lambda given: ", ".join(given) if isinstance(given, dict) else None,

@@ -16,7 +16,7 @@ def test_it_names_the_option_at_fault_where_one_is() -> None:
     [
         (KeyError("grid"), "'grid' is missing"),
         (ValueError("Expecting value:\nline 1"), "Expecting value: line 1"),
-        (AttributeError("'str' object has no attribute 'get'"), "a value is of another kind"),
+        (AttributeError("'str' object has no attribute 'get'"), "a value has the wrong type"),
     ],
 )
 def test_what_is_wrong_with_data_is_said_without_code(problem: Exception, said: str) -> None:

@@ -109,7 +109,7 @@ def test_a_draft_that_came_back_drafts_the_same(make: Any, tmp_path: Path) -> No
 
 def test_what_the_format_cannot_say(tmp_path: Path) -> None:
     for held, sentence in (
-        (glm_image(), "only has positions in a row"),
+        (glm_image(), "only supports one-dimensional positions"),
         (janus(), "embeds the codes of images separately"),
     ):
         with pytest.raises(TemperaError, match=sentence):
@@ -143,7 +143,7 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
     save_file({**tensors, "lm_head.weight": tensors["lm_head.weight"] * 2}, weights)
     refused("has its own head")
     save_file({**tensors, "t2d": ~tensors["t2d"]}, weights)
-    refused("drafts other tokens")
+    refused("drafts tokens that are not")
 
 
 def test_the_library_computes_the_same(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def misfit(problem: BaseException) -> str:
         return f"{shortened(str(problem))} is missing"
     if isinstance(problem, ValueError):  # a parser's words
         return shortened(str(problem))
-    return "a value is of another kind"
+    return "a value has the wrong type"
 
 
 def shown(value: object) -> str:

@@ -172,7 +172,7 @@ def test_a_draft_of_another_target_is_refused(stated, word, tmp_path, monkeypatc
 def test_other_files_are_refused_and_nothing_is_unpickled(tmp_path):
     target = target_of("llamagen")
     tensors = published("llamagen", tmp_path, target)
-    with pytest.raises(TemperaError, match="a draft of the kind parallel|model.safetensors"):
+    with pytest.raises(TemperaError, match="a draft of type parallel|model.safetensors"):
         build_parallel(str(tmp_path), target, TREE)
     for changed, word in (
         ({**tensors, "fc.weight": Payload()}, "more than tensors"),

@@ -78,7 +78,7 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
     values = json.loads(text)
     for content, what in (
         (text[:-10], "is not valid JSON"),
-        (json.dumps(values | {"layer_sizes": {"width": 16}}), "does not describe a draft of the"),
+        (json.dumps(values | {"layer_sizes": {"width": 16}}), "does not describe a draft of"),
         (
             json.dumps(values | {"family": "mamba"}),
             r"kind eagle \(it has no field family",
@@ -90,5 +90,5 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
     config.write_text(json.dumps(earlier | {"family": "llamagen", "network": {}}))
     model = values["model"]
     refuses(
-        f"without layer_sizes: train the draft anew.*model={model} draft=eagle training.steps=1 "
+        f"has no layer_sizes: train the draft again.*model={model} draft=eagle training.steps=1 "
     )

@@ -119,9 +119,9 @@ def test_tree_and_chain_share_the_window_of_64(options, length, tree):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"branches": 10, "levels": 30}, "ranked tree of more than the 64 tokens of window=64"),
-        ({"shape": "full"}, "full tree of more than the 64 tokens of window=64"),
-        ({"branches": 0}, "branches=0 and levels=3 make no tree"),
+        ({"branches": 10, "levels": 30}, "ranked tree that is larger than window=64"),
+        ({"shape": "full"}, "full tree that is larger than window=64"),
+        ({"branches": 0}, "branches=0 and levels=3 do not make a tree"),
         ({"window": 300}, "window=300 is longer than the image of 256 tokens"),
         ({"window": 0}, "window=0 is empty"),
     ],

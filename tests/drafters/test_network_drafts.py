@@ -327,7 +327,11 @@ def test_an_independent_draft_of_another_family_and_what_does_not_fit():
     draft, target = text_target(Sampling(1.0)), tiny_target(Sampling(2.0))
     drafter = StaticTreeDrafter(IndependentDraft(draft, target), Tree.chain(2))
     assert decoded(target, drafter).trace.tau.max() > 0
-    with pytest.raises(TemperaError, match=r"a vocabulary of 7 tokens, the target of 11: give a"):
+    with pytest.raises(
+        TemperaError, match=r"a vocabulary of 7 tokens, but the target has 11: give a"
+    ):
         IndependentDraft(small_model(vocab=7), target)
-    with pytest.raises(TemperaError, match="the draft generates 5×4 tokens, the target 4×5: give"):
+    with pytest.raises(
+        TemperaError, match="the draft generates 5×4 tokens, but the target generates 4×5"
+    ):
         IndependentDraft(small_model(grid=(5, 4)), target)

@@ -179,8 +179,8 @@ def test_refusals_are_one_sentence(tmp_path):
     for build, path, tree, message in (
         (build_parallel, "parallel", Tree.chain(6), "in one pass, not 6: draft 4 or fewer"),
         (build_parallel, "parallel", Tree.empty(), "a depth of 0|tree of depth 0"),
-        (build_parallel, "eagle", CHAIN, r"a draft of the kind parallel \(length is missing\)"),
-        (build_eagle, "parallel", CHAIN, "does not describe a draft of the kind eagle"),
+        (build_parallel, "eagle", CHAIN, r"a draft of type parallel \(length is missing\)"),
+        (build_eagle, "parallel", CHAIN, "does not describe a draft of type eagle"),
     ):
         with pytest.raises(TemperaError, match=message):
             build(str(tmp_path / path), target, tree)

@@ -131,12 +131,12 @@ def change(results: list[Any], **update: Any) -> list[Any]:
 WRONG: dict[str, Callable[[list[Any]], list[Any]]] = {
     "missing: 00000-0001 (1 in all)": lambda rows: rows[1:],
     "twice: 00000-0001 (1 in all)": lambda rows: [*rows, rows[0]],
-    "of no picture here: 00007-0000": lambda rows: [
+    "not of this run: 00007-0000": lambda rows: [
         *rows, {**rows[0], "filename": "00007/samples/0000.png"}
     ],
-    "of no picture here: -x": lambda rows: [*rows, {**rows[0], "filename": "x.png"}],
+    "not of this run: -x": lambda rows: [*rows, {**rows[0], "filename": "x.png"}],
     "of 'a dog', not 'a photo of a bench'": lambda rows: change(rows, prompt="a dog"),
-    "has no picture with filename, tag, prompt and correct in 1": lambda rows: change(
+    "has no filename, tag, prompt and correct in line 1": lambda rows: change(
         rows, correct="yes"
     ),
 }  # fmt: skip
@@ -168,11 +168,11 @@ DPG = "/a, b/p.png, 1.0, 0.5, 0.0, 0.5, 0.5\n/a, b/q.png, 1.0, 1.0, 1.0, 0.6, 0.
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        ("1.0, 0.5, 0.0, 0.5, 0.5", "1.0, 1.0", "no scores of 4 pictures and their mean for"),
-        ("0.6, 0.9", "0.6, 0.8", "no scores of 4 pictures and their mean for q"),
+        ("1.0, 0.5, 0.0, 0.5, 0.5", "1.0, 1.0", "have the scores of 4 pictures and their mean for"),
+        ("0.6, 0.9", "0.6, 0.8", "have the scores of 4 pictures and their mean for q"),
         ("p.png", "r.png", "missing: p (1 in all)"),
         ("p.png", "q.png", "twice: q (1 in all)"),
-        ("Model", "/r.png, 1, 1, 1, 1, 1\nModel", "of no picture here: r"),
+        ("Model", "/r.png, 1, 1, 1, 1, 1\nModel", "not of this run: r"),
     ],
 )
 def test_a_file_of_dpg_that_does_not_fit(
@@ -187,7 +187,7 @@ def test_a_file_of_dpg_that_does_not_fit(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ([[1.0]], "scores of 1 prompts, and the run 3"),
+        ([[1.0]], "scores of 1 prompts, but the run has 3"),
         ([[1.0], [], [1.0]], "no scores from 0 to 1 for b"),
         ([[1.0], [1.0], [7.0]], "no scores from 0 to 1 for c"),
         ({"a": 1}, "not a JSON list of lists"),

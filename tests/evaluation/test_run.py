@@ -254,10 +254,10 @@ def test_tokens_and_numbers_outlive_an_image_decoder_that_fails(
     """They are stored first, and the next start makes the pictures."""
     metrics = tiny_evaluate(tmp_path / "cut", tiny_pipeline(before=fails), report=True)
     assert metrics["speedup"] > 0 and not metrics.keys() & {"fid", "clip_score"}
-    told = [line for line in capsys.readouterr().out.splitlines() if "cannot be made" in line]
+    told = [line for line in capsys.readouterr().out.splitlines() if "could not be made" in line]
     assert told == [
-        "20 pictures cannot be made (the decoder is broken): their tokens are in "
-        f"{tmp_path / 'cut'}, and the same command tries again."
+        "20 pictures could not be made (the decoder is broken): their tokens are in "
+        f"{tmp_path / 'cut'}; run the command again to retry."
     ]
     assert not (tmp_path / "cut" / "images").exists()
     tiny_evaluate(tmp_path / "cut", tiny_pipeline(), report=True)

@@ -307,7 +307,7 @@ def test_a_directory_of_another_version_and_one_that_is_not_finished(
     content = json.loads(path.read_text())
     for part in (tmp_path / "run/records").glob("*.parquet"):
         part.unlink()
-    assert "20 of 20 prompts lack images" in run("runs=run", *VARIATION)
+    assert "20 of 20 prompts have no images" in run("runs=run", *VARIATION)
     content["identity"]["format"] = 2
     path.write_text(json.dumps(content))
     assert "made by another version of tempera" in run("runs=run", *VARIATION)

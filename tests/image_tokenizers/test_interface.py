@@ -35,7 +35,7 @@ def test_without_a_codebook_rules_that_compare_codes_are_refused(make: Make) -> 
 
 @pytest.mark.parametrize("make", [glm, untrained_glm])
 def test_a_decoder_alone_refuses_to_encode(make: Make) -> None:
-    with pytest.raises(TemperaError, match="no encoder: take encoder=target") as refusal:
+    with pytest.raises(TemperaError, match="no encoder: choose encoder=target") as refusal:
         make().encode(torch.zeros(1, 3, 32, 32))
     assert refusal.value.option == "encoder"
 

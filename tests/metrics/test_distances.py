@@ -53,7 +53,7 @@ def test_frechet_to_moments_is_frechet_to_pictures_that_have_them(real: int) -> 
     found, wanted = distance(left, features(9), 50), frechet(left, right, 50)
     for end in ("value", "low", "high"):
         assert getattr(found, end) == pytest.approx(getattr(wanted, end), rel=1e-6)
-    with pytest.raises(TemperaError, match="mu has 8 features, and the network 7"):
+    with pytest.raises(TemperaError, match="mu has 8 features, but the network has 7"):
         distance(left[:, :7], right, 50)
 
 

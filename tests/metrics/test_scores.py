@@ -52,7 +52,7 @@ def test_values_and_means(text: str, tmp_path: Path) -> None:
         (GOOD.replace("b,pick,3\n", ""), "prompts b"),
         (GOOD.replace("3", "three"), "three"),
         (GOOD.replace("3", "inf"), "infinite"),
-        (GOOD.replace("pick", "fid"), "names a score 'fid', which is taken"),
+        (GOOD.replace("pick", "fid"), "has a score named 'fid', which is already taken"),
         (b"\xff\xfe\x00", "cannot be read"),
     ],
 )

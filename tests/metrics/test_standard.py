@@ -173,7 +173,7 @@ def test_images_whose_features_are_cached_are_not_read_again(
         (["own"], {}, "no real images to compare with"),
         (["own"], {"reference": "nowhere"}, "nowhere does not exist"),
         (["clip_score"], {"own": Brightness("no.pt")}, f"{NAME}, which a metric reads, is not at"),
-        ([], {}, "names lists no metric"),
+        ([], {}, "names is empty"),
     ],
 )
 def test_what_cannot_be_measured(names: list[str], options: dict, words: str, file: Path) -> None:

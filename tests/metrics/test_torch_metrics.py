@@ -128,7 +128,7 @@ def test_what_cannot_be_measured(run: Path, tmp_path: Path) -> None:
 
     variation = TorchMetric("picture", TotalVariation)
     refused("give against=RUN", SSIM)
-    refused("the name is taken", variation, key="tv")  # a divergence of ours
+    refused("the name is already taken", variation, key="tv")  # a divergence of ours
     refused("kind=picture does not fit .*'target'", SSIM._replace(kind="picture"))
     refused("kind=pair does not fit .*too many", variation._replace(kind="pair"), against=str(run))
     refused("cannot make it", TorchMetric("picture", partial(TotalVariation, reduction="no")))

@@ -55,7 +55,11 @@ def test_letters_that_the_font_lacks_are_told_once(
 ) -> None:
     figures.grid(tmp_path / "grid.png", "ar", [PICTURE] * 2, [text] * 2, [False] * 2)
     out, err = capfd.readouterr()
-    assert (out.count("has boxes for letters"), out.count("\n"), err) == (lines, lines, "")
+    assert (out.count("shows boxes in place of letters"), out.count("\n"), err) == (
+        lines,
+        lines,
+        "",
+    )
 
 
 @pytest.mark.parametrize("text", MARKUP)

@@ -41,7 +41,7 @@ def test_equal_ids_of_other_texts_are_not_compared(tmp_path: Path) -> None:
     made_up_runs(tmp_path / "one", [AR])
     made_up_runs(tmp_path / "two", [EAGLE], text="a blue star")
     text = reported(tmp_path)
-    assert "> The runs differ in their prompts: of 12, each an id with its text, 0 are in" in text
+    assert "> The runs have different prompts: of 12 (an id with its text), 0 are in" in text
     told = "> eagle: not compared with the baseline, which has other prompts"
     assert f"{told}, even where their ids agree.\n" in text
     assert "## Difference" not in text
@@ -65,7 +65,7 @@ def test_the_prompts_that_a_baseline_lacks_are_named(tmp_path: Path) -> None:
     made_up_runs(tmp_path / "two", [EAGLE], prompts=6)
     made_up_runs(tmp_path / "three", [COOLSD], prompts=9)
     text = reported(tmp_path)
-    assert "of 9, each an id with its text, 4 are in all runs." in text
+    assert "of 9 (an id with its text), 4 are in all runs." in text
     left_out = "eagle: 2 of its 6 prompts are not among those of ar, and are left out: "
     assert f"{left_out}world-000004, world-000005." in text
     assert "world-000004, world-000005, world-000006 and 2 more." in text

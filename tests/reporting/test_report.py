@@ -194,7 +194,7 @@ def test_a_difference_of_too_few_images_stands_in_tables_csv_alone(
     cells = pd.read_csv(tmp_path / "tables.csv")
     (gap,) = cells[(cells["column"] == "KID")].to_dict("records")
     assert (gap["value"], gap["low"], gap["high"], gap["n"]) == (2, 2, 2, 5)
-    assert gap["table"].endswith(", of too few images") == (images == 5)
+    assert gap["table"].endswith(", with too few images") == (images == 5)
     assert ("KID" in (tmp_path / "report.md").read_text()) == (images == 300)
 
 

@@ -86,8 +86,8 @@ def test_an_exact_rule_loses_nothing_whatever_its_pictures_are() -> None:
 @pytest.mark.parametrize(
     ("broken", "pictures", "said"),
     [
-        (2, 8, "8 pictures are too few to tell a loss (64 are needed)"),
-        (63, 63, "63 pictures are too few to tell a loss (64 are needed)"),
+        (2, 8, "8 pictures are too few to detect a loss (64 are needed)"),
+        (63, 63, "63 pictures are too few to detect a loss (64 are needed)"),
         (6, 64, "no significant loss in 64 pictures"),
         (7, 64, "broken pictures +0.109"),
         (40, 512, "broken pictures +0.078"),

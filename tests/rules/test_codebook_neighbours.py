@@ -69,5 +69,5 @@ def test_tokens_beyond_the_codebook_and_too_few():
     assert table[:700].equal(neighbours.table)
     assert table[700:, 0].tolist() == [700, 701]
     assert Neighbours.build(CODES, 1).table_for(torch.zeros(702))[700:].tolist() == [[700], [701]]
-    with pytest.raises(TemperaError, match="699 tokens, its image tokenizer 700 codes"):
+    with pytest.raises(TemperaError, match="699 tokens, but its image tokenizer has 700 codes"):
         neighbours.table_for(torch.zeros(699))

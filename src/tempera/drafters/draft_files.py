@@ -55,7 +55,7 @@ def read_draft(kind: type[Network], directory: str | Path) -> Network:
         TemperaError: a file is missing, truncated, a pickle, or does not hold such a draft.
     """
     local = draft_directory(directory)
-    what = f"a draft of the kind {kind.drafter}"
+    what = f"a draft of type {kind.drafter}"
 
     def build(values: dict[str, Any]) -> Network:
         if "target" in values and "layer_sizes" not in values:
@@ -73,9 +73,9 @@ def _earlier(kind: type[DraftNetwork], model: object, directory: Path) -> Temper
     """The error for a draft whose config.json an earlier version wrote."""
     trained = f"{command('train')} model={model} draft={kind.drafter}"
     return TemperaError(
-        f"{directory / CONFIG} was written by an earlier version, without layer_sizes: train the "
-        "draft anew, or write there the config.json of another draft of the same model and "
-        f"options, such as `{trained} training.steps=1 hydra.run.dir=DIR` makes, with this one's "
+        f"{directory / CONFIG} was written by an earlier version and has no layer_sizes: train "
+        "the draft again, or replace this file with the config.json of a new draft with the same "
+        f"options (`{trained} training.steps=1 hydra.run.dir=DIR` makes one) and keep this one's "
         "target."
     )
 
@@ -168,7 +168,7 @@ def draft_to_train(
     if not hasattr(kind, "draft_model"):
         raise TemperaError(
             f"{kind.__name__} does not say how to draft with it: set its class attribute "
-            "`draft_model` to a DraftModel that is made of a network and a target"
+            "`draft_model` to a DraftModel that is made from a network and a target"
         )
     if start is not None:
         return read_draft(kind, start)
@@ -192,9 +192,9 @@ def check_target(network: DraftNetwork, target: TransformerTarget) -> None:
     """
     if not hasattr(target, "head"):
         raise TemperaError(
-            f"this method's draft network reads the hidden states of a TransformerTarget, and "
-            f"{type(target).__name__} is none: give method=ar, a method that needs no draft, such "
-            "as sjd, or a drafter of your own",
+            "this method's draft network reads the hidden states of a TransformerTarget, but "
+            f"{type(target).__name__} is not one: give method=ar, a method that needs no draft, "
+            "such as sjd, or a drafter of your own",
             option="method",
         )
     config = network.config
@@ -205,8 +205,8 @@ def check_target(network: DraftNetwork, target: TransformerTarget) -> None:
     for what, (own, other) in sizes.items():
         if own != other:
             raise TemperaError(
-                f"the draft, made for {config.model}, has {what} {own}, the target {other}: "
-                "give a draft for this target."
+                f"the draft (made for {config.model}) has {what} {own}, but the target has "
+                f"{other}: give a draft for this target."
             )
     if config.target != target.identity != UNNAMED and not are_sizes_enough():
         raise TemperaError(

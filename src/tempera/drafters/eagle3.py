@@ -183,8 +183,8 @@ def layer_config(target: TransformerTarget) -> dict[str, Any]:
     rope = getattr(config, "rope_parameters", None)
     if spec is None or spec.preview is not None or spec.pictures or "mrope_section" in (rope or {}):
         raise TemperaError(
-            "the format of speculators only has positions in a row, but this target's have rows "
-            "and columns: drafts for it cannot be read or written in this format."
+            "the speculators format only supports one-dimensional positions, but this target's "
+            "have rows and columns: its drafts cannot be read or written in this format."
         )
     sizes = target.network.model.sizes
     return {
@@ -209,8 +209,8 @@ def _check_stated(directory: Path, stated: dict[str, Any], wanted: dict[str, Any
             _check_stated(directory, found if isinstance(found, dict) else {}, value)
         elif found != value:
             raise TemperaError(
-                f"the draft in {directory} has {name}={json.dumps(found)}, and {json.dumps(value)} "
-                "is needed for this target and for EAGLE-3 as tempera has it: give another draft."
+                f"the draft in {directory} has {name}={json.dumps(found)}, but this target and "
+                f"tempera's EAGLE-3 need {json.dumps(value)}: give another draft."
             )
 
 
@@ -220,7 +220,8 @@ def _check_head(directory: Path, tensors: dict[str, Tensor], target: Transformer
     ids, order = ids_of(target)
     if not torch.equal(tensors[TO_DRAFT].nonzero().flatten(), ids):
         raise TemperaError(
-            f"the draft in {directory} drafts other tokens: give one for this target."
+            f"the draft in {directory} drafts tokens that are not this target's: give a draft for "
+            "this target."
         )
     width = target.head.hidden_size
     probe = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
@@ -230,7 +231,7 @@ def _check_head(directory: Path, tensors: dict[str, Tensor], target: Transformer
     if not torch.allclose(ours[drawn], theirs[drawn], rtol=0.05, atol=0.05 * theirs.std().item()):
         raise TemperaError(
             f"the draft in {directory} has its own head, but tempera's drafts use the target's: "
-            "give one that tempera has written."
+            "give a draft written by tempera."
         )
 
 

@@ -66,8 +66,8 @@ def _stated(directory: Path, target: TransformerTarget) -> dict[str, Any]:
     for name, value in wanted.items():
         if stated[name] != value:
             raise TemperaError(
-                f"the draft in {directory} has {name}={stated[name]}, the target {value}: give a "
-                "draft for this target, or choose its model."
+                f"the draft in {directory} has {name}={stated[name]}, but the target has {value}: "
+                "give a draft for this target, or choose its model."
             )
     return stated
 

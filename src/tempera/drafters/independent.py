@@ -41,15 +41,14 @@ class IndependentDraft(DraftModel):
     def __init__(self, draft: TransformerTarget, target: TransformerTarget) -> None:
         if draft.vocab_size != target.vocab_size:
             raise TemperaError(
-                f"the draft has a vocabulary of {draft.vocab_size} tokens, the target of "
-                f"{target.vocab_size}: give a draft with the "
-                "target's image tokenizer."
+                f"the draft has a vocabulary of {draft.vocab_size} tokens, but the target has "
+                f"{target.vocab_size}: give a draft with the target's image tokenizer."
             )
         if draft.grid != target.grid:
             sizes = ["×".join(map(str, model.grid)) for model in (draft, target)]
             raise TemperaError(
-                f"the draft generates {sizes[0]} tokens, the target {sizes[1]}: give a draft of "
-                "the same image size."
+                f"the draft generates {sizes[0]} tokens, but the target generates {sizes[1]}: "
+                "give a draft of the same image size."
             )
         self.draft = draft
         self.target = target
@@ -130,7 +129,7 @@ def build_independent(
     """
     if smaller is None:
         raise TemperaError(
-            "this model names no smaller one to draft for it: choose another model or drafter "
+            "this model has no smaller model to draft for it: choose another model or drafter "
             "(model=shapes and llamagen_3b_c2i have one)",
             option="drafter",
         )

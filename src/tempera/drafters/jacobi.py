@@ -427,8 +427,8 @@ def sjd(
         return Jacobi(target, Window(window), REDRAW, initialisation, refinement)
     if not refinement:
         raise TemperaError(
-            f"reuse={reuse} keeps guesses, but refinement=false starts all of them anew: leave one "
-            "of the two out",
+            f"reuse={reuse} keeps guesses, but refinement=false starts all of them over: leave "
+            "one of the two out",
             option="reuse",
         )
     return Jacobi(target, Window(window), reuse_above(reuse), initialisation)

@@ -63,8 +63,8 @@ class Window:
             raise TemperaError(f"window={nodes} is empty; give at least 1 token")
         if branches < 1 or levels < 0:
             raise TemperaError(
-                f"branches={branches} and levels={levels} make no tree; give at least 1 branch "
-                "and 0 levels"
+                f"branches={branches} and levels={levels} do not make a tree; give at least 1 "
+                "branch and 0 levels"
             )
         self.branches, self.levels = (branches, levels) if branches > 1 and levels else (1, 0)
         paths = _tree(nodes, self.branches, self.levels, shape)
@@ -106,9 +106,8 @@ def _tree(nodes: int, branches: int, levels: int, shape: Shape) -> list[tuple[in
         paths += level
         if len(paths) > nodes:
             raise TemperaError(
-                f"branches={branches} and levels={levels} make a {shape} tree of more than the "
-                f"{nodes} tokens of window={nodes}; take fewer branches or levels, or a longer "
-                "window"
+                f"branches={branches} and levels={levels} make a {shape} tree that is larger than "
+                f"window={nodes}; give fewer branches or levels, or a larger window"
             )
     return paths
 

@@ -81,8 +81,8 @@ class Statistics:
         measured = self.rounds.tree.nodes
         if length > measured:
             raise TemperaError(
-                f"the statistics are of chains of {measured}, but this run drafts {length}: "
-                f"measure again with depth={length}",
+                f"the statistics are of chains of {measured} tokens, but this run drafts "
+                f"{length}: measure them again with depth={length}",
                 option="depth",
             )
         return Statistics(self.ratios[:, :length], self.rounds.first_depths(length))
@@ -156,8 +156,8 @@ def checked_tree(tree: Tree | None) -> Tree:
     """The tree of drafts; raises TemperaError unless they are chains or static trees."""
     if tree is None or not tree.nodes:
         raise TemperaError(
-            "a schedule is calibrated on chains or static trees of a draft network: give "
-            "method=coolsd, eagle, uniform_rsd or optimal_rsd",
+            "a schedule can only be calibrated on chains or static trees of a draft network: "
+            "give method=coolsd, eagle, uniform_rsd or optimal_rsd",
             option="method",
         )
     return tree
@@ -237,8 +237,8 @@ def load_statistics(path: Path) -> tuple[Statistics, dict[str, Any]]:
     """
     if not path.is_file():
         raise TemperaError(
-            f"there is no {path}: `{command('eval')} expected_length=LENGTH` with this run's "
-            "options measures the draft"
+            f"there is no {path}: run `{command('eval')} expected_length=LENGTH` with this run's "
+            "options to measure the draft"
         )
     try:
         with safe_open(path, "pt") as file:
@@ -384,8 +384,8 @@ def _difference(earlier: Mapping[str, Any], measured_with: dict[str, Any]) -> st
 def _mismatch(statistics: str, what: str) -> TemperaError:
     """The error for statistics that were measured with something else than this run has."""
     return TemperaError(
-        f"{statistics} was measured with {what}: `{command('eval')} expected_length=LENGTH` with "
-        "this run's options measures the draft again"
+        f"{statistics} was measured with {what}: run `{command('eval')} expected_length=LENGTH` "
+        "with this run's options to measure the draft again"
     )
 
 

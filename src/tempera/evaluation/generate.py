@@ -72,8 +72,8 @@ def restore_pictures(
     paths = [picture_path(directory, row["id"]) for row in rows]
     lost = [index for index, path in enumerate(paths) if not is_whole(path, made_by)]
     with side_service(
-        f"{len(lost)} pictures cannot be made ({{why}}): their tokens are in {directory}, and the "
-        "same command tries again."
+        f"{len(lost)} pictures could not be made ({{why}}): their tokens are in {directory}; run "
+        "the command again to retry."
     ):
         for index in lost:
             tokens = torch.tensor([np.asarray(rows[index]["tokens"]).tolist()])

@@ -123,8 +123,8 @@ def _record(folder: Path, shown: Sequence[Shown], directory: Path, run: str) -> 
         known = recorded.get(row["id"])
         if known is not None and known != row:
             raise TemperaError(
-                f"{one.file} or its caption changed since {directory} was made of it: delete that "
-                "directory, or give another with output=DIR.",
+                f"{one.file} or its caption changed since {directory} was made from it: delete "
+                "that directory, or give another with output=DIR.",
                 option="output",
             )
         path = picture_path(directory, row["id"])

@@ -122,7 +122,8 @@ def search(
     if abs(length - wanted) > tolerance:
         raise TemperaError(
             f"no {option} was found that accepts {wanted:g} tokens per round; the nearest is "
-            f"{option}={value:g} with {length:.3f}: take this length, or a larger tolerance",
+            f"{option}={value:g} with {length:.3f}: give this length, or a larger "
+            "matching.tolerance",
             option="expected_length",
         )
     return value, length

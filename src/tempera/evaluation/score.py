@@ -50,7 +50,7 @@ class Pictured:
         if missing:
             raise TemperaError(
                 f"{self.directory} has no pictures for {len(missing)} of {len(self.prompts)} "
-                f"prompts, such as {missing[0]}: run there again what made the others."
+                f"prompts, such as {missing[0]}: run the command that made the others again."
             )
 
 

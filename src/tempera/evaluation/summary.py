@@ -101,8 +101,8 @@ def _records(own: Pictured, run: Mapping[str, Any]) -> list[Row]:
     missing = [prompt.id for prompt in own.prompts if prompt.id not in records]
     if missing:
         raise TemperaError(
-            f"{own.directory} is not finished: {len(missing)} of {len(own.prompts)} prompts lack "
-            "images, so run the evaluation there again."
+            f"{own.directory} is not finished: {len(missing)} of {len(own.prompts)} prompts have "
+            "no images yet: run the evaluation there again."
         )
     return [records[prompt.id] for prompt in own.prompts]
 

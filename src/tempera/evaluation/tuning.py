@@ -161,7 +161,7 @@ def predict(
     """
     if not prompts:
         raise TemperaError(
-            "there are no prompts to measure drafts with: give data.limit= at least 1."
+            "there are no prompts to measure drafts with: set data.limit= to at least 1."
         )
     progress("rounds")
     texts = [prompts[row % len(prompts)].text for row in range(plan.batch_size)]

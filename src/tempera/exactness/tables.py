@@ -344,8 +344,8 @@ def check(
     """
     if vocab_size**length > 100_000:
         raise TemperaError(
-            f"{vocab_size}^{length} outcomes are too many to tell laws apart; take a smaller "
-            "vocab_size or length"
+            f"{vocab_size}^{length} outcomes are too many to tell distributions apart; choose a "
+            "smaller vocab_size or length"
         )
     target = TableTarget(vocab_size, length, sampling, seed, forced=forced, grid=grid)
     draft = TableDraft(target, seed=seed + 1)

@@ -37,8 +37,8 @@ class ImageTokenizer(nn.Module):
             TemperaError: it has none.
         """
         raise TemperaError(
-            "this model's image tokenizer has no codebook whose codes could be compared: choose a "
-            "rule without neighbours, such as exact or relaxed.",
+            "this model's image tokenizer has no codebook, so its codes cannot be compared: "
+            "choose a rule without neighbours, such as exact or relaxed.",
             option="rule",
         )
 
@@ -53,8 +53,8 @@ class ImageTokenizer(nn.Module):
             TemperaError: it has no encoder.
         """
         raise TemperaError(
-            "this model has no codes of given images, because its image tokenizer has no encoder: "
-            "take encoder=target.",
+            "this model cannot encode images, because its image tokenizer has no encoder: choose "
+            "encoder=target.",
             option="encoder",
         )
 

@@ -296,8 +296,8 @@ class VQModel(ImageTokenizer):
         height, width = images.shape[-2:]
         if height % self.factor or width % self.factor:
             raise TemperaError(
-                f"an image of {height}×{width} pixels does not divide into {self.factor}-pixel "
-                f"patches: resize it to multiples of {self.factor}."
+                f"an image of {height}×{width} pixels cannot be divided into patches of "
+                f"{self.factor} pixels: resize it to multiples of {self.factor}."
             )
         latents: Tensor = self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1)
         return F.normalize(latents, dim=-1) if self.config.normalised else latents

@@ -168,8 +168,8 @@ def check_activation(model: str, weights: str | None, quick_gelu: bool | None) -
     is_stated = _is_quick(model) or bool(open_clip.get_pretrained_cfg(model, weights or ""))
     if is_stated and quick_gelu is not None:
         raise TemperaError(
-            f"open_clip states the activation of model={model} weights={weights}: leave quick_gelu "
-            "out",
+            f"open_clip already sets the activation of model={model} weights={weights}: leave "
+            "quick_gelu out",
             option="quick_gelu",
         )
     if not is_stated and quick_gelu is None and weights and Path(weights).is_file():

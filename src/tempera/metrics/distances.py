@@ -80,9 +80,9 @@ def frechet_to(mean: Array, covariance: Array) -> Distance:
     def distance(generated: Features, _: Features, resamples: int = 200) -> Interval:
         if generated.shape[1] != len(mean):
             raise TemperaError(
-                f"the reference's mu has {len(mean)} features, and the network "
-                f"{generated.shape[1]}: give a reference batch of the same network, or one without "
-                "mu and sigma.",
+                f"the reference's mu has {len(mean)} features, but the network has "
+                f"{generated.shape[1]}: give a reference batch of the same network, or one "
+                "without mu and sigma.",
                 option="metrics.reference",
             )
         return frechet(generated, real, resamples)

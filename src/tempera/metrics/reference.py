@@ -125,8 +125,9 @@ class Reference:
             mu, sigma = file["mu"].astype(np.float64), file["sigma"].astype(np.float64)
         if mu.ndim != 1 or sigma.shape != (len(mu), len(mu)):
             raise _refused(
-                f"{self.location} has mu {list(mu.shape)} and sigma {list(sigma.shape)}, which are "
-                "no mean and covariance: download the file again, or take both out."
+                f"{self.location} has mu {list(mu.shape)} and sigma {list(sigma.shape)}, which "
+                "are not a mean and a covariance: download the file again, or remove both from "
+                "it."
             )
         return mu, sigma
 

@@ -50,7 +50,7 @@ def geneval(file: Path, prompts: Sequence[Prompt]) -> Given:
     rows: list[tuple[str, dict[str, Any]]] = []
     for number, row in rows_of(regular_file(file)):
         if not _is_geneval(row):
-            raise _wrong(file, f"has no picture with filename, tag, prompt and correct in {number}")
+            raise _wrong(file, f"has no filename, tag, prompt and correct in line {number}")
         picture = PurePosixPath(row["filename"])
         folder, sample = picture.parent.parent.name, picture.stem
         is_numbers = folder.isdecimal() and sample.isdecimal()
@@ -105,7 +105,9 @@ def dpg(file: Path, prompts: Sequence[Prompt]) -> Given:
         except ValueError:
             scores, mean = [], 0.0
         if len(scores) != count or abs(np.mean(scores) - mean) > 1e-6:
-            raise _wrong(file, f"has no scores of {count} pictures and their mean for {name}")
+            raise _wrong(
+                file, f"does not have the scores of {count} pictures and their mean for {name}"
+            )
         for prompt, score in zip(groups.get(name, []), scores, strict=False):
             values[prompt.id] = 100 * score
     _check_names(file, names, list(groups))
@@ -136,7 +138,7 @@ def geneval2(file: Path, prompts: Sequence[Prompt]) -> Given:
     except (ValueError, TypeError):
         raise _wrong(file, "is not a JSON list of lists of numbers") from None
     if len(rows) != len(prompts):
-        raise _wrong(file, f"has the scores of {len(rows)} prompts, and the run {len(prompts)}")
+        raise _wrong(file, f"has the scores of {len(rows)} prompts, but the run has {len(prompts)}")
     values: Scores = {"geneval2_am": {}, "geneval2_gm": {}}
     for prompt, row in zip(prompts, rows, strict=True):
         if row.ndim != 1 or not len(row) or not ((row >= 0) & (row <= 1 + 1e-3)).all():
@@ -155,10 +157,14 @@ def _check_names(file: Path, found: Sequence[str], wanted: Sequence[str]) -> Non
     twice = sorted(name for name, count in Counter(found).items() if count > 1)
     missing = sorted({*wanted} - {*found})
     foreign = sorted({*found} - {*wanted})
-    for names, what in ((twice, "twice"), (missing, "missing"), (foreign, "of no picture here")):
+    for names, what in (
+        (twice, "has more than one row for"),
+        (missing, "has no row for"),
+        (foreign, "has rows for pictures that are not of this run, such as"),
+    ):
         if names:
             listed = ", ".join(names[:3])
-            raise _wrong(file, f"has rows that are {what}: {listed} ({len(names)} in all)")
+            raise _wrong(file, f"{what} {listed} ({len(names)} in all)")
 
 
 def _wrong(file: Path, problem: str) -> TemperaError:

@@ -51,10 +51,15 @@ def read_scores(path: str, ids: Sequence[str]) -> Scores:
         raise _wrong(path, "has an infinite value")
     for name in values:
         if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in taken():
-            raise _wrong(path, f"names a score {name!r}, which is taken or no name")
+            raise _wrong(
+                path, f"has a score named {name!r}, which is already taken or not a valid name"
+            )
     for wrong in rows.groupby("name")["id"].agg(lambda scored: {*scored} ^ {*ids}):
         if wrong:
-            raise _wrong(path, f"lacks, or alone has, the prompts {', '.join(sorted(wrong)[:3])}")
+            raise _wrong(
+                path,
+                f"has other prompts than the run, which differ in {', '.join(sorted(wrong)[:3])}",
+            )
     scores: Scores = values.to_dict()
     return scores
 

@@ -82,7 +82,7 @@ class StandardEvaluator(Evaluator):
         self._resamples = resamples
         self._problems: dict[str, TemperaError | None] = {}
         if names is not None and not names:
-            raise TemperaError("names lists no metric: give one or more, or measure none.")
+            raise TemperaError("metrics.names is empty: give at least one metric, or metrics=none.")
         for name in names or ():
             self._find(name)
 
@@ -159,8 +159,8 @@ class StandardEvaluator(Evaluator):
                 problems[problem] = None
         if problems and self.names is None:
             raise TemperaError(
-                "metrics=real cannot measure all that it usually does (metrics=none or "
-                f"metrics.names=[...] measures less): {together([*problems])}"
+                "metrics=real cannot measure all its metrics (choose some with "
+                f"metrics.names=[...], or metrics=none): {together([*problems])}"
             )
         if problems:
             raise together([*problems])

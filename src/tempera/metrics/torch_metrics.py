@@ -56,7 +56,7 @@ class TorchMetrics(Evaluator):
         self.against = None if against is None else Path(against).expanduser()
         for key in named:
             if key in taken():
-                raise _refused(key, "the name is taken, so choose another")
+                raise _refused(key, "the name is already taken, so choose another")
         self.made: dict[str, Any] = {}
 
     @property
@@ -78,7 +78,7 @@ class TorchMetrics(Evaluator):
                 signature(self.made[key].update).bind(*pictures)
             except TypeError as problem:
                 raise _refused(
-                    key, f"kind={kind} does not fit how it is updated ({reason(problem)})"
+                    key, f"kind={kind} does not fit its update method ({reason(problem)})"
                 ) from problem
             if kind == "pair" and self.against is None:
                 raise _refused(

@@ -101,8 +101,9 @@ class WeightsFile:
             if is_unwritable(problem):
                 raise unwritable(cached, problem) from None
             raise TemperaError(
-                f"{self.location}, which a metric reads, cannot be downloaded ({reason(problem)}): "
-                f"fetch it on a machine with network and put it at {cached}."
+                f"{self.location}, which a metric reads, cannot be downloaded "
+                f"({reason(problem)}): download it on a machine with a network, and put it at "
+                f"{cached}."
             ) from None
 
     @property

@@ -113,11 +113,13 @@ def read_run(directory: Path) -> Run:
         why = "it is another kind of file"
         if isinstance(problem, ValidationError):
             why = "{loc}: {msg}".format_map(problem.errors()[0])
-        raise TemperaError(f"{path} is not an evaluation's result ({why}): run it again.") from None
+        raise TemperaError(
+            f"{path} is not an evaluation's result ({why}): run the evaluation again."
+        ) from None
     results = directory / "results.parquet"
     frame = _prompts(results)
     if content.get("results") != sha256_file(results):
-        raise TemperaError(f"{results} is not the one that {path.name} describes: run it again.")
+        raise TemperaError(f"{results} does not match {path.name}: run the evaluation again.")
     run.begun = _begun(directory, {*frame["id"]})
     spread = [name for name in ("accepted_length", "latency") if name in frame]
     run.deviations = frame[spread].astype(float).std().to_dict()
@@ -146,7 +148,9 @@ def _identity(directory: Path, content: Any) -> dict[str, Any]:
     identity: dict[str, Any] = recorded if isinstance(recorded, dict) else {}
     settings = {name: value for name, value in identity.items() if name != "format"}
     if settings != content.get("settings"):
-        raise TemperaError(f"{directory / 'metrics.json'} is of another run: run this one again.")
+        raise TemperaError(
+            f"{directory / 'metrics.json'} belongs to another run: run this evaluation again."
+        )
     return identity
 
 
@@ -162,7 +166,8 @@ def _prompts(path: Path) -> pd.DataFrame:
         return frame.astype({"id": str, "text": str})
     except (pa.ArrowException, OSError, ValueError, KeyError) as problem:
         raise TemperaError(
-            f"{path} is damaged ({shortened(str(problem))}): delete it and run again."
+            f"{path} is damaged ({shortened(str(problem))}): delete it, and run the evaluation "
+            "again."
         ) from None
 
 

@@ -137,4 +137,4 @@ def save(path: Path, figure: Figure) -> None:
         warnings.filterwarnings("always", "Glyph")
         figure.savefig(temporary, format="png", metadata={"Software": None})
     if any(str(one.message).startswith("Glyph") for one in caught):
-        print(f"{path} has boxes for letters that matplotlib's font does not have.")
+        print(f"{path} shows boxes in place of letters that matplotlib's font does not have.")

@@ -202,7 +202,7 @@ def _matched(data: Mapping[str, Any], runs: Sequence[Run]) -> Matched:
         usual = mode(other.images for other in runs if other.model == run.model)
         targets, reason = _matching_rows(run, data)
         if run.images != usual and not captions:
-            matched.leave_out(run, f"has {run.images} images, and the others {usual}")
+            matched.leave_out(run, f"has {run.images} images, but the others have {usual}")
         elif reason:
             matched.leave_out(run, reason)
         elif targets:
@@ -227,7 +227,7 @@ def _matching_rows(run: Run, data: Mapping[str, Any]) -> tuple[list[tuple[str, i
                 continue
             settings = settings_of(title, str(run.model), run.method)
             missing = [
-                f"has {name}={_value(run, name)}, and {title} {name}={value}"
+                f"has {name}={_value(run, name)}, but {title} has {name}={value}"
                 for name, value in settings.items()
                 if name not in (*options, "seed") and not _has(run, name, value)
             ]

@@ -175,7 +175,7 @@ def _of_few(runs: Sequence[Run], baseline: str | None) -> Section:
         ]
         for metric in report_order(metrics_of(runs))
     }
-    title = f"{_title(baseline)}, of too few images"
+    title = f"{_title(baseline)}, with too few images"
     return Section(title, table(labels(runs, compared), columns), {})
 
 
@@ -294,8 +294,8 @@ def _other_prompts(runs: Sequence[Run]) -> list[str]:
     if common == every:
         return []
     return [
-        f"The runs differ in their prompts: of {every}, each an id with its text, {common} are in "
-        "all runs. A difference is taken over the prompts that both runs have."
+        f"The runs have different prompts: of {every} (an id with its text), {common} are in all "
+        "runs. A difference is taken over the prompts that both runs have."
     ]
 
 

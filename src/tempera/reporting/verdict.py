@@ -111,7 +111,7 @@ def _costs(run: Run, losses: Sequence[Metric] | None) -> list[str]:
     if run.exact:
         return [*costs, "although its rule says that it is exact"]
     if losses is None:
-        few = f"{len(run.gaps)} pictures are too few to tell a loss ({FEWEST} are needed)"
+        few = f"{len(run.gaps)} pictures are too few to detect a loss ({FEWEST} are needed)"
         return [*costs, few] if _quality(run) else costs
     for metric in losses:
         change = number(run.difference(metric)["value"], f"+{metric.format}")

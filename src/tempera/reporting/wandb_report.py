@@ -43,8 +43,8 @@ def publish(
         )
     if not wandb.login(prompt=False, verify=False):
         raise TemperaError(
-            "publish=true needs a W&B account: run `wandb login` and the command again; the "
-            f"report is already in {output}."
+            "publish=true needs a W&B account: run `wandb login`, and then the command again; "
+            f"the report is already in {output}."
         )
     try:
         destination = {"project": project, "entity": entity or wandb.Api().default_entity}

@@ -90,8 +90,8 @@ class Neighbours:
             codes = len(self.table)
             if size < codes:
                 raise TemperaError(
-                    f"the model has {size} tokens, its image tokenizer {codes} codes; take the "
-                    "tokenizer it was made for"
+                    f"the model has {size} tokens, but its image tokenizer has {codes} codes; "
+                    "choose the image tokenizer that the model was trained with"
                 )
             table = pad(self.table, (0, 0, 0, size - codes))
             table[:, 0] = torch.arange(size)

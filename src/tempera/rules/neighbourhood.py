@@ -180,8 +180,8 @@ class Lantern(_Aggregated):
         most = 1.0 if self.measure == "tvd" else math.log(2)
         if not 0 < self.delta <= most:
             raise TemperaError(
-                f"delta={self.delta} does not bound a distortion by measure={self.measure}; give a "
-                f"number above 0, at most {most:.4g}"
+                f"delta={self.delta} is not a bound on the distortion measure={self.measure}; "
+                f"give a number above 0, at most {most:.4g}"
             )
 
     def _fits(self, own: Tensor, moved: Tensor) -> Tensor:
@@ -259,8 +259,9 @@ class GSD(TokenRule):
             )
         if not self.neighbours.k - 1 < self.k:
             raise TemperaError(
-                f"k={self.k:g} codes cannot be grouped from a table of {self.neighbours.k}: build "
-                f"the neighbours with k={max(1, math.ceil(self.k))}"
+                f"k={self.k:g} codes cannot be grouped, because the table has only "
+                f"{self.neighbours.k} neighbours: build the neighbours with "
+                f"k={max(1, math.ceil(self.k))}"
             )
 
     def accept_at(self, p: Tensor, q: Tensor, token: Tensor, depth: Tensor) -> Tensor:

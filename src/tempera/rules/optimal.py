@@ -70,9 +70,9 @@ class Priced(Median):
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Prices | float | int):
             raise TemperaError(
-                f"{type(self).__name__} takes a schedule of prices, not of relaxations ω: "
-                "method=optimal_rsd takes schedule=optimal or constant_price, method=coolsd "
-                "with the others",
+                f"{type(self).__name__} takes a schedule of prices, not of relaxations ω: give "
+                "method=optimal_rsd with schedule=optimal or constant_price, or method=coolsd "
+                "with another schedule",
                 option="schedule",
             )
         wrong = [f"{price:g}" for price in self.prices if not 0 <= price <= HIGHEST]

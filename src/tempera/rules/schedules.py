@@ -50,8 +50,8 @@ def exponential(delta: float, length: int, nu: float = 0.7) -> Omegas:
     most = min(100, 700 / max(1, length))  # a double holds exp(-700)
     if not 0 < nu <= most:
         raise TemperaError(
-            f"nu={nu} is not a usable decay for {length} drafted tokens; give a number above 0, at "
-            f"most {most:g} (Cool-SD uses 0.7), or take the uniform schedule",
+            f"nu={nu} is not a usable decay for {length} drafted tokens; give a number above 0, "
+            f"at most {most:g} (Cool-SD uses 0.7), or choose the uniform schedule",
             option="nu",
         )
     return _spend(delta, [math.exp(-nu * i) for i in range(1, length + 1)])
@@ -96,9 +96,8 @@ def floored(schedule: Sequence[float] | Prices, floor: float) -> Omegas:
     """
     if isinstance(schedule, Prices):
         raise TemperaError(
-            "Relaxed takes a schedule of relaxations ω, not of prices: "
-            "method=optimal_rsd takes schedule=optimal or constant_price, method=coolsd with "
-            "the others",
+            "Relaxed takes a schedule of relaxations ω, not of prices: give method=optimal_rsd "
+            "with schedule=optimal or constant_price, or method=coolsd with another schedule",
             option="schedule",
         )
     if not 0 <= floor < math.inf:

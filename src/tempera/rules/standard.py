@@ -196,8 +196,8 @@ class BlockVerification(Rule):
         """h_1..h_N, float64 [B, N], and [w_i·p - q]+ after 0..N - 1 tokens, [B, N, V]."""
         if not draft.fresh:
             raise TemperaError(
-                f"{type(self).__name__} is not lossless with guesses that live on from round to "
-                "round: draw new ones in every round (drafter=sjd), or take rule=exact",
+                f"{type(self).__name__} is not lossless with guesses that are kept from round to "
+                "round: draw new ones in every round (drafter=sjd), or choose rule=exact",
                 option="rule",
             )
         q = draft.drawn_from(p.shape[-1])

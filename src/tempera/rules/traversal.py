@@ -92,19 +92,19 @@ def _check(draft: Draft) -> None:
     """Raise TemperaError for a draft whose law the rule would change, or that gains nothing."""
     if draft.tree.per_row:
         raise TemperaError(
-            "rule=traversal gains nothing on dynamic trees, whose tokens are not drawn: take "
+            "rule=traversal gains nothing on dynamic trees, whose tokens are not drawn: choose "
             "rule=exact, or a static tree",
             option="rule",
         )
     if draft.shared:
         raise TemperaError(
-            "rule=traversal is not lossless if the candidates of a position are the same under all "
-            "parents, as in a window of several levels: give levels=1, or take rule=exact",
+            "rule=traversal is not lossless if the candidates of a position are the same under "
+            "all parents, as in a window of several levels: give levels=1, or choose rule=exact",
             option="rule",
         )
     if not draft.fresh:
         raise TemperaError(
-            "rule=traversal is not lossless with guesses that survive a round: draw "
-            "new ones in every round (drafter=sjd), or take rule=exact",
+            "rule=traversal is not lossless with guesses that are kept from round to round: draw "
+            "new ones in every round (drafter=sjd), or choose rule=exact",
             option="rule",
         )
