@@ -115,7 +115,7 @@ def test_what_the_format_cannot_say(tmp_path: Path) -> None:
         with pytest.raises(TemperaError, match=sentence):
             exported(held, tmp_path / sentence[:5])
     held = emu3()
-    with pytest.raises(TemperaError, match="needs what tempera.accelerate returns"):
+    with pytest.raises(TemperaError, match="the model that tempera.accelerate returned"):
         export_draft(tmp_path, tempera.load(method="ar"), tmp_path / "out", "owner/name")
     with pytest.raises(TemperaError, match="has vocabulary 11, the target 13"):
         draft = trained(chameleon(), tmp_path / "other")

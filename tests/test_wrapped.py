@@ -377,7 +377,7 @@ def test_what_would_not_run_is_refused(held: Held, kind: str) -> None:
                 module.__class__ = was
 
         name = path or type(held.model).__name__
-        with pytest.raises(TemperaError, match=f"^{name} has .*so that it would not run"):
+        with pytest.raises(TemperaError, match=f"^{name} has .*which would not run"):
             held.accelerated()
         with pytest.raises(TemperaError, match=f"^{name} has "):
             drawn(held, fast)
@@ -443,7 +443,7 @@ def test_wrappers_name_what_to_give() -> None:
         active_peft_config = SimpleNamespace(is_prompt_learning=True)
 
     with pytest.raises(
-        TemperaError, match="Prompted learns a prompt .* would not run: give a model"
+        TemperaError, match="Prompted learns a prompt .* would be skipped: give a model"
     ):
         tempera.accelerate(Prompted())
     for wrapper, inside in (
@@ -928,13 +928,15 @@ def test_layouts() -> None:
         with pytest.raises(TemperaError, match=sentence):
             tempera.accelerate(model, **options)
 
-    refused("layout=None does not tell .* anole, lumina, lumina2, or a ModelSpec", model)
-    refused("this layout has a token 8195, and the model has 30", model, layout="anole")
+    refused("layout=None does not state .* anole, lumina, lumina2, or a ModelSpec", model)
+    refused(
+        "this layout uses token 8195, but the model has a vocabulary of 30", model, layout="anole"
+    )
     refused("the layout of these images has no height: leave it out", janus().model, height=384)
     refused("these images has no width", emu3().model, layout=emu3().layout, width=64)
-    refused("states codes=12, and the format of its images has 32768", emu3().model)
+    refused("states codes=12, but the format of its images has 32768", emu3().model)
     refused("states codes=24, .* has 16384: give layout=", glm_image().model, height=64)
-    refused("does not divide", glm_image().model, height=65)
+    refused("cannot be divided into", glm_image().model, height=65)
     with pytest.raises(TemperaError, match="needs? the model's processor"):
         janus().accelerated().generate("a cat")
     with pytest.raises(TemperaError, match="needs files|draft"):
@@ -984,7 +986,7 @@ def test_impossible_ids() -> None:
     refused("there are 1 negative_ids for 2 prompts", negative_ids=IDS[:1], negative_mask=MASK[:1])
     long = torch.full((2, 130), 5)
     refused("do not fit the model's 128 positions", input_ids=long, attention_mask=None)
-    with pytest.raises(TemperaError, match="ids are for what tempera.accelerate returns"):
+    with pytest.raises(TemperaError, match="ids need a model that tempera.accelerate returned"):
         generate_ids(tempera.load(method="ar"), IDS)
 
 

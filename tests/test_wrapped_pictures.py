@@ -124,7 +124,7 @@ def test_impossible_pictures() -> None:
             SimpleNamespace(transformer=None, text_encoder=None, vae=None), GlmDecoderConfig(24)
         ),
     )
-    refused("GlmDecoder makes no pictures of", drawn.generate, "a", image=noise(64, 96))
+    refused("GlmDecoder cannot make pictures for", drawn.generate, "a", image=noise(64, 96))
     plain = glm_image()
     text = plain.accelerated(processor=plain.processor())
     refused("this model does not read pictures in prompts", text.generate, "a", image=noise(64, 64))
@@ -133,7 +133,12 @@ def test_impossible_pictures() -> None:
     refused("come without image_grid_thw", generate_ids, held.accelerated(), **lacking)
     fewer = {**held.ids, "input_ids": held.ids["input_ids"].clone()}
     fewer["input_ids"][0, 7] = 40
-    refused("13 places for pictures of 14 codes", generate_ids, held.accelerated(), **fewer)
+    refused(
+        "13 picture tokens, but the pictures have 14 codes",
+        generate_ids,
+        held.accelerated(),
+        **fewer,
+    )
     other = janus()
     pixels = torch.zeros(2, 3, 48, 48)
     sentence = "pixel_values is not possible with a Janus.*: transformers, too, draws its images"

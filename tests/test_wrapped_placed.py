@@ -46,7 +46,7 @@ def placed(model: Any, on_disk: tuple[str, ...], folder: Path) -> None:
         ),
         (
             lambda model, folder: accelerate.cpu_offload_with_hook(model, "cpu"),
-            "has a forward method of its own",
+            "has a replaced forward method",
         ),
     ],
     ids=["cpu", "disk", "head", "whole"],

@@ -116,7 +116,7 @@ def test_the_manifest_counts_and_shards_read_back(
     manifest = prepare(source, Counting(), tmp_path, shard_size=2, captions=captions)
     assert (manifest.count, manifest.broken_count, manifest.complete) == (3, 3, True)
     assert manifest.broken[:2] == ("line 1: no caption", "line 4: no caption")
-    assert manifest.broken[2].startswith("line 5: the caption has 6 tokens, the model has room")
+    assert manifest.broken[2].startswith("line 5: the caption has 6 tokens, but the model takes")
     shown = capsys.readouterr().out.splitlines()
     assert shown == [f"skipped a broken entry: {line}" for line in manifest.broken]
     assert Manifest.load(tmp_path) == manifest
@@ -192,12 +192,12 @@ def twice(directory: Path) -> None:
 
 BELIEVED = [
     (lambda directory: (directory / MANIFEST).unlink(), "has no manifest"),
-    (edit("format", 0), "begun by another version of tempera"),
+    (edit("format", 0), "started by another version of tempera"),
     (edit("count", -1), "damaged .shards.0.count"),
     (edit("count", 1), "holds 2 images, not 1"),
     (edit("sha256", "0"), "00000.parquet is .* damaged"),
     (twice, "00000.parquet is .* a copy"),
-    (of(codes=[[1] * 5] * 2), "codes has rows without exactly 6"),
+    (of(codes=[[1] * 5] * 2), "codes has rows that do not have exactly 6"),
     (of(codes=[[-1] * 6] * 2), "codes contains numbers outside"),
     (of(caption=["a", None]), "caption lacks values"),
 ]

@@ -316,7 +316,7 @@ def test_two_drafts_of_different_features_need_a_target_each():
         EagleDraft(tiny_eagle(target, features=features), target)
     with pytest.raises(TemperaError, match=r"reads layers \[1\] of this target already"):
         EagleDraft(tiny_eagle(target, features=(0, 1)), target)
-    with pytest.raises(TemperaError, match=r"layers \[9\] are not there: give numbers from 0"):
+    with pytest.raises(TemperaError, match=r"all of the layers \[9\]: give numbers from 0"):
         tiny_eagle(target, features=(9,))
     alone = tiny_target(Sampling(3.0))  # without features, where none are captured
     one, other = (decoded(each, eagle(each, CHAIN)).tokens for each in (target, alone))

@@ -57,7 +57,7 @@ def test_words_that_are_not_read_scores_of_ones_own_and_a_failed_report(
     (warning,) = [line for line in told if line.startswith("warning: ")]
     data = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     assert [f"warning: {one}." for one in data["warnings"]] == [warning]
-    assert "no words such as astronaut" in warning
+    assert "does not know words such as astronaut" in warning
 
 
 def test_a_start_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path) -> None:

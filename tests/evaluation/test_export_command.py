@@ -129,12 +129,12 @@ def change(results: list[Any], **update: Any) -> list[Any]:
 
 
 WRONG: dict[str, Callable[[list[Any]], list[Any]]] = {
-    "missing: 00000-0001 (1 in all)": lambda rows: rows[1:],
-    "twice: 00000-0001 (1 in all)": lambda rows: [*rows, rows[0]],
-    "not of this run: 00007-0000": lambda rows: [
+    "has no row for 00000-0001 (1 in all)": lambda rows: rows[1:],
+    "more than one row for 00000-0001 (1 in all)": lambda rows: [*rows, rows[0]],
+    "not of this run, such as 00007-0000": lambda rows: [
         *rows, {**rows[0], "filename": "00007/samples/0000.png"}
     ],
-    "not of this run: -x": lambda rows: [*rows, {**rows[0], "filename": "x.png"}],
+    "not of this run, such as -x": lambda rows: [*rows, {**rows[0], "filename": "x.png"}],
     "of 'a dog', not 'a photo of a bench'": lambda rows: change(rows, prompt="a dog"),
     "has no filename, tag, prompt and correct in line 1": lambda rows: change(
         rows, correct="yes"
@@ -170,9 +170,9 @@ DPG = "/a, b/p.png, 1.0, 0.5, 0.0, 0.5, 0.5\n/a, b/q.png, 1.0, 1.0, 1.0, 0.6, 0.
     [
         ("1.0, 0.5, 0.0, 0.5, 0.5", "1.0, 1.0", "have the scores of 4 pictures and their mean for"),
         ("0.6, 0.9", "0.6, 0.8", "have the scores of 4 pictures and their mean for q"),
-        ("p.png", "r.png", "missing: p (1 in all)"),
-        ("p.png", "q.png", "twice: q (1 in all)"),
-        ("Model", "/r.png, 1, 1, 1, 1, 1\nModel", "not of this run: r"),
+        ("p.png", "r.png", "has no row for p (1 in all)"),
+        ("p.png", "q.png", "more than one row for q (1 in all)"),
+        ("Model", "/r.png, 1, 1, 1, 1, 1\nModel", "not of this run, such as r"),
     ],
 )
 def test_a_file_of_dpg_that_does_not_fit(

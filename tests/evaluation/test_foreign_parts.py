@@ -137,7 +137,7 @@ def test_a_page_shows_a_runs_own_pictures_alone(
     prompts = data["runs"][0]["prompts"]
     assert [one["id"] for one in prompts if one["picture"] is None] == ["world-000003"]
     assert not any(one["replay"] for one in prompts)
-    assert len(problems) == 2 and "made by another run" in problems[0]
+    assert len(problems) == 2 and "from another run" in problems[0]
     assert "000003.png is not the picture that this run made" in problems[1]
 
 

@@ -180,7 +180,7 @@ def test_other_settings_texts_and_versions_are_refused(
     ):
         tiny_evaluate(tmp_path, prompts=[Prompt("a", "a blue ring")])
     monkeypatch.setattr(run_directory, "FORMAT", 0)
-    with pytest.raises(TemperaError, match="begun by another version of tempera: give another"):
+    with pytest.raises(TemperaError, match="started by another version of tempera: give another"):
         tiny_evaluate(tmp_path, prompts=[Prompt("a", "a red ring")], delta=2)
 
 

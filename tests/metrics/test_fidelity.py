@@ -44,7 +44,7 @@ def test_inception_reads_the_published_layout_and_no_other(tmp_path: Path) -> No
         with pytest.raises(TemperaError, match=words):
             Inception(str(path)).load(CPU)
     path.write_bytes(b"junk")
-    with pytest.raises(TemperaError, match="no file of weights"):
+    with pytest.raises(TemperaError, match="not a file of weights"):
         Inception(str(path)).load(CPU)
 
 

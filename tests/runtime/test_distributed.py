@@ -156,13 +156,15 @@ def test_processes_that_do_not_come_are_waited_for_aloud_and_not_forever() -> No
     patient = [started(free_port(), rank, 300) for rank in range(2)]
     for rank, process in enumerate(patient):
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("waiting for 2 processes to meet at 127.0.0.1")
+        assert process.stderr.readline().startswith(
+            "waiting for 2 processes to connect at 127.0.0.1"
+        )
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == -signal.SIGINT, rank
     for rank, process in enumerate(alone):
         out, told = process.communicate(timeout=200)
         assert "waiting for 2 processes" in told
-        assert out.startswith(f"process {rank} of 2 did not meet the others")
+        assert out.startswith(f"process {rank} of 2 could not connect to the others")
         assert "unset WORLD_SIZE" in out and len(out.splitlines()) == 1
 
 

@@ -72,7 +72,7 @@ def test_of_several_that_create_a_file_at_once_one_does(
 
 def test_what_another_version_began_is_named_as_such() -> None:
     check_same(Path("run"), {"format": 2, "seed": 1}, {"format": 2, "seed": 1})
-    with pytest.raises(TemperaError, match="run was begun by another version of tempera"):
+    with pytest.raises(TemperaError, match="run was started by another version of tempera"):
         check_same(Path("run"), {"format": 1, "seed": 1}, {"format": 2, "seed": 1})
 
 

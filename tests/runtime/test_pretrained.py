@@ -114,7 +114,7 @@ def test_a_network_in_half_precision_keeps_its_identity(write: Any, tmp_path: Pa
 
 def test_sizes_of_no_network() -> None:
     for make in (lambda: nn.Linear(-1, 1), lambda: nn.Linear(1 // 0, 1)):
-        with pytest.raises(TemperaError, match="no network has the sizes"):
+        with pytest.raises(TemperaError, match="states sizes that no network can have"):
             load_pretrained(make, PretrainedFiles("random", [], "a/b"))
 
 
@@ -162,7 +162,7 @@ def test_what_no_file_states_is_told_and_recorded(
     assert taken[0]["values"] == {"num_hidden_layers": 2, "rms_norm_eps": 1e-5}
     assert taken[1]["values"] == {"hidden_size": 8, **decoders}
     first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("so the preset's are taken: num_hidden_layers=2, rms_norm_eps=1e-05")
+    assert first.endswith("so the preset's are used: num_hidden_layers=2, rms_norm_eps=1e-05")
     assert "hidden_act=silu" in second
 
 
@@ -189,14 +189,14 @@ def test_sizes_are_those_of_the_config_beside_the_weights(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type=linear, and only default"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5, and only 1.0 is supported"),
-        ({"hidden_act": "gelu"}, "hidden_act=gelu, and only silu is supported"),
-        ({"use_sliding_window": True}, "use_sliding_window=True, and only False is supported"),
-        ({"model_type": "llama"}, "model_type=llama, and only chameleon is supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type=linear, but only default"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5, but only 1.0 is supported"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu, but only silu is supported"),
+        ({"use_sliding_window": True}, "use_sliding_window=True, but only False is supported"),
+        ({"model_type": "llama"}, "model_type=llama, but only chameleon is supported"),
         ({"rope_theta": [1]}, r"rope_theta=\[1\]"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0"),
-        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000, and only a number like 2"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000, but only a number like 2"),
     ],
 )
 def test_variants_that_would_load_with_other_logits_are_refused(
@@ -225,7 +225,9 @@ def test_partial_weights_say_what_is_missing(tmp_path: Path) -> None:
     files = PretrainedFiles(str(tmp_path), ["model.safetensors"], "a/b")
     for parts in ({"a": "model-1.safetensors", "b": "model-2.safetensors"}, {}, ["model-1"]):
         index.write_text(json.dumps({"weight_map": parts}))
-        with pytest.raises(TemperaError, match=f"{tmp_path}.* (lacks model-1|names no files)"):
+        with pytest.raises(
+            TemperaError, match=f"{tmp_path}.* (does not contain model-1|lists no files)"
+        ):
             files.find()
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors", "b": "b"}}))
     for name in ("model.safetensors", "b"):
@@ -277,12 +279,12 @@ def program() -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.pt", saved(WEIGHTS)[:500], "is cut off"),
+        ("a.pt", saved(WEIGHTS)[:500], "is truncated"),
         ("a.pt", saved([1, 2]), "contains no named tensors"),
-        ("a.pt", pickle.dumps(Evil()), "is cut off or no file of weights"),
-        ("a.pt", program(), "is cut off .*it is a TorchScript program"),
-        ("a.safetensors", b"rubbish", "is cut off"),
-        ("a.safetensors", saved(WEIGHTS), "is cut off"),
+        ("a.pt", pickle.dumps(Evil()), "is truncated or not a file of weights"),
+        ("a.pt", program(), "is truncated .*it is a TorchScript program"),
+        ("a.safetensors", b"rubbish", "is truncated"),
+        ("a.safetensors", saved(WEIGHTS), "is truncated"),
     ],
 )
 def test_what_are_no_weights(

@@ -54,7 +54,7 @@ COLUMNS = {
 GOOD = {"id": "a", "tokens": [1, 2, 299], "seconds": 0.5, "tested": [2, 1], "kept": [2, 0],
         "sizes": [1, None, 7], "name": "x"}  # fmt: skip
 BELIEVED: list[tuple[dict[str, Any], str]] = [
-    ({"tokens": [1, 2]}, "tokens has rows without exactly 3"),
+    ({"tokens": [1, 2]}, "tokens has rows that do not have exactly 3"),
     ({"tokens": [1, 2, 300]}, "tokens contains numbers outside"),
     ({"tokens": [1, 2, -1]}, "tokens contains numbers outside"),
     ({"tokens": [1.5, 2, 3]}, "tokens contains numbers that are not whole"),
@@ -63,7 +63,7 @@ BELIEVED: list[tuple[dict[str, Any], str]] = [
     ({"kept": [0]}, "kept holds more than tested"),
     ({"sizes": [1, None, -7]}, "sizes contains numbers outside"),
     ({"tokens": ["1", "2", "3"]}, "tokens contains values that are not"),
-    ({"tokens": 7}, "tokens has rows without exactly 3"),
+    ({"tokens": 7}, "tokens has rows that do not have exactly 3"),
     ({"seconds": None}, "seconds lacks values"),
     ({"name": None}, "name lacks values"),
     ({"name": 7}, "name contains values that are not"),
@@ -91,11 +91,11 @@ def test_parts_of_something_else_are_refused_and_rows_may_come_twice(tmp_path: P
     copy = own.directory / part.name
     shutil.copy(part, copy)
     for read in (own.rows, lambda: own.missing(["a"])):
-        with pytest.raises(TemperaError, match=f"{part.name} was made by another run"):
+        with pytest.raises(TemperaError, match=f"{part.name} is from another run"):
             read()
     copy.unlink()
     pq.write_table(pa.Table.from_pylist(rows("c")), copy)  # nobody's
-    with pytest.raises(TemperaError, match="was made by another run or version"):
+    with pytest.raises(TemperaError, match="is from another run or version"):
         own.rows()
     copy.unlink()
     own.add(rows("c", "b"))  # as another run of other batches does

@@ -38,7 +38,7 @@ def test_an_encoder_is_the_one_that_its_config_states(tmp_path: Path) -> None:
     torch.testing.assert_close(encoded(feed_forward_proj="gated-gelu"), usual)
     assert not torch.allclose(encoded(feed_forward_proj="gated-silu"), usual)
     assert not torch.allclose(encoded(layer_norm_epsilon=1.0), usual)
-    with pytest.raises(TemperaError, match="model_type=bert, and only t5 is supported"):
+    with pytest.raises(TemperaError, match="model_type=bert, but only t5 is supported"):
         encoded(model_type="bert")
 
 
@@ -64,7 +64,9 @@ def test_features_in_float16_do_not_overflow(tmp_path: Path) -> None:
 def test_a_caption_that_is_too_long_is_refused_or_truncated(tmp_path: Path) -> None:
     write_t5(tmp_path)
     encoder = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, sizes=T5_SIZES)
-    with pytest.raises(TemperaError, match="prompt 1 of 1 has 5 tokens, the model has room for 4"):
+    with pytest.raises(
+        TemperaError, match="prompt 1 of 1 has 5 tokens, but the model takes at most 4"
+    ):
         encoder.encode(["a red ring and"])
     cut = load_flan_t5(str(tmp_path), "google/flan-t5-xl", length=4, truncate=True, sizes=T5_SIZES)
     torch.testing.assert_close(cut.encode(["a red ring and"])[0], encoder.encode(["a red ring"])[0])

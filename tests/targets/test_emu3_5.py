@@ -175,5 +175,5 @@ def test_the_text_tokenizer_is_a_file_of_tiktokens(tmp_path: Path) -> None:
     write([*words[:-1], b" dog"])  # the same place holds another file
     assert 258 not in ids()[0]
     file.write_text("no ranks")
-    with pytest.raises(TemperaError, match="not a file of tiktoken"):
+    with pytest.raises(TemperaError, match="not a tiktoken file"):
         ids()

@@ -92,7 +92,7 @@ def test_prompts_are_those_of_the_processor(tmp_path: Path) -> None:
     ids, _ = encoder.encode(["a cat"])
     assert ids[0, 0].tolist() == [3, 4, 5, 1, 6, 7, 2, 1, 8, 9, 2, 16384]
     template.write_text("{{ nothing }}")
-    with pytest.raises(TemperaError, match="does not give a prompt's text back"):
+    with pytest.raises(TemperaError, match="does not keep the text of a prompt"):
         load_prompts(spec, *place, template=["processor/chat_template.jinja"])  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ def test_a_step_covers_the_same_images_however_it_is_split(parts: int, processes
         for p in recipe.positions(3, part, rank, processes)
     ]
     assert seen == list(range(48, 64))
-    with pytest.raises(TemperaError, match="batch_size=17 does not divide into"):
+    with pytest.raises(TemperaError, match="batch_size=17 is not divisible by"):
         recipe_with(batch_size=17, gradient_accumulation=2 * parts).part(processes)
 
 

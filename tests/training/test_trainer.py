@@ -562,14 +562,14 @@ def test_refusals(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "file").touch()
     with pytest.raises(TemperaError, match=r"cannot write in .*file/run"):
         tiny_train(tmp_path / "file" / "run")
-    with pytest.raises(TemperaError, match="does not divide"):
+    with pytest.raises(TemperaError, match="is not divisible"):
         tiny_train(tmp_path / "new", batch_size=5, gradient_accumulation=2)
     other = tiny_target()
     other.identity = "other"
     with pytest.raises(TemperaError, match=r"made with target=\w+, but this run has target=other"):
         tiny_train(whole, target=other, **WHOLE)
     monkeypatch.setattr(checkpoint, "FORMAT", 0)
-    with pytest.raises(TemperaError, match="begun by another version of tempera"):
+    with pytest.raises(TemperaError, match="started by another version of tempera"):
         tiny_train(whole, **WHOLE)
 
 

@@ -105,8 +105,8 @@ class Processes:
                 yield
         except RuntimeError as problem:
             raise TemperaError(
-                f"another process of this run ended, or is too late ({reason(problem)}): start all "
-                "of them again with the same options."
+                "another process of this run has ended or did not answer in time "
+                f"({reason(problem)}): start all of them again with the same options."
             ) from problem
 
 
@@ -119,13 +119,15 @@ def _met(environment: Mapping[str, str]) -> Iterator[None]:
     count = environment["WORLD_SIZE"]
     address = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
     try:
-        with waiting(f"{count} processes to meet at {address}, as WORLD_SIZE and MASTER_ADDR say"):
+        with waiting(
+            f"{count} processes to connect at {address}, as WORLD_SIZE and MASTER_ADDR say"
+        ):
             yield
     except (RuntimeError, ValueError) as problem:
         raise TemperaError(
-            f"process {environment['RANK']} of {count} did not meet the others at {address} "
-            f"({reason(problem)}): start them all, with torchrun or srun, or unset WORLD_SIZE and "
-            "RANK, which a launcher may have left behind."
+            f"process {environment['RANK']} of {count} could not connect to the others at "
+            f"{address} ({reason(problem)}): start them all, with torchrun or srun, or unset "
+            "WORLD_SIZE and RANK, which a launcher may have left behind."
         ) from problem
     finally:
         signal.signal(signal.SIGINT, before)
@@ -244,8 +246,8 @@ def check_launch(options: Mapping[str, object]) -> None:
     for engine in ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG"):
         if parse_flag_from_env(f"ACCELERATE_USE_{engine}"):
             raise TemperaError(
-                f"accelerate is configured to split networks among processes ({engine}), but here "
-                "each of them holds the whole target: launch with torchrun instead."
+                f"accelerate is configured to split networks across processes ({engine}), but in "
+                "tempera each process holds the whole target: launch with torchrun instead."
             )
     own = {**options, "dynamo": "no"}
     for option, (variable, usual) in LAUNCHER_SETTINGS.items():

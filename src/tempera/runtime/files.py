@@ -211,8 +211,8 @@ def check_same(directory: Path, before: Mapping[str, Any], now: Mapping[str, Any
     """
     if before.get("format") != now.get("format"):
         raise TemperaError(
-            f"{directory} was begun by another version of tempera: give another directory, delete "
-            "this one, or continue with that version."
+            f"{directory} was started by another version of tempera: give another directory, "
+            "delete this one, or continue with that version."
         )
     old, new = (_flat(json.loads(json.dumps(facts))) for facts in (before, now))
     for name in sorted(old.keys() | new.keys()):

@@ -52,7 +52,8 @@ class Pinned:
         if (found := git_id(cached)) != self.git_id:
             raise TemperaError(
                 f"{cached} is not {self.path} of {self.repository} at {self.commit[:7]} (its git "
-                f"id is {found[:12]}, not {self.git_id[:12]}): delete it, and run this again."
+                f"id is {found[:12]}, not {self.git_id[:12]}): delete it, and run the command "
+                "again."
             )
         return cached
 

@@ -236,8 +236,8 @@ class Repository:
             huggingface_hub.whoami()
         except Exception as problem:  # the hub's HTTP library has exceptions of its own
             raise TemperaError(
-                f"nothing can be uploaded to {self.id} ({reason(problem)}): log in with `hf auth "
-                "login` and a token that may write, or leave push_to_hub out."
+                f"cannot upload to {self.id} ({reason(problem)}): log in with `hf auth login` and "
+                "a token with write access, or leave push_to_hub out."
             ) from None
 
     def upload(self, directory: Path) -> None:
@@ -252,7 +252,7 @@ class Repository:
         except Exception as problem:
             raise TemperaError(
                 f"{directory} could not be uploaded ({reason(problem)}): run `hf upload {self.id} "
-                f"{directory}`, or train again with these options, which only uploads."
+                f"{directory}`, or run the same command again, which then only uploads."
             ) from None
 
     @property
@@ -272,8 +272,10 @@ class Repository:
             token = huggingface_hub.get_token()
             who = "this account has no access yet" if token else "you are not logged in"
             for kind, sentence in {
-                errors.GatedRepoError: f"is gated, and {who}: accept its conditions at "
-                f"{self.page}, log in with `hf auth login`, and run this again",
+                errors.GatedRepoError: (
+                    f"is gated, and {who}: accept its conditions at {self.page}, log in with `hf "
+                    "auth login`, and run the command again"
+                ),
                 errors.RevisionNotFoundError: f"has no revision {self.revision}: see {self.page}",
                 errors.RepositoryNotFoundError: "does not exist or is private: check the name, or "
                 "log in with `hf auth login`",

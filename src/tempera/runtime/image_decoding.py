@@ -46,7 +46,7 @@ def decode_picture(image: bytes | Path | Image.Image) -> Image.Image:
     except MemoryError:
         raise
     except UnidentifiedImageError:  # its text names an object in memory
-        raise OSError("it has no known format of images") from None
+        raise OSError("it is not in a known image format") from None
     except Exception as problem:  # Pillow may raise anything on damaged bytes
         raise OSError(shortened(str(problem) or type(problem).__name__, 200)) from problem
 
@@ -62,7 +62,7 @@ def _shown(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         image = _in_8_bits(image)
     elif image.mode == "F":
-        raise OSError("floating-point values have no defined white")
+        raise OSError("floating-point pixels have no defined white level")
     alpha = None
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
         image = image.convert("LA" if image.mode in GREY else "RGBA")

@@ -19,7 +19,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
 NETWORK = "such a network"
-WHOLE = "give a directory that tempera has written whole"
+WHOLE = "give a complete directory that tempera has written"
 """What to do where a network's files are missing."""
 
 NetworkType = TypeVar("NetworkType", bound=nn.Module)

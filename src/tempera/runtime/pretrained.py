@@ -233,7 +233,7 @@ def _take(source: str, values: Mapping[str, Any]) -> None:
     if not values or are_sizes_enough():
         return
     shown = ", ".join(f"{name}={value}" for name, value in values.items())
-    told = f"{source} does not state these, so the preset's are taken: {shown}"
+    told = f"{source} does not state these values, so the preset's are used: {shown}"
     log.info(told)
     if started_as_main():
         print(told)
@@ -243,7 +243,7 @@ def _take(source: str, values: Mapping[str, Any]) -> None:
 
 def _unsupported(path: Path, name: str, value: object, only: object) -> TemperaError:
     return TemperaError(
-        f"{path} states {name}={value}, and only {only} is supported: give the weights of another "
+        f"{path} states {name}={value}, but only {only} is supported: give the weights of another "
         "model."
     )
 
@@ -255,7 +255,11 @@ def _parts(index: Path) -> list[Path]:
     parts = [index.parent / Path(name).name for name in names]
     missing = [part.name for part in parts if not part.is_file()]
     if missing or not names:
-        lacks = f"lacks {missing[0]}, which {index.name} names" if missing else "names no files"
+        lacks = (
+            (f"does not contain {missing[0]}, which {index.name} lists")
+            if missing
+            else "lists no files"
+        )
         raise TemperaError(f"{index.parent if missing else index} {lacks}: download it again.")
     return parts
 
@@ -290,7 +294,7 @@ def load_pretrained(
         raise
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as problem:
         raise TemperaError(
-            f"no network has the sizes that {files.weights} states ({reason(problem)}): give the "
+            f"{files.weights} states sizes that no network can have ({reason(problem)}): give the "
             "weights of another model."
         ) from problem
     if note(files):

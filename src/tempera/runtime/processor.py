@@ -73,7 +73,7 @@ def parse_device(name: str, dry: bool = False) -> torch.device:
     if device.index is not None and device.type == "cuda" and started_with_others():
         raise TemperaError(
             f"`device={name}` would put all processes of this run on one GPU; give device=cuda, "
-            "and each takes one of its own"
+            "and each takes a different one"
         )
     return device
 

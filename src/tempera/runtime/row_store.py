@@ -179,7 +179,8 @@ def read_table(
                 raise ValueError("is missing")
         except ValueError as problem:
             raise TemperaError(
-                f"{path} is damaged, its column {name} {problem}: delete the file and run again."
+                f"{path} is damaged, its column {name} {problem}: delete the file, and run the "
+                "command again."
             ) from None
     plain = {
         name: values.to_pylist() if isinstance(values, ChunkedArray) else values
@@ -209,12 +210,12 @@ def _table(path: Path, columns: list[str] | None = None, identity: str | None = 
             return table
     except (ArrowException, OSError, ValueError) as problem:
         raise TemperaError(
-            f"{path} is damaged ({shortened(str(problem))}): restore it, or delete it and run "
-            "again."
+            f"{path} is damaged ({shortened(str(problem))}): restore it, or delete it and run the "
+            "command again."
         ) from None
     raise TemperaError(
-        f"{path} was made by another run or version than the directory that holds it: delete the "
-        "file and run again."
+        f"{path} is from another run or version than its directory: delete the file, and run the "
+        "command again."
     )
 
 
@@ -244,7 +245,7 @@ def _values(
         return column.to_pylist()  # type: ignore[no-any-return]
     lengths = list_value_length(column).to_numpy(zero_copy_only=False) if lists else np.zeros(1)
     if wanted.length is not None and (lengths != wanted.length).any():
-        raise ValueError(f"has rows without exactly {wanted.length} numbers")
+        raise ValueError(f"has rows that do not have exactly {wanted.length} numbers")
     numbers = _flat(column)
     if not np.issubdtype(numbers.dtype, np.number) and len(numbers):
         raise ValueError("contains values that are not numbers")

@@ -80,8 +80,8 @@ def read_tensors(path: Path, skip_objects: bool = False) -> dict[str, Tensor]:
         if isinstance(problem, pickle.UnpicklingError) and not skip_objects:
             told = "it holds more than tensors, or is damaged"
         raise TemperaError(
-            f"{path} is cut off or no file of weights ({told}): download it again, or convert it "
-            "to safetensors."
+            f"{path} is truncated or not a file of weights ({told}): download it again, or "
+            "convert it to safetensors."
         ) from None
     return _named_tensors(loaded, path)
 
@@ -136,7 +136,7 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], source: Path | str) ->
     ]
     if wrong:
         raise TemperaError(
-            f"{source} is cut off or belongs to another model ({len(wrong)} of {len(expected)} "
+            f"{source} is truncated or belongs to another model ({len(wrong)} of {len(expected)} "
             f"tensors differ; {min(wrong)}): choose the model of these weights, or download them "
             "again."
         )

@@ -234,7 +234,7 @@ class WandbTracker(Service):
     @_unless_it_failed
     def finish(self) -> None:
         """Close the run."""
-        with waiting("W&B, which sends what it has"):
+        with waiting("W&B to send the last data"):
             self.run.finish()
 
 

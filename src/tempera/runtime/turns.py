@@ -37,8 +37,8 @@ class Turns:
             while self._holder is not None:
                 if self._holder in (ROUNDS, current_thread()):
                     raise TemperaError(
-                        "the model is decoding the rounds of another batch: let them end, or close "
-                        "their generator, before the next call"
+                        "the model is decoding the rounds of another batch: let them finish, or "
+                        "close their generator, before the next call"
                     )
                 self._changed.wait()
             self._holder = holder

@@ -84,14 +84,14 @@ class WorldCaptions:
         if unknown:
             few = ", ".join(shortened(word, 20) for word in sorted(unknown)[:5])
             sentences.append(
-                f"the shapes world has no words such as {few} ({len(unknown)} of these prompts'): "
-                "each is <unknown> to the model, which draws something else"
+                f"the shapes model does not know words such as {few} ({len(unknown)} in these "
+                "prompts): it reads each as <unknown> and draws something else"
             )
         if not_captions:
             sentences.append(
                 f"{len(not_captions)} of {len(prompts)} prompts are not captions of the shapes "
-                f"world, such as '{shortened(not_captions[0], 40)}': the model draws what it takes "
-                "them for"
+                f"world, such as '{shortened(not_captions[0], 40)}': the model interprets them as "
+                "best it can"
             )
         return sentences
 
@@ -104,7 +104,10 @@ def parse_length(config: Mapping[str, Any]) -> int:
     """
     length = config.get("length")
     if type(length) is not int or length < 1:
-        raise TemperaError(f"a text encoder's {CONFIG} states length={length}: give its directory.")
+        raise TemperaError(
+            f"the {CONFIG} of the text encoder states length={length}, not a whole number of 1 or "
+            "more: give another directory."
+        )
     return length
 
 

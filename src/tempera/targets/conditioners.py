@@ -52,7 +52,7 @@ class CaptionTokens:
         if not lost:
             return []
         few = ", ".join(shortened(word, 20) for word in lost[:5])
-        return [f"the model does not read {len(lost)} of these prompts' words, such as {few}"]
+        return [f"the model ignores {len(lost)} words of these prompts, such as {few}"]
 
     def _is_lost(self, word: str) -> bool:
         """Whether nothing is left of a word, or what its vocabulary lacks."""
@@ -63,8 +63,8 @@ class CaptionTokens:
         ids = self.tokenize(clean_caption(clean_caption(prompt)))
         if not ids:
             raise TemperaError(
-                f"{where} is empty, at least without addresses, handles and Chinese: give it at "
-                "least one word."
+                f"{where} is empty once web addresses, handles and Chinese text are removed: give "
+                "it at least one word."
             )
         if len(ids) >= self.length and not self.truncate:
             raise too_long(where, len(ids) + 1, self.length)

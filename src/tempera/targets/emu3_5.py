@@ -108,7 +108,7 @@ def _tokenize(file: Path) -> Tokenize:
         ranks = load_tiktoken_bpe(str(file), sha256_file(file))  # its cache goes by the path
     except ValueError as problem:
         raise TemperaError(
-            f"{file} is not a file of tiktoken's ({problem}): download {TOKENIZER.path} again.",
+            f"{file} is not a tiktoken file ({problem}): download {TOKENIZER.path} again.",
             option="model.prompt_weights",
         ) from None
     special = {name: FIRST_SPECIAL + number for number, name in enumerate(SPECIAL)}

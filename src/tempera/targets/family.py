@@ -132,8 +132,8 @@ def filled(ids: Tensor, placeholder: int, codes: Tensor) -> Tensor:
     placeholders = ids == placeholder
     if int(placeholders.sum()) != len(codes):
         raise TemperaError(
-            f"the prompts have {int(placeholders.sum())} places for pictures of {len(codes)} "
-            "codes: give what the model's processor makes of the pictures and the texts together."
+            f"the prompts have {int(placeholders.sum())} picture tokens, but the pictures have "
+            f"{len(codes)} codes: process pictures and texts together with the model's processor."
         )
     return ids.masked_scatter(placeholders, codes.to(ids))
 

@@ -314,6 +314,6 @@ def check_layers(network: TargetNetwork, layers: tuple[int, ...]) -> None:
     count = len(network.model.layers)
     if not all(0 <= layer < count for layer in layers):
         raise TemperaError(
-            f"the features of layers {list(layers)} are not there: give numbers from 0 to "
+            f"the target does not have all of the layers {list(layers)}: give numbers from 0 to "
             f"{count - 1}."
         )

@@ -158,8 +158,9 @@ class GlmDecoder(ImageTokenizer):
         """
         if any(isinstance(prompt, PicturedText) for prompt in prompts):
             raise TemperaError(
-                "GlmDecoder makes no pictures of prompts with pictures: run diffusers' pipeline "
-                "inside tempera.wrapped.ids.installed, or call generate with images=False."
+                "GlmDecoder cannot make pictures for prompts that contain pictures: run "
+                "diffusers' pipeline inside tempera.wrapped.ids.installed, or call generate with "
+                "images=False."
             )
         height, width = self.image_size((codes.shape[1], codes.shape[2]))
         fine = codes.repeat_interleave(2, -1).repeat_interleave(2, -2)

@@ -49,8 +49,8 @@ class LlamaGenConfig:
         if self.hidden_size % (4 * self.num_attention_heads):
             raise TemperaError(
                 f"hidden_size={self.hidden_size} over {self.num_attention_heads} heads gives a "
-                "head size that is not a multiple of 4, "
-                "as the two-dimensional rotary embedding needs: change one of the two."
+                "head size that is not a multiple of 4, which the two-dimensional rotary "
+                "embedding needs: change one of the two."
             )
         if (self.caption_dim is None) == (self.num_classes is None):
             raise TemperaError(

@@ -30,7 +30,7 @@ PADDING = -1
 def too_long(where: str, tokens: int, room: int) -> TemperaError:
     """The error for a prompt with more tokens than the model reads; `where` says which."""
     return TemperaError(
-        f"{where} has {tokens} tokens, the model has room for {room}: shorten it, or give "
+        f"{where} has {tokens} tokens, but the model takes at most {room}: shorten it, or give "
         "truncate=true",
         option="truncate",
     )
@@ -224,7 +224,7 @@ def turn_of(apply: Callable[[list[dict[str, Any]]], str], template: str) -> Turn
         return apply([{"role": "user", "content": [{"type": "text", "text": prompt}]}])
 
     if turn(PROBE).count(PROBE) != 1:
-        raise TemperaError(f"{template} does not give a prompt's text back: download it again.")
+        raise TemperaError(f"{template} does not keep the text of a prompt: download it again.")
     return turn
 
 

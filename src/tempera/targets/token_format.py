@@ -99,7 +99,7 @@ def patches(pixels: int, patch: int, what: str) -> int:
     """
     if pixels < patch or pixels % patch:
         raise TemperaError(
-            f"{what}={pixels} does not divide into {patch}-pixel patches: give a multiple of "
-            f"{patch}."
+            f"{what}={pixels} cannot be divided into patches of {patch} pixels: give a multiple "
+            f"of {patch}."
         )
     return pixels // patch

@@ -156,7 +156,7 @@ class Checkpoints:
         except (TemperaError, OSError, ValueError, KeyError, RuntimeError) as problem:
             raise TemperaError(
                 f"training cannot resume from {path} ({reason(problem)}): move it away to resume "
-                "from an earlier one, or to start anew if there is none."
+                "from an earlier one, or to start over if there is none."
             ) from problem
         return manifest.progress
 

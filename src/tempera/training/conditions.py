@@ -41,7 +41,8 @@ class StoredConditions:
             tensors = read_tensors(path)
             if _made_by(path) != made_by:
                 raise TemperaError(
-                    f"{path} was written by another text encoder: delete the file and run again."
+                    f"{path} was written by another text encoder: delete the file, and run the "
+                    "command again."
                 )
             mask = tensors["keep"]
             features = tensors["features"].split(mask.sum(1).tolist())

@@ -99,7 +99,7 @@ class Recipe:
         parts = self.gradient_accumulation * processes
         if self.batch_size % parts:
             raise TemperaError(
-                f"training.batch_size={self.batch_size} does not divide into "
+                f"training.batch_size={self.batch_size} is not divisible by "
                 f"training.gradient_accumulation={self.gradient_accumulation} × {processes} "
                 f"processes: give a multiple of {parts}."
             )

@@ -413,7 +413,7 @@ def _accelerator(device: torch.device, parts: int) -> Accelerator:
     except ValueError as problem:  # the state of accelerate is one for a process
         raise TemperaError(
             f"accelerate cannot be used for this training run ({reason(problem)}): train in a "
-            "process of its own."
+            "separate process."
         ) from problem
     if accelerator.device.type != device.type:
         raise TemperaError(

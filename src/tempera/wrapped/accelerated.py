@@ -27,8 +27,8 @@ from tempera.wrapped.target import WrappedTarget
 FAMILIES = {family.model_class: family for family in (EMU3, JANUS, CHAMELEON, GLM_IMAGE)}
 """Families by the classes of their models in transformers."""
 NO_PICTURES = NoPictures(
-    "give accelerate a decoder=, for GLM-Image GlmDecoder(pipe, GlmDecoderConfig()) of "
-    "tempera.targets.glm_image, or call generate with images=False."
+    "give accelerate a decoder= (for GLM-Image, GlmDecoder(pipe, GlmDecoderConfig()) of "
+    "tempera.targets.glm_image), or call generate with images=False."
 )
 USUAL_WINDOW = 32
 """Guesses of `scd`, the usual method, in images that have as many tokens."""
@@ -136,13 +136,13 @@ def family_of(model: nn.Module) -> WrappedFamily:
     if getattr(adapter, "is_prompt_learning", False):
         raise TemperaError(
             f"{names[0]} learns a prompt ({type(adapter).__name__}), which is not in the model "
-            "inside it and would not run: give a model without it, or adapters of its layers."
+            "inside it and would be skipped: give a model without it, or adapters of its layers."
         )
     for name in names:
         if name in INSIDE:
             raise TemperaError(
-                f"{names[0]} is a wrapper, which an accelerated model would not run: give the "
-                f"model inside it, model.{INSIDE[name]}."
+                f"{names[0]} is a wrapper, which an accelerated model would skip: give the model "
+                f"inside it, model.{INSIDE[name]}."
             )
     raise TemperaError(
         f"{names[0]} is not supported: give an instance of one of {', '.join(FAMILIES)}."
@@ -173,15 +173,15 @@ def layout_of(
     for name, stated in family.stated(model).items():
         if getattr(spec, name) != stated:
             raise TemperaError(
-                f"the model's configuration states {name}={stated}, and the format of its images "
+                f"the model's configuration states {name}={stated}, but the format of its images "
                 f"has {getattr(spec, name)}: give layout=, a ModelSpec of your model."
             )
     text = model.get_submodule(family.decoder).config
     last = int(spec.token_ids.max())
     if family.head == ("lm_head",) and last >= model.config.get_text_config().vocab_size:
         raise TemperaError(
-            f"this layout has a token {last}, and the model has {text.vocab_size}: give the "
-            "model's own layout."
+            f"this layout uses token {last}, but the model has a vocabulary of {text.vocab_size}: "
+            "give the model's own layout."
         )
     return replace(spec, context=text.max_position_embeddings)
 
@@ -199,7 +199,7 @@ def _named(family: WrappedFamily, layout: str | ModelSpec | None) -> Callable[..
         return next(iter(layouts.values()))
     if layout is None or layout not in layouts:
         raise TemperaError(
-            f"layout={layout} does not tell the format of this model's images: give "
+            f"layout={layout} does not state the format of this model's images: give "
             f"{', '.join(layouts)}, or a ModelSpec.",
             option="layout",
         )

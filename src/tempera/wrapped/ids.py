@@ -50,7 +50,7 @@ def generate_ids(
     """
     target: Any = fast.pipeline.target
     if not isinstance(target, WrappedTarget):
-        raise TemperaError("ids are for what tempera.accelerate returns: give that.")
+        raise TemperaError("ids need a model that tempera.accelerate returned: give that model.")
     seed = int(torch.randint(2**62, ())) if seed is None else whole_seed(seed)
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     read = target.read(input_ids, mask, pictures)
@@ -65,7 +65,9 @@ def generate_ids(
     if negative_ids is not None:
         null = _padded(negative_ids, negative_mask, "negative_ids")
     if len(null) != len(rows):
-        raise TemperaError(f"there are {len(null)} negative_ids for {len(rows)} prompts.")
+        raise TemperaError(
+            f"there are {len(null)} negative_ids for {len(rows)} prompts: give one row per prompt."
+        )
     condition = _together(rows, null)
     if read.positions is not None:  # of a model without unconditional rows
         condition = torch.cat([condition, read.positions.to(condition)], 1)

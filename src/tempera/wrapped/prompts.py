@@ -106,7 +106,7 @@ class WrappedPrompts:
         except (ValueError, TypeError, AttributeError) as problem:
             raise TemperaError(
                 f"the model's processor does not read the pictures of {where} "
-                f"({reason(problem)}): give it others."
+                f"({reason(problem)}): give other pictures."
             ) from problem
         ids, mask = given.pop("input_ids"), given.pop("attention_mask")
         if ids.shape[1] > spec.room:
@@ -198,8 +198,8 @@ def _filling(config: Any) -> tuple[int, set[int]]:
     for name, token in stated.items():
         if token is None:
             raise TemperaError(
-                f"the model's generation_config has no {name}, which the unconditional rows are "
-                "made with: set it."
+                f"the model's generation_config has no {name}, which the unconditional rows need: "
+                "set it."
             )
     filling, begin = map(int, stated.values())
     return filling, {config.bos_token_id, begin}

@@ -54,8 +54,8 @@ def sampling_of(config: Any, guidance: float, spec: ModelSpec) -> Sampling:
             )
     if config.cache_implementation == "quantized":
         raise TemperaError(
-            "the model's generation_config has cache_implementation='quantized', and an "
-            "accelerated model's cache is not: set it to None."
+            "the model's generation_config has cache_implementation='quantized', but an "
+            "accelerated model does not quantise its cache: set it to None."
         )
     for name, tokens in _suppressed(config).items():
         if any(_is_drawn(token, spec) for token in tokens):

@@ -48,14 +48,15 @@ def export_draft(
     target: Any = fast.pipeline.target
     if not isinstance(target, WrappedTarget):
         raise TemperaError(
-            "export_draft reads the target's head, and needs what tempera.accelerate returns."
+            "export_draft reads the target's head: give it the model that tempera.accelerate "
+            "returned."
         )
     network = read_draft(Eagle3Model, draft)
     check_target(network, target)
     if not target.embeds_ids:
         raise TemperaError(
-            "this target embeds the codes of images separately from text, which the format of "
-            "speculators cannot describe: drafts for it cannot be written in this format."
+            "this target embeds the codes of images separately from text, which the speculators "
+            "format cannot describe: its drafts cannot be written in this format."
         )
     ids, _ = ids_of(target)
     text = target.network.config

@@ -185,8 +185,8 @@ def _check_decoder(decoder: Any, family: WrappedFamily) -> None:
             )
     if config.num_hidden_layers < len(decoder.layers):
         raise TemperaError(
-            f"the configuration of the model's decoder states {config.num_hidden_layers} of its "
-            f"{len(decoder.layers)} layers: delete the others."
+            f"the configuration of the model's decoder states {config.num_hidden_layers} layers, "
+            f"but the decoder has {len(decoder.layers)}: delete the others."
         )
     rope = config.rope_parameters.get("rope_type", "default")
     if rope in DYNAMIC:
@@ -196,8 +196,8 @@ def _check_decoder(decoder: Any, family: WrappedFamily) -> None:
     attention = config._attn_implementation
     if attention not in ("sdpa", "eager"):
         raise TemperaError(
-            f"the model's attention is {attention}, which takes no mask of a draft: call "
-            "model.set_attn_implementation('sdpa') first."
+            f"the model's attention is {attention}, which does not support the mask of a draft: "
+            "call model.set_attn_implementation('sdpa') first."
         )
 
 
@@ -217,8 +217,8 @@ def _check_around(model: nn.Module, called: list[str]) -> None:
         if what := _sits_on(module):
             name = path or type(model).__name__
             raise TemperaError(
-                f"{name} has {what}, and an accelerated model calls the modules inside it, so that "
-                "it would not run: remove it, or put it on a layer."
+                f"{name} has {what}, which would not run, because an accelerated model calls the "
+                "modules inside it: remove it, or put it on a layer."
             )
 
 
@@ -230,9 +230,9 @@ def _sits_on(module: Any) -> str:
     if type(hook).__name__ == "AlignDevicesHook" and not hook.offload:
         return ""  # it moves inputs to the device that they are on
     if "forward" in vars(module):
-        return "a forward method of its own (of offloading, a wrapper or torch.compile)"
+        return "a replaced forward method (by offloading, a wrapper or torch.compile)"
     if not type(module).forward.__module__.startswith(TRANSFORMERS):
-        return "another forward method than transformers'"
+        return "a forward method that is not transformers'"
     return ""
 
 
@@ -245,7 +245,7 @@ def _check_weights(model: nn.Module, called: list[str]) -> None:
         raise TemperaError(
             f"the weights of the model's decoder are on {', '.join(sorted(map(str, devices)))}: "
             "put it, with the embedding and the head, on one device, without offloading (a "
-            "device_map may have the other parts elsewhere), or quantise the weights."
+            "device_map may place other parts elsewhere), or quantise the weights."
         )
 
 
@@ -271,9 +271,9 @@ def _check_alone(model: nn.Module, called: list[str], like: Tensor) -> None:
             if not torch.equal(alone, layer.forward(pair * pair.new_tensor([[1], [1e3]]))[:, 0]):
                 raise TemperaError(
                     f"{f'{path}.{name}'.rstrip('.')} is quantised so that a token depends on the "
-                    "others of its pass, and drafts, batches and prompts would change the law: "
-                    "quantise the weights alone, or the inputs of every token by itself (torchao's "
-                    "PerRow; bitsandbytes with llm_int8_threshold=0)."
+                    "others in its pass, so drafts, batches and prompts would change the output "
+                    "distribution: quantise only the weights, or the inputs of each token "
+                    "separately (torchao's PerRow; bitsandbytes with llm_int8_threshold=0)."
                 )
 
 
