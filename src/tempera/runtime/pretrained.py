@@ -256,7 +256,7 @@ def _parts(index: Path) -> list[Path]:
     missing = [part.name for part in parts if not part.is_file()]
     if missing or not names:
         lacks = (
-            (f"does not contain {missing[0]}, which {index.name} lists")
+            f"does not contain {missing[0]}, which {index.name} lists"
             if missing
             else "lists no files"
         )
