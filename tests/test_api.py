@@ -125,7 +125,7 @@ def test_what_is_no_text_is_no_prompt(prompts: object) -> None:
 
 @pytest.mark.parametrize("seed", ["0", "abc", 1.5, None, True, [1.5], 10**20], ids=repr)
 def test_a_seed_is_a_whole_number(seed: object) -> None:
-    with pytest.raises(TemperaError, match="seed=.* is not possible: give a whole number"):
+    with pytest.raises(TemperaError, match="seed=.* is not valid: give a whole number"):
         tempera.generate("a red ring", seed=seed, weights="/nowhere")  # type: ignore[arg-type]
 
 
@@ -189,7 +189,7 @@ class Unshowable:
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, None, "8", Unshowable()], ids=type)
 def test_a_loaded_model_takes_batch_sizes_above_zero(loaded: LoadedModel, size: object) -> None:
     before = loaded.batch_size
-    with pytest.raises(TemperaError, match="batch_size=.*is not possible"):
+    with pytest.raises(TemperaError, match="batch_size=.*is not valid"):
         loaded.batch_size = size  # type: ignore[assignment]
     assert loaded.batch_size == before
 
@@ -263,9 +263,9 @@ def test_an_image_grows_round_by_round(loaded: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        ({"progress": 3}, "progress=3 is not possible: give a function"),
-        ({"callback": "x"}, "callback='x' is not possible"),
-        ({"guidance": "3"}, "guidance='3' is not possible: give a number"),
+        ({"progress": 3}, "progress=3 is not valid: give a function"),
+        ({"callback": "x"}, "callback='x' is not valid"),
+        ({"guidance": "3"}, "guidance='3' is not valid: give a number"),
         ({"temperature": 0.5}, "`temperature` is not an argument of generate"),
     ],
     ids=str,
@@ -290,18 +290,18 @@ def test_objects_in_place_of_names(loaded: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"rule": object()}, "rule=.* is not possible: give a tempera.Rule"),
+        ({"rule": object()}, "rule=.* is not valid: give a tempera.Rule"),
         ({"rule": tempera.Exact(), "delta": 2}, "there is no option `delta`"),
         (
             {"rule": tempera.Exact(), "model": "shapes_mar", "method": "ar"},
             "model=shapes_mar has continuous",
         ),
-        ({"drafter": 3}, "drafter=3 is not possible"),
+        ({"drafter": 3}, "drafter=3 is not valid"),
         (
             {"drafter": tempera.NoDraft(), "method": "eagle"},
             "a custom drafter replaces method=eagle",
         ),
-        ({"target": object()}, "target=.* is not possible: give a tempera.Target"),
+        ({"target": object()}, "target=.* is not valid: give a tempera.Target"),
         (
             {"target": TableTarget(), "method": "ar"},
             "the target has a vocabulary of 3 tokens, but the image decoder",

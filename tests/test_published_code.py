@@ -72,5 +72,5 @@ def test_the_groups_have_the_options_distances(found: None) -> None:
 
 def test_an_impossible_value_is_refused_by_its_option(found: None) -> None:
     options = ["model=shapes_mar", "method=cspd_published", "exponent_temperature=0"]
-    with pytest.raises(TemperaError, match="`exponent_temperature=0` is not possible"):
+    with pytest.raises(TemperaError, match="`exponent_temperature=0` is not valid"):
         Parts.of(composed("eval", options))

@@ -128,7 +128,7 @@ class LoadedModel:
     def batch_size(self, size: int) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise TemperaError(
-                f"batch_size={shown(size)} is not possible: give a whole number above 0",
+                f"batch_size={shown(size)} is not valid: give a whole number above 0",
                 option="batch_size",
             )
         self._batch_size = size
@@ -274,7 +274,7 @@ class LoadedModel:
             )
         if isinstance(guidance, bool) or not isinstance(guidance, Real):
             raise TemperaError(
-                f"guidance={shown(guidance)} is not possible: give a number (1 is no guidance)",
+                f"guidance={shown(guidance)} is not valid: give a number (1 is no guidance)",
                 option="guidance",
             )
         target.sampling = replace(usual, guidance=float(guidance))
@@ -353,7 +353,7 @@ class CustomParts:
         ):
             if not fits:
                 raise TemperaError(
-                    f"{name}={shown(getattr(self, name))} is not possible: give a {wanted}",
+                    f"{name}={shown(getattr(self, name))} is not valid: give a {wanted}",
                     option=name,
                 )
         if self.target is not None:
@@ -600,7 +600,7 @@ def check_callable(**functions: Any) -> None:
     """Raise TemperaError for what cannot be called, besides None."""
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise TemperaError(f"{name}={shown(function)} is not possible: give a function")
+            raise TemperaError(f"{name}={shown(function)} is not valid: give a function")
 
 
 def named_prompts(prompts: Any, images: Any = 1) -> list[Prompt]:
@@ -611,7 +611,7 @@ def named_prompts(prompts: Any, images: Any = 1) -> list[Prompt]:
         TemperaError: something is neither a text nor a number, or there is nothing.
     """
     if isinstance(images, bool) or not isinstance(images, Integral) or images < 1:
-        raise TemperaError(f"num_images={images} is not possible: give 1 or more")
+        raise TemperaError(f"num_images={images} is not valid: give 1 or more")
     single = isinstance(prompts, str | Integral)
     if isinstance(prompts, Mapping | Set | bytes) or not (single or isinstance(prompts, Iterable)):
         raise _no_prompt(prompts)
@@ -654,4 +654,4 @@ def whole_seed(seed: Any) -> int:
     """
     if not isinstance(seed, bool) and isinstance(seed, Integral) and abs(int(seed)) < 2**63:
         return int(seed)
-    raise TemperaError(f"seed={shown(seed)} is not possible: give a whole number")
+    raise TemperaError(f"seed={shown(seed)} is not valid: give a whole number")

@@ -262,24 +262,24 @@ def test_all_jobs_of_a_sweep_are_checked_before_the_first_begins(
     first, zero, text = err.splitlines()
     assert first == "error: 2 of 3 jobs cannot run, so none was started:"
     assert "delta=0: delta=0 is not a relaxation budget" in zero
-    assert "delta=abc: `delta=abc` is not possible" in text
+    assert "delta=abc: `delta=abc` is not valid" in text
     assert run(f"{line}1.1,2")[0] == 0 and begun == [1.1, 2]  # the GPU may be elsewhere
 
 
 CHECKED = [
-    ("eval/run.py -m method=ar data.limit=8 replays=2,-1", "`replays=-1` is not possible"),
-    ("eval/run.py -m method=coolsd expected_length=2,99", "expected_length=99 is not possible"),
+    ("eval/run.py -m method=ar data.limit=8 replays=2,-1", "`replays=-1` is not valid"),
+    ("eval/run.py -m method=coolsd expected_length=2,99", "expected_length=99 is not valid"),
     (
         "train_draft/main.py -m training.lr=1e-3,abc device=cuda",
-        "`training.lr=abc` is not possible",
+        "`training.lr=abc` is not valid",
     ),
-    ("train_draft/main.py -m training.steps=1,-1", "`training.steps=-1` is not possible"),
+    ("train_draft/main.py -m training.steps=1,-1", "`training.steps=-1` is not valid"),
     (
         "train_draft/main.py -m training.mixed_precision=auto,x device=cuda",
         "`training.mixed_precision=x` is",
     ),
-    ("train_draft/prepare.py -m source.limit=1,-1", "`source.limit=-1` is not possible"),
-    ("train_draft/prepare.py -m shard_size=1,a", "`shard_size=a` is not possible"),
+    ("train_draft/prepare.py -m source.limit=1,-1", "`source.limit=-1` is not valid"),
+    ("train_draft/prepare.py -m shard_size=1,a", "`shard_size=a` is not valid"),
     (
         "train_draft/main.py -m draft=eagle,parallel training.ttt_steps=1",
         "training.ttt_steps=1 has no effect",
@@ -288,13 +288,13 @@ CHECKED = [
     ("eval/run.py -m metrics=real metrics.names=[fid],[fud]", "there is no metric fud"),
     (
         "eval/run.py -m torchmetrics=ssim torchmetrics.ssim.kind=picture,x",
-        "`torchmetrics.ssim.kind=x` is not possible",
+        "`torchmetrics.ssim.kind=x` is not valid",
     ),
-    ("eval/bench.py -m batch_sizes=[1],[0]", "`batch_sizes=[0]` is not possible"),
+    ("eval/bench.py -m batch_sizes=[1],[0]", "`batch_sizes=[0]` is not valid"),
     ("eval/bench.py -m method=eagle,ar", "choose another method, such as method=eagle"),
     ("eval/tune.py -m budget=none,foo", "budget=foo is not a budget"),
     ("eval/tune.py -m trees=[mc_sim_7b_63],[a]", "there is no draft tree 'a'"),
-    ("eval/tune.py -m images=1,0", "`images=0` is not possible"),
+    ("eval/tune.py -m images=1,0", "`images=0` is not valid"),
 ]
 """Command lines of two jobs, and what is wrong with one."""
 

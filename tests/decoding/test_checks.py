@@ -155,7 +155,7 @@ def test_parts_that_are_something_else_are_refused(name):
 
 
 def test_there_is_a_row():
-    with pytest.raises(TemperaError, match="rows=-1 is not possible"):
+    with pytest.raises(TemperaError, match="rows=-1 is not valid"):
         decode(TableTarget(3, 4), Guess(), Mine(), RandomStreams(0, ["a"]), ["a"], rows=-1)
 
 

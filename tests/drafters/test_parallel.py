@@ -185,13 +185,13 @@ def test_refusals_are_one_sentence(tmp_path):
         with pytest.raises(TemperaError, match=message):
             build(str(tmp_path / path), target, tree)
     for sizes, message in (
-        ({"layers": 0}, "layers=0 is not possible: give 1 or more"),
-        ({"rank": -1}, "rank=-1 is not possible: give 0 or more"),
-        ({"length": 1}, "length=1 is not possible: give 2 or more"),
+        ({"layers": 0}, "layers=0 is not valid: give 1 or more"),
+        ({"rank": -1}, "rank=-1 is not valid: give 0 or more"),
+        ({"length": 1}, "length=1 is not valid: give 2 or more"),
     ):
         with pytest.raises(TemperaError, match=message):
             ParallelModel.of(target.network, "tiny", **sizes)
-    with pytest.raises(TemperaError, match=f"length={LENGTH + 1} is not possible: an image has"):
+    with pytest.raises(TemperaError, match=f"length={LENGTH + 1} is not valid: an image has"):
         parallel_network(target, "tiny", length=LENGTH + 1)
     columns = target.grid[1]
     with pytest.raises(TemperaError, match=f"give length={columns - 1} or less, or above=false"):

@@ -148,7 +148,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("both", {"measured_with": NOW | {"draft": str(SHIPPED / "draft")}}, "draft=None, but .*draft"),
     ("both", {"statistics": "nowhere.safetensors"}, "there is no nowhere.safetensors"),
     ("calibrated", {"delta": 2.0}, "takes no δ: leave delta=2 out"),
-    ("calibrated", {"ceiling": 0.5}, "ceiling=0.5 is not possible"),
+    ("calibrated", {"ceiling": 0.5}, "ceiling=0.5 is not valid"),
     ("optimal", {"tree": Tree.from_paths([[0], [1], [0, 0]])}, "another draft tree"),
 ]
 

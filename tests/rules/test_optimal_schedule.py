@@ -93,5 +93,5 @@ def test_an_expected_length_out_of_reach(wanted):
 
 def test_a_ceiling_below_one():
     _, _, p, q = tables()
-    with pytest.raises(TemperaError, match="ceiling=0.5 is not possible"):
+    with pytest.raises(TemperaError, match="ceiling=0.5 is not valid"):
         schedule_for(Chains.enumerated(p, q[:3]), 3.5, ceiling=0.5)

@@ -191,5 +191,5 @@ def test_eight_bits_without_torchao_or_for_continuous_tokens_are_refused_in_a_se
         Parts.of(composed("eval", ["weights_dtype=int3"]))
     with pytest.raises(TemperaError, match=r"^drafter\.dtype=int8 .*decoding\[torchao\]\"$"):
         Parts.of(composed("eval", ["method=eagle", "drafter.dtype=int8"]))
-    with pytest.raises(TemperaError, match=r"^`drafter\.dtype=int3` is not possible: "):
+    with pytest.raises(TemperaError, match=r"^`drafter\.dtype=int3` is not valid: "):
         Parts.of(composed("eval", ["method=eagle", "drafter.dtype=int3"]))

@@ -70,7 +70,7 @@ class Wanted:
         most = tree.max_depth + 1 if tree else math.inf
         if not 1 <= cfg.expected_length <= most:
             raise TemperaError(
-                f"expected_length={cfg.expected_length:g} is not possible: a round of this draft "
+                f"expected_length={cfg.expected_length:g} is not valid: a round of this draft "
                 f"emits 1 to {most} tokens"
             )
         parameter: FreeParameter = instantiate(cfg.free_parameter)

@@ -282,7 +282,7 @@ def fitting(value: object, hint: object, option: str) -> Any:
             return value if type(value) is int and fit == value else fit  # 2 stays 2
         reason = "true and false are not numbers"
     shown = value if isinstance(value, str) else json.dumps(value, default=str)
-    raise TemperaError(f"`{option}={shortened(shown)}` is not possible: {reason}", option=option)
+    raise TemperaError(f"`{option}={shortened(shown)}` is not valid: {reason}", option=option)
 
 
 def _is_number_made_of_truth(value: object, fit: object) -> bool:
@@ -348,7 +348,7 @@ def _located(node: DictConfig) -> Callable[..., Any]:
         inspect.signature(call)
     except Exception as problem:
         reason = shortened(str(problem.__cause__ or problem), most=200)
-        raise TemperaError(f"{shown} is not possible: {reason}", option=option) from problem
+        raise TemperaError(f"{shown} is not valid: {reason}", option=option) from problem
     return call
 
 

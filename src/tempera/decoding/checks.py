@@ -39,7 +39,7 @@ def check_parts(target: object, drafter: object, rule: object, rows: int | None)
                     f"{type(part).__name__} has no `{name}`, which every {who} needs: add it"
                 )
     if rows is not None and rows < 1:
-        raise TemperaError(f"rows={rows} is not possible: give 1 or more")
+        raise TemperaError(f"rows={rows} is not valid: give 1 or more")
 
 
 def check_draft(drafter: Drafter, draft: Draft, target: Target, sequences: Sequences) -> None:

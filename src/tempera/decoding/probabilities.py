@@ -55,12 +55,12 @@ class Sampling:
             ("min_p", 0 <= self.min_p <= 1, "a number from 0 (all tokens) to 1"),
         ):
             if not fits:
-                raise TemperaError(f"{name}={getattr(self, name)} is not possible; give {advice}")
+                raise TemperaError(f"{name}={getattr(self, name)} is not valid; give {advice}")
         if self.entropy_temperature is not None:
             scale, decay, floor = self.entropy_temperature
             if not (0 <= scale < math.inf and 0 < decay < math.inf and 1e-6 <= floor < math.inf):
                 raise TemperaError(
-                    f"entropy_temperature={list(self.entropy_temperature)} is not possible; give a "
+                    f"entropy_temperature={list(self.entropy_temperature)} is not valid; give a "
                     "scale of 0 or more, a decay above 0 and a floor of 1e-6 or more, as "
                     "[2.5,3,0.6]",
                     option="entropy_temperature",

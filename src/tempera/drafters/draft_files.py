@@ -177,7 +177,7 @@ def draft_to_train(
     )
     if network.slots > target.length:
         raise TemperaError(
-            f"length={network.slots} is not possible: an image has {target.length} tokens, so "
+            f"length={network.slots} is not valid: an image has {target.length} tokens, so "
             f"give 2 to {target.length}."
         )
     return network

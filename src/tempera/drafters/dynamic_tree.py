@@ -58,7 +58,7 @@ class DynamicTreeDrafter(Drafter):
         most = branches + (depth - 1) * branches**2
         if not 1 <= nodes <= most:
             raise TemperaError(
-                f"nodes={nodes} is not possible: branches={branches} and depth={depth} expand to "
+                f"nodes={nodes} is not valid: branches={branches} and depth={depth} expand to "
                 f"{most}; give 1 to {most}"
             )
         self.model = model

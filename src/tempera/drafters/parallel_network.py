@@ -73,7 +73,7 @@ def check_length(length: int) -> None:
 
 def _check_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise TemperaError(f"{name}={value} is not possible: give {least} or more.")
+        raise TemperaError(f"{name}={value} is not valid: give {least} or more.")
 
 
 class SlotNetwork(DraftNetwork):

@@ -142,7 +142,7 @@ def reachable(chains: Chains, ceiling: float = CEILING) -> tuple[float, float]:
         TemperaError: the ceiling is below 1 or infinite.
     """
     if not 1 <= ceiling < math.inf:
-        raise TemperaError(f"ceiling={ceiling} is not possible; the largest ω is at least 1")
+        raise TemperaError(f"ceiling={ceiling} is not valid; the largest ω is at least 1")
     return chains.expected_emitted([1.0] * chains.length), chains.expected_emitted(
         [ceiling] * chains.length
     )

@@ -101,9 +101,7 @@ def floored(schedule: Sequence[float] | Prices, floor: float) -> Omegas:
             option="schedule",
         )
     if not 0 <= floor < math.inf:
-        raise TemperaError(
-            f"floor={floor} is not possible; give 0 (the published schedule) or more"
-        )
+        raise TemperaError(f"floor={floor} is not valid; give 0 (the published schedule) or more")
     return tuple(max(omega, floor) for omega in schedule)
 
 

@@ -151,7 +151,7 @@ def check_meeting(environment: Mapping[str, str], cpu: bool) -> None:
     rank, port = (_number(environment, name) for name in ("RANK", "MASTER_PORT"))
     if not rank < int(count) or not port < 2**16:
         raise TemperaError(
-            f"RANK={rank}, WORLD_SIZE={count} and MASTER_PORT={port} are not possible: launch with "
+            f"RANK={rank}, WORLD_SIZE={count} and MASTER_PORT={port} are not valid: launch with "
             "torchrun or srun, or unset them."
         )
 
