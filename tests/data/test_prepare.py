@@ -199,7 +199,7 @@ BELIEVED = [
     (twice, "00000.parquet is .* a copy"),
     (of(codes=[[1] * 5] * 2), "codes has rows that do not have exactly 6"),
     (of(codes=[[-1] * 6] * 2), "codes contains numbers outside"),
-    (of(caption=["a", None]), "caption lacks values"),
+    (of(caption=["a", None]), "caption has missing values"),
 ]
 
 

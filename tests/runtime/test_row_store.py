@@ -64,8 +64,8 @@ BELIEVED: list[tuple[dict[str, Any], str]] = [
     ({"sizes": [1, None, -7]}, "sizes contains numbers outside"),
     ({"tokens": ["1", "2", "3"]}, "tokens contains values that are not"),
     ({"tokens": 7}, "tokens has rows that do not have exactly 3"),
-    ({"seconds": None}, "seconds lacks values"),
-    ({"name": None}, "name lacks values"),
+    ({"seconds": None}, "seconds has missing values"),
+    ({"name": None}, "name has missing values"),
     ({"name": 7}, "name contains values that are not"),
 ]
 

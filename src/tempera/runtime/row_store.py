@@ -238,7 +238,7 @@ def _values(
     kind = column.type
     lists = _is_list(column.type)
     if column.null_count and (wanted is None or wanted.needed):
-        raise ValueError("lacks values")
+        raise ValueError("has missing values")
     if wanted is None and not (is_string(kind) or is_large_string(kind)):
         raise ValueError("contains values that are not texts")
     if wanted is None or column.null_count:
