@@ -653,7 +653,7 @@ def test_a_decoder_that_becomes_another_is_refused() -> None:
         drawn(held, fast)
     config.is_causal = True
     config.num_hidden_layers = 1
-    with pytest.raises(TemperaError, match="states 1 of its 2 layers: delete the others"):
+    with pytest.raises(TemperaError, match="states 1 layers, but the decoder has 2: delete"):
         drawn(held, fast)
 
 

@@ -25,7 +25,7 @@ TOLD = [
     (OSError(errno.EDQUOT, "Full", "a.txt"), "^cannot write a.txt: Full; free some space"),
     (OSError(errno.EROFS, "No", "a.txt"), "^cannot read or write 'a.txt': No; give .*run.dir=DIR"),
     (TemperaError("give a number above 0", option="delta"), r"above 0 \(delta=\)$"),
-    (TemperaError("delta=0 is not valid", option="delta"), "^delta=0 is not possible$"),
+    (TemperaError("delta=0 is not valid", option="delta"), "^delta=0 is not valid$"),
     (UncompletedJobError(DIED), r"^Job 7 has .* \(state: FAILED\)"),
     *(
         (MissingConfigException("", f"hydra/launcher/{name}", LAUNCHERS), r"pip .*\[launchers\]")

@@ -158,7 +158,7 @@ def test_missing_files_and_bad_slices(tmp_path: Path) -> None:
         ((str(tmp_path / "nowhere.txt"),), "there is no file"),
         ((str(tmp_path / "folder.txt"),), "folder.txt is a directory"),
         ((None,), "give data.path=FILE"),
-        ((path, None, 2), "holds 2 prompts: give a smaller offset"),
+        ((path, None, 2), "contains only 2 prompts: give a smaller offset"),
     ):  # fmt: skip
         with pytest.raises(TemperaError, match=told):
             file_prompts(*given)  # type: ignore[arg-type]

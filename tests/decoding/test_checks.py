@@ -142,7 +142,7 @@ PARTS = {
     "a class": ({"drafter": Guess}, "Guess is a class: give an instance"),
     "a model": ({"drafter": Even()}, "Even is a draft model: give a drafter"),
     "a class of rules": ({"rule": Mine}, "the rule is .*Mine.*: give a tempera.Rule"),
-    "no target": ({"target": EVEN}, "Tensor has no `length`: every target has it"),
+    "no target": ({"target": EVEN}, "Tensor has no `length`, which every target needs"),
 }
 
 

@@ -120,7 +120,7 @@ def test_built_from_a_directory_or_with_a_warning_untrained(name, tmp_path, caps
     drafter = build(str(tmp_path), target)
     assert torch.equal(images(target, drafter), images(target, MADE[name](target)))
     assert drafter.identity is not None
-    with pytest.raises(TemperaError, match="hidden size 16, the target 8"):
+    with pytest.raises(TemperaError, match="hidden size 16, but the target has 8"):
         build(str(tmp_path), tiny_target(network=llamagen(hidden_size=8)))
     with pytest.raises(TemperaError, match="was trained for"):
         build(str(tmp_path), tiny_target(network=llamagen(seed=5)))

@@ -154,7 +154,7 @@ class Payload:
 @pytest.mark.parametrize(
     ("stated", "word"),
     [
-        ({"num_attention_heads": 4}, "num_attention_heads=4, the target 2"),
+        ({"num_attention_heads": 4}, "num_attention_heads=4, but the target has 2"),
         ({"rope_theta": 1e6}, "rope_theta=1000000.0"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
         ({"model_type": "chameleon"}, "model_type=chameleon"),

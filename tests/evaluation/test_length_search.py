@@ -131,7 +131,7 @@ def test_a_run_finds_its_parameter_and_keeps_it(
     monkeypatch.setattr(Wanted, "_searched", None)  # nothing is searched again
     again = evaluated(options, tmp_path / "run", *given, "data.limit=8")
     assert (again["about"]["matched"], again["images"]) == (found, 8)
-    with pytest.raises(TemperaError, match="other conditions"):
+    with pytest.raises(TemperaError, match="other settings"):
         evaluated(options, tmp_path / "run", *given, "matching.seed=5")
 
 

@@ -47,9 +47,9 @@ def test_values_and_means(text: str, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("id,value\na,1\n", "begins with id,value"),
-        (GOOD + "c,pick,1\n", "prompts c"),
+        (GOOD + "c,pick,1\n", "differ in c"),
         (GOOD + "a,pick,1\n", "duplicate"),
-        (GOOD.replace("b,pick,3\n", ""), "prompts b"),
+        (GOOD.replace("b,pick,3\n", ""), "differ in b"),
         (GOOD.replace("3", "three"), "three"),
         (GOOD.replace("3", "inf"), "infinite"),
         (GOOD.replace("pick", "fid"), "has a score named 'fid', which is already taken"),

@@ -186,7 +186,7 @@ def test_usual_metrics_that_cannot_be_had_end_the_run(file: Path, tmp_path: Path
     evaluator_of(None, None, **at_hand).check("large")
     for reference, missing in ((None, Alone("no.pt")), (tmp_path / "no", at_hand["fid"])):
         evaluator = evaluator_of(None, reference and str(reference), **at_hand | {"fid": missing})
-        with pytest.raises(TemperaError, match="=\\[...\\] measures less\\): .*(not|no) "):
+        with pytest.raises(TemperaError, match="=\\[...\\] or metrics=none\\): .*(not|no) "):
             evaluator.check("large")
 
 

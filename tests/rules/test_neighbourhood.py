@@ -352,7 +352,7 @@ REFUSED = {
     "at most 0.6931": lambda: Lantern(TABLE, 0.8, "jsd"),
     "lam=inf ": lambda: LanternPP(TABLE, float("inf")),
     "ranks=-1 ": lambda: GSD(TABLE, -1),
-    "k=4.3 .* table of 12": lambda: GSD(near(12, 12), k=4.3),
+    "k=4.3 .* table has only 12": lambda: GSD(near(12, 12), k=4.3),
 }
 
 

@@ -31,7 +31,7 @@ def test_prompts_are_left_padded_beside_the_null_prompt() -> None:
 
 
 def test_a_prompt_that_is_too_long_is_refused_or_truncated() -> None:
-    with pytest.raises(TemperaError, match="prompt 2 of 2 has 13 tokens, .* room for 12"):
+    with pytest.raises(TemperaError, match="prompt 2 of 2 has 13 tokens, .* at most 12"):
         PromptEncoder(LINED, letters).encode(["ab", "cdef ghijk"])
     fits, _ = PromptEncoder(LINED, letters).encode(["cdef ghij"])
     condition, keep = PromptEncoder(LINED, letters, truncate=True).encode(["cdef ghij k"])

@@ -159,8 +159,8 @@ class StandardEvaluator(Evaluator):
                 problems[problem] = None
         if problems and self.names is None:
             raise TemperaError(
-                "metrics=real cannot measure all its metrics (choose some with "
-                f"metrics.names=[...], or metrics=none): {together([*problems])}"
+                "metrics=real cannot measure all its default metrics (to measure fewer, give "
+                f"metrics.names=[...] or metrics=none): {together([*problems])}"
             )
         if problems:
             raise together([*problems])
