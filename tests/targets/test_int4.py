@@ -164,7 +164,7 @@ def test_a_layer_alone_is_quantised_and_others_stay() -> None:
     network = nn.Sequential(random_layer(16, 32), random_layer(32, 16))
     quantise(network, network[0], "int4", CPU)
     assert isinstance(network[0], Int4Linear) and isinstance(network[1], nn.Linear)
-    with pytest.raises(TemperaError, match="32 and outputs of 16, and 1 has 16 and 32: "):
+    with pytest.raises(TemperaError, match="32 inputs and of 16 outputs, but 1 has 16 and 32: "):
         quantise(network, network, "int4", CPU)
     network = nn.Sequential(random_layer(24, 32))
     with pytest.raises(TemperaError, match="and 0 has 32 and 24: choose int8"):
@@ -275,12 +275,12 @@ def test_a_run_of_four_bits_is_another(tmp_path: Path) -> None:
 
 
 def test_four_bits_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TemperaError, match="weights_dtype=int4 is for models of discrete tokens"):
+    with pytest.raises(TemperaError, match="weights_dtype=int4 is only for models with discrete"):
         Parts.of(composed("eval", ["model=shapes_mar", "method=ar", INT4]))
     with pytest.raises(TemperaError, match=r"^drafter\.dtype=int4 needs a CPU or .* is on mps: "):
         check_quantises("drafter.dtype", "int4", torch.device("mps"))
     check_quantises("weights_dtype", "int4", torch.device("cuda"))  # of a dry run
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(TemperaError, match="Ampere generation or later, and this run is on cuda"):
+    with pytest.raises(TemperaError, match="Ampere generation or later, but this run is on cuda"):
         check_quantises("weights_dtype", "int4", torch.device("cuda"))

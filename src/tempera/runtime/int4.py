@@ -75,8 +75,8 @@ class Int4Linear(nn.Module):
         group = next((size for size in GROUPS if inputs % size == 0), None)
         if group is None or outputs % OUTPUTS:
             raise TemperaError(
-                f"int4 takes layers whose inputs are a multiple of {GROUPS[-1]} and outputs of "
-                f"{OUTPUTS}, and {name} has {inputs} and {outputs}: choose int8"
+                f"int4 needs layers with a multiple of {GROUPS[-1]} inputs and of {OUTPUTS} "
+                f"outputs, but {name} has {inputs} and {outputs}: choose int8"
             )
         codes, scales = rounded(layer.weight, group)
         return cls(_pack(codes, group, device), scales.to(device), layer.bias, group)

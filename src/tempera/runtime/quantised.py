@@ -26,7 +26,7 @@ def check_quantises(option: str, kind: WeightsDtype, device: torch.device) -> No
     """Raise TemperaError if this installation or the device cannot quantise, as an option asks."""
     if kind == "int4" and not _multiplies_int4(device):
         raise TemperaError(
-            f"{option}=int4 needs a CPU or a GPU of NVIDIA's Ampere generation or later, and this "
+            f"{option}=int4 needs a CPU or a GPU of NVIDIA's Ampere generation or later, but this "
             f"run is on {device}: give int8",
             option=option,
         )
