@@ -141,7 +141,7 @@ def test_impossible_pictures() -> None:
     )
     other = janus()
     pixels = torch.zeros(2, 3, 48, 48)
-    sentence = "pixel_values is not possible with a Janus.*: transformers, too, draws its images"
+    sentence = "pixel_values is not possible with a Janus.*: transformers also draws its images"
     refused(sentence, generate_ids, other.accelerated(), **other.ids, pixel_values=pixels)
     refused(
         "these images has no image_prompts", tempera.accelerate, other.model, image_prompts=True

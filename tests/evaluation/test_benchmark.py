@@ -69,7 +69,7 @@ def test_every_part_is_measured_and_the_ratio_follows_from_the_rounds():
         shown = bench.cells(column, report.steps)
         most = column.ar["round"].median / column.method["target"].median
         assert shown["the same, if drafting took no time"]["value"] == pytest.approx(most)
-        assert shown["memory at the peak, GiB"]["value"] == column.memory / 2**30
+        assert shown["peak memory, GiB"]["value"] == column.memory / 2**30
     _, rows, heads, _, size = target.runner.cache._shape
     middle = target.runner.prompt.prefix + LENGTH // 2
     cache = 2 * len(target.runner.cache.entries) * rows * heads * middle * size * 4
@@ -98,7 +98,7 @@ def test_rounds_of_continuous_tokens_are_timed_without_the_prefill(prefill):
         assert column.limit is None
         shown = bench.cells(column, report.steps)
         assert {"speed-up of whole images", "round: one of 3 draft steps"} < set(shown)
-        even = shown["accepted length that breaks even"]["value"]
+        even = shown["break-even accepted length"]["value"]
         assert even * column.ratio == pytest.approx(1)
 
 

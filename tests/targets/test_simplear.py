@@ -103,7 +103,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         load_prompts(simplear(), str(tmp_path), ["tokenizer.json"], "hub")
     tokenizer.add_special_tokens(["<|t2i|>", "<|soi|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(TemperaError, match="3 tokens, and the codes begin behind 151,672"):
+    with pytest.raises(TemperaError, match="3 tokens, but the image codes begin after 151,672"):
         load_prompts(simplear(), str(tmp_path), ["tokenizer.json"], "hub")
     encoder = load_prompts(simplear(text_tokens=3), str(tmp_path), ["tokenizer.json"], "hub")
     condition, _ = encoder.encode(["a cat"])

@@ -32,8 +32,8 @@ MILLISECONDS = ".4g"
 FORMATS = {
     "speed-up ÷ accepted length": ".2f",
     "the same, if drafting took no time": ".2f",
-    "accepted length that breaks even": ".2f",
-    "memory at the peak, GiB": ".2f",
+    "break-even accepted length": ".2f",
+    "peak memory, GiB": ".2f",
     "images/s of AR": ".3g",
     "AR ÷ its limit": ".2f",
     "accepted length": ".2f",
@@ -197,8 +197,8 @@ def cells(column: BenchmarkColumn, steps: int) -> dict[str, Cell]:
         "round of AR": _spread(ar),
         "speed-up ÷ accepted length": {"value": column.ratio},
         "the same, if drafting took no time": {"value": ar.median / own["target"].median},
-        "accepted length that breaks even": {"value": 1 / column.ratio},
-        "memory at the peak, GiB": {"value": column.memory / 2**30},
+        "break-even accepted length": {"value": 1 / column.ratio},
+        "peak memory, GiB": {"value": column.memory / 2**30},
         "images/s of AR": {"value": column.images},
     }
     if column.limit is not None:

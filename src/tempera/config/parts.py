@@ -499,7 +499,7 @@ class Parts:
         depth = self.draft_depth
         if not depth:
             raise TemperaError(
-                "the rule's schedule needs a draft, and this method drafts nothing: give depth=1 "
+                "the rule's schedule needs a draft, but this method drafts nothing: give depth=1 "
                 "or more, choose a method with a draft, such as method=coolsd, or rule=exact."
             )
         offered = {"tree": self.tree, "measured_with": self.measured_with}

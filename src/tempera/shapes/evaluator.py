@@ -67,12 +67,12 @@ class ShapesEvaluator(Evaluator):
         if model not in TEXTURES:
             raise TemperaError(
                 "metrics=shapes evaluates pictures of the shapes world, not of "
-                f"{model or 'an unknown model'}: take metrics=real or none",
+                f"{model or 'an unknown model'}: choose metrics=real or none",
                 option="metrics",
             )
         if TEXTURES[model] != self.texture:
             raise TemperaError(
-                f"metrics.texture={self.texture} is not that of {model}'s world: take "
+                f"metrics.texture={self.texture} is not that of {model}'s world: give "
                 f"metrics.texture={TEXTURES[model]}",
                 option="metrics",
             )

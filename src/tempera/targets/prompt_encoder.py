@@ -159,8 +159,8 @@ def load_prompts(
             )
     if spec.text_tokens is not None and size not in (None, spec.text_tokens):
         raise TemperaError(
-            f"the text tokenizer of {weights} has {size:,} tokens, and the codes begin behind "
-            f"{spec.text_tokens:,}: give the tokenizer.json of the model.",
+            f"the text tokenizer of {weights} has {size:,} tokens, but the image codes begin "
+            f"after {spec.text_tokens:,}: give the tokenizer.json of the model.",
             option="model.spec.text_tokens",
         )
     return PromptEncoder(spec, tokenize, truncate, turn)

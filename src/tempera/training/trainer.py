@@ -417,7 +417,7 @@ def _accelerator(device: torch.device, parts: int) -> Accelerator:
         ) from problem
     if accelerator.device.type != device.type:
         raise TemperaError(
-            f"accelerate is configured for {accelerator.device.type}, and the target is on "
+            f"accelerate is configured for {accelerator.device.type}, but the target is on "
             f"{device.type}: give device={accelerator.device.type}, or launch with torchrun."
         )
     return accelerator

@@ -117,8 +117,8 @@ def _check_has_draft(method: str | None, drafter: object) -> None:
         if "path" in composed("generate", choices).drafter:
             return
     raise TemperaError(
-        f"{what} uses no trained draft: leave draft= out, or give it with a method that "
-        'has one, as method="eagle".'
+        f"{what} uses no trained draft: leave draft= out, or give it with a method that uses one, "
+        'such as method="eagle".'
     )
 
 

@@ -130,7 +130,7 @@ def read_pictures(
         if name not in family.given:
             why = f"it takes {', '.join(family.given)}"
             if not family.given:
-                why = "transformers, too, draws its images from text alone, so leave it out"
+                why = "transformers also draws its images only from text, so leave it out"
             raise TemperaError(f"{name} is not possible with a {family.model_class}: {why}.")
     missing = [name for name in family.given if name not in {"pixel_values", *found}]
     if missing and found:
