@@ -55,7 +55,7 @@ def test_a_draft_of_another_target_is_refused():
     for other, what in (
         (EagleModel.of(llamagen(hidden_size=8), "other"), "hidden size 8"),
         (EagleModel.of(llamagen(seed=1), "other"), "with weights"),
-        (EagleModel(replace(eagle.config, vocab_size=12)), "for tiny, has vocabulary 12, the targ"),
+        (EagleModel(replace(eagle.config, vocab_size=12)), "for tiny) has vocabulary 12, but the t"),
     ):
         with pytest.raises(TemperaError, match=what):
             check_target(other, target)
@@ -81,7 +81,7 @@ def test_unreadable_drafts_are_reported_in_one_sentence(tmp_path):
         (json.dumps(values | {"layer_sizes": {"width": 16}}), "does not describe a draft of"),
         (
             json.dumps(values | {"family": "mamba"}),
-            r"kind eagle \(it has no field family",
+            r"type eagle \(it has no field family",
         ),
     ):
         config.write_text(content)

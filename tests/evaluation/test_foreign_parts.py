@@ -106,7 +106,7 @@ def test_a_run_reads_its_own_parts_alone(what: str, runs: dict[str, Path], tmp_p
 
 SHOWN: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "numbers": (copied("metrics.json"), r"metrics\.json belongs to another run"),
-    "prompts": (copied("results.parquet"), "results.parquet is not the one that metrics.json"),
+    "prompts": (copied("results.parquet"), "results.parquet does not match metrics.json"),
     "both": (copied("*s.*"), r"metrics\.json belongs to another run"),
     "values": (with_values("results.parquet", rounds=lambda _: 1), "results.parquet is not the"),
 }
