@@ -55,7 +55,10 @@ def test_a_draft_of_another_target_is_refused():
     for other, what in (
         (EagleModel.of(llamagen(hidden_size=8), "other"), "hidden size 8"),
         (EagleModel.of(llamagen(seed=1), "other"), "with weights"),
-        (EagleModel(replace(eagle.config, vocab_size=12)), "for tiny) has vocabulary 12, but the t"),
+        (
+            EagleModel(replace(eagle.config, vocab_size=12)),
+            "for tiny) has vocabulary 12, but the t",
+        ),
     ):
         with pytest.raises(TemperaError, match=what):
             check_target(other, target)

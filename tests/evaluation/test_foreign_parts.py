@@ -108,7 +108,10 @@ SHOWN: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "numbers": (copied("metrics.json"), r"metrics\.json belongs to another run"),
     "prompts": (copied("results.parquet"), "results.parquet does not match metrics.json"),
     "both": (copied("*s.*"), r"metrics\.json belongs to another run"),
-    "values": (with_values("results.parquet", rounds=lambda _: 1), "results.parquet is not the"),
+    "values": (
+        with_values("results.parquet", rounds=lambda _: 1),
+        "results.parquet does not match",
+    ),
 }
 
 
