@@ -51,7 +51,7 @@ COLUMNS = {  # of each table: heading and cell, by the row's numbers
     },
     "discrete": {
         "tokens per round": "{accepted_length:.2f}",
-        "a round in AR rounds": "{here_cost:.1f}",
+        "cost of a round, in AR rounds": "{here_cost:.1f}",
         "speed-up here": "{here:.2f}",
         "on XL": "{xl:.1f}",
         "ideal": "{cheap:.1f}",
@@ -358,7 +358,7 @@ def xl_table(results: Results) -> str:
         timed = of_sessions(results, f"{kind} on XL")
         medians = [f"{statistics.median(part):.0f}" for part in zip(*timed, strict=True)]
         shown.append([f"`{kind}`", *(medians or ["–"] * 3)])
-    return lines(["round of", "AR, ms", "the method, ms", "of it drafting, ms"], shown)
+    return lines(["round of", "AR, ms", "the method, ms", "of which drafting, ms"], shown)
 
 
 def everything(results: Results) -> dict[str, Mapping[str, Any]]:
