@@ -262,7 +262,9 @@ def _work(run: Evaluation, tracker: Future[Tracker], verbose: bool | None) -> di
     from tempera.reporting import run_report  # matplotlib takes a second to import
 
     directory = run.plan.directory
-    with side_service(f"no report ({{why}}): the results are in {directory}."):
+    with side_service(
+        f"the report could not be written ({{why}}): the results are in {directory}."
+    ):
         run_report.write(directory, tracker.result(), verbose)
     values = {key: interval["value"] for key, interval in result["metrics"].items()}
     return {key: value for key, value in values.items() if value is not None}
