@@ -369,7 +369,7 @@ def test_runs_given_as_links_are_there_once(
     assert find_runs([chosen / "a", chosen / "a"]) == ([chosen / "a"], [], {})
     monkeypatch.setattr(report, "write_report", lambda *_: [])
     report_command.main(composed("report", [f"runs=[{chosen},{tmp_path / 'away'}]"]))
-    told = [f"left out: {name} is {run} again" for name, run in again.items()]
+    told = [f"left out: {name} is the same run as {run}" for name, run in again.items()]
     assert capsys.readouterr().out.splitlines() == told
     (tmp_path / "empty").mkdir()
     with pytest.raises(TemperaError, match="there is no run in .*empty"):
