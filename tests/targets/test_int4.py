@@ -167,7 +167,7 @@ def test_a_layer_alone_is_quantised_and_others_stay() -> None:
     with pytest.raises(TemperaError, match="32 inputs and of 16 outputs, but 1 has 16 and 32: "):
         quantise(network, network, "int4", CPU)
     network = nn.Sequential(random_layer(24, 32))
-    with pytest.raises(TemperaError, match="and 0 has 32 and 24: choose int8"):
+    with pytest.raises(TemperaError, match="but 0 has 32 and 24: choose int8"):
         quantise(network, network, "int4", CPU)
 
 
