@@ -128,7 +128,7 @@ def test_an_option_of_ones_own_may_have_a_name_that_is_free_again(own: Path) -> 
     ("options", "wanted"),
     [
         ("-m method=ar limit=1,2", "`limit` is now `data.limit`: give data.limit="),
-        ("-m method=ar +limit=1,2", "none has begun:\n  +limit=1: `limit` is now `data.limit`"),
+        ("-m method=ar +limit=1,2", "none was started:\n  +limit=1: `limit` is now `data.limit`"),
         ('-m hydra.sweeper.cases=["method=ar limit=3"]', "`limit` is now `data.limit`: give"),
     ],
 )

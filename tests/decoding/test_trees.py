@@ -115,7 +115,7 @@ def test_static_trees_are_moved_to_a_device_once():
         (lambda: Tree.sequoia(7, 2, (0.2, 0.1)), "has 6 nodes, not 7"),
         (lambda: Tree.from_paths([[0], [1, 0]]), "no parent"),
         (lambda: Tree.from_paths([[0], [2]]), "sibling before it"),
-        (lambda: Tree.from_paths([[0], [0]]), "different"),
+        (lambda: Tree.from_paths([[0], [0]]), "distinct"),
         (lambda: Tree.from_paths([[]]), "not empty"),
         (lambda: Tree.from_parents(torch.tensor([-1, 2, 0])), "earlier node"),
         (lambda: Tree.from_parents(torch.tensor([-1, 0, -1])), "sorted by depth"),
