@@ -131,3 +131,21 @@ def test_a_peers_loop_takes_turns_with_ours(
     names = ["| LlamaGen's generate", "| tempera, 1 row", "| tempera, 2 rows"]
     assert [row[0] for row in rows] == names
     assert rows[0][3] == "1.00 |" and all(float(row[1]) > 0 for row in rows)
+
+
+def test_two_checkouts_take_turns_at_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An earlier checkout whose script computes nothing, beside one of ours that imports torch."""
+    script = tmp_path / "eval" / "bench.py"
+    script.parent.mkdir()
+    script.touch()
+    options = ["--turns", "2", str(tmp_path), "eval/bench.py", "--help"]
+    monkeypatch.setattr(sys, "argv", ["pairs.py", *options])
+    runpy.run_path(str(ROOT / "docs" / "pairs.py"), run_name="__main__")
+    *_, first, second, median = capsys.readouterr().out.splitlines()
+    assert first.startswith("| 1 | ") and second.startswith("| 2 | ")
+    assert float(median.split()[1]) > 1
+    script.write_text("raise SystemExit('no')", encoding="utf-8")
+    with pytest.raises(SystemExit, match="no"):
+        runpy.run_path(str(ROOT / "docs" / "pairs.py"), run_name="__main__")
