@@ -206,7 +206,7 @@ class Recorded:
 
 
 def steps(origin: Tensor) -> Tensor:
-    """`Trace.place`, int32 [B, T]: a round begins at the first token, and after every drawn one."""
+    """`Trace.step`, int32 [B, T]: a round begins at the first token, and after every drawn one."""
     begins = torch.nn.functional.pad(origin[:, :-1] != ACCEPTED, (1, 0), value=True)
     columns = torch.arange(origin.shape[1], device=origin.device)
     first = torch.where(begins, columns, 0).cummax(-1).values

@@ -92,6 +92,7 @@ class TokenRule(Rule):
     def walk(
         self, draft: Draft, scores: Scores, sequences: Sequences, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """See `Rule.walk`: down to the last drafted token that passes, then the residual there."""
         passed = self.passed(draft, scores, sequences, uniforms)
         if passed.dtype != torch.bool or passed.shape != draft.tokens.shape:
             raise TemperaError(

@@ -1,8 +1,9 @@
 """Metrics of whole sets of pictures, from features of each picture: FID, KID, precision, recall and
 the inception score, each with a 95% interval over the generated pictures.
 
-FID is torchmetrics', computed without it, because it takes seconds to import. Its KID takes random
-subsets of one size from both sets; ours is the same estimator over all pairs of sets of any sizes.
+FID is that of torchmetrics, which takes seconds to import; the tests compare the two. The KID of
+torchmetrics takes random subsets of one size from both sets; ours is the same estimator over all
+pairs of sets of any sizes.
 
 Features are float64 [n, D], arrays or tensors; tensors are processed on their own device. Intervals
 hold the reference set fixed. FID and recall depend on the number of images, so compare only runs

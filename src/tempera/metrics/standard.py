@@ -27,7 +27,7 @@ class Adapter(Protocol):
     Attributes:
         metrics: keys of the table of metrics.
         distances: the metrics among them that need reference pictures.
-        weights: where its file of weights is: a `WeightsFile.place`.
+        weights: where its file of weights is: a `WeightsFile.location`.
         name: the name of that file.
     """
 
@@ -60,7 +60,7 @@ class StandardEvaluator(Evaluator):
     Args:
         names: names of networks, or keys of single metrics. None takes `USUAL`; without a reference
             those that need none.
-        reference: place of a `Reference`.
+        reference: location of a `Reference`.
         resamples: number of bootstrap resamples for each interval.
         networks: all networks that can be chosen, by name.
 
