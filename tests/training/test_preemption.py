@@ -1,6 +1,5 @@
 """A scheduler takes the machine while a draft is trained: real processes and signals."""
 
-import functools
 import os
 import re
 import signal
@@ -17,15 +16,15 @@ from paths import ROOT
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
-STEPS = 12
+STEPS = 16
 OPTIONS = (
-    f"model=shapes training.steps={STEPS} training.batch_size=4 training.warmup_steps=2 "
+    f"model=shapes training.steps={STEPS} training.batch_size=2 training.warmup_steps=2 "
+    "training.matrix_lr=0 training.ttt_steps=0 "  # which take most of a step
     "training.log_every=1 training.checkpoint_every=1000 training.validate_every=4 "
     "training.holdout=4 training.decodes=0 training.ema=0.9 tracking=none device=cpu"
 ).split()
 TRAIN = [str(ROOT / "train_draft/main.py"), *OPTIONS]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-LAUNCHERS: dict[str, list[str]] = {"one process": [], "two processes": TORCHRUN}
 ENVIRONMENT = os.environ | {
     "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)
 }  # fmt: skip
@@ -71,19 +70,6 @@ def weights(place: Path) -> dict[str, torch.Tensor]:
     return {**kept[0], **{f"extra {name}": value for name, value in kept[1].items()}}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Where a training ran to its end, by how it was launched."""
-
-    @functools.cache
-    def made(launcher: str) -> Path:
-        place = tmp_path_factory.mktemp("whole")
-        assert begun(place, LAUNCHERS[launcher]).wait(500) == 0, told(place)
-        return place
-
-    return made
-
-
 def parent(training: "subprocess.Popen[bytes]") -> None:
     training.terminate()
 
@@ -98,31 +84,31 @@ def a_worker(training: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "stop"),
-    [
-        ("one process", parent),
-        ("two processes", everyone),
-        ("two processes", a_worker),
-    ],
+    ("launcher", "stops"), [([], [parent]), (TORCHRUN, [everyone, a_worker])], ids=["one", "two"]
 )
 def test_a_training_that_is_stopped_loses_no_step(
-    name: str, stop: Stop, whole: Callable[[str], Path], tmp_path: Path
+    launcher: list[str], stops: list[Stop], tmp_path: Path
 ) -> None:
-    launcher, place = LAUNCHERS[name], whole(name)
-    training = begun(tmp_path, launcher)
-    wait_for(tmp_path, 5, training)
-    stop(training)
-    status = training.wait(100)
-    assert status == (1 if launcher else 130), told(tmp_path)
-    step = int(checkpoint(tmp_path).name.partition("-")[2])
-    assert 5 <= step < STEPS and f"it resumes after step {step}" in told(tmp_path)
-    assert "to resume: " in told(tmp_path)
-    assert begun(tmp_path, launcher).wait(500) == 0, told(tmp_path)
-    assert f"resumes after step {step}." in told(tmp_path)
-    expected, resumed = weights(place), weights(tmp_path)
+    """Of one process or two, as often as it is stopped."""
+    whole, place = tmp_path / "whole", tmp_path / "stopped"
+    assert begun(whole, launcher).wait(500) == 0, told(whole)
+    step = 0
+    for stop in stops:
+        training = begun(place, launcher)
+        wait_for(place, step + 5, training)
+        stop(training)
+        status = training.wait(100)
+        assert status == (1 if launcher else 130), told(place)
+        assert f"resumes after step {step}." in told(place) or step == 0
+        step, before = int(checkpoint(place).name.partition("-")[2]), step
+        assert before + 5 <= step < STEPS and f"it resumes after step {step}" in told(place)
+        assert "to resume: " in told(place)
+    assert begun(place, launcher).wait(500) == 0, told(place)
+    assert f"resumes after step {step}." in told(place)
+    expected, resumed = weights(whole), weights(place)
     assert expected.keys() == resumed.keys()
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
-    drafts = [load_file(at / "run/draft/model.safetensors") for at in (place, tmp_path)]
+    drafts = [load_file(at / "run/draft/model.safetensors") for at in (whole, place)]
     assert all(torch.equal(drafts[0][name], drafts[1][name]) for name in drafts[0])
 
 
