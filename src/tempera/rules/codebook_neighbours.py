@@ -134,6 +134,6 @@ def _nearest(codebook: Tensor, k: int, proximity: str = "l2") -> Tensor:
         distances.scatter_(1, own.unsqueeze(1), -1.0)
         # the bits of a float64 grow with it; the last ones make way for the index, which orders
         # equal distances
-        keys = (distances.view(torch.int64) & ~low_bits) | index
+        keys = distances.view(torch.int64).bitwise_and_(~low_bits).bitwise_or_(index)
         rows.append(keys.topk(k, largest=False).values & low_bits)
     return torch.cat(rows)
