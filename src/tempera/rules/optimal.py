@@ -51,6 +51,12 @@ class Median(TokenRule):
         c, _ = self.solve(p, q, depth)
         return normalise((c * p - q).clamp(min=0), otherwise=p)
 
+    @override
+    def expected(self, p: Tensor, q: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
+        """See `TokenRule.expected`; c and ω are searched for once."""
+        c, omega = self.solve(p, q, depth)
+        return ratio(omega * p, q), normalise((c * p - q).clamp(min=0), otherwise=p)
+
 
 @dataclass(frozen=True)
 class Priced(Median):
