@@ -12,6 +12,7 @@ from tempera.decoding.probabilities import (
     kl_divergence,
     kth_largest,
     normalise,
+    one_hot,
     sample,
     sample_without_replacement,
     total_variation,
@@ -72,6 +73,25 @@ def test_a_search_over_bits_keeps_the_tokens_of_topk(k, monkeypatch):
             found = sampling.distribution(x)
         assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
         assert found[5].isnan().all()
+
+
+@pytest.mark.parametrize("k", [1, 4, 10])
+def test_the_mass_of_the_largest_is_that_of_topk(k, monkeypatch):
+    """As compiled rounds on a GPU add it up: ties before, at and behind the k-th among them."""
+    p = torch.randn(6, 2, 40, generator=torch.Generator().manual_seed(k)).softmax(-1)
+    p[0] = p[0].bfloat16()
+    p[1] = (20 * p[1]).round() / 20
+    p[2] = one_hot(torch.tensor([0, 39]), 40)
+    p[3] = 1 / 40
+    p[4, :, 3:] = 0
+    expected = p.topk(k).values.sum(-1)
+    assert probabilities.mass_of_largest(p, k).equal(expected)
+    monkeypatch.setattr(probabilities, "one_kernel", lambda p: True)
+    monkeypatch.setattr(torch.Tensor, "topk", None)
+    found = probabilities.mass_of_largest(p, k)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    whole = probabilities.mass_of_largest(p[..., :k], k)
+    torch.testing.assert_close(whole, p[..., :k].sum(-1), rtol=1e-6, atol=0)
 
 
 def test_min_p_keeps_a_share_of_the_most_probable_token_after_top_p():

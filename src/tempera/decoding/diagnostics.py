@@ -13,6 +13,7 @@ from tempera.decoding.probabilities import (
     at,
     excess,
     kl_divergence,
+    mass_of_largest,
     one_hot,
     total_variation,
 )
@@ -55,9 +56,9 @@ def look(
     """What `diagnose` and `certainty` say of a round, float32 [B, L + 1] each; for the arguments
     see `diagnose`.
     """
-    where = _everywhere(verdict.visited) if where is None else where
     columns = diagnose(draft, verdict, scores.p, rule, scores.untempered, where)
-    truth = scores.p[where[0], verdict.visited[where]]
+    rows, places = _everywhere(verdict.visited) if where is None else where
+    truth = scores.p[rows, verdict.visited[rows, places]]
     for name, values in certainty(truth).items():
         columns[name] = _scattered(values, where, verdict.visited)
     return columns
@@ -129,13 +130,13 @@ def diagnose(
         the bounds, where they are known: float32 [B, L + 1] each; undefined past the verdict's last
         token.
     """
-    where = _everywhere(verdict.visited) if where is None else where
-    rows = where[0]
-    visited = verdict.visited[where]
+    places = _everywhere(verdict.visited) if where is None else where
+    rows = places[0]
+    visited = verdict.visited[places]
     truth = p[rows, visited]
     columns = {"tv": _first_test(draft, rows, visited, truth)}
     if has_bounds(rule, soft is not None):
-        bounds = _bounds(draft, verdict, where, truth, rule, soft is not None)
+        bounds = _bounds(draft, verdict, places, truth, rule, soft is not None)
         columns |= zip(("bound", "kl"), bounds, strict=True)
     return {name: _scattered(values, where, verdict.visited) for name, values in columns.items()}
 
@@ -176,8 +177,10 @@ def _bounds(
     return nothing, nothing
 
 
-def _scattered(values: Tensor, where: tuple[Tensor, ...], like: Tensor) -> Tensor:
-    """Values [M] at M places of a matrix of the shape of `like`."""
+def _scattered(values: Tensor, where: tuple[Tensor, ...] | None, like: Tensor) -> Tensor:
+    """Values [M] at M places, or at all, of a matrix of the shape of `like`."""
+    if where is None:
+        return values.view(like.shape)
     return values.new_zeros(like.shape).index_put(where, values)
 
 
@@ -201,10 +204,9 @@ def certainty(p: Tensor) -> dict[str, Tensor]:
     `collision`, the probability that two draws agree, Σ p² = exp(−H₂) (SJD-PAC, §4.2). [..., V] ->
     [...] each.
     """
-    likely = p.topk(min(TOP, p.shape[-1]), -1).values
     return {
-        "top1": likely[..., 0],
-        "top10": likely.sum(-1),
+        "top1": p.amax(-1),
+        "top10": mass_of_largest(p, min(TOP, p.shape[-1])),
         "entropy": torch.special.entr(p).sum(-1),
         "collision": p.square().sum(-1),
     }
@@ -217,8 +219,12 @@ def _first_test(draft: Draft, rows: Tensor, visited: Tensor, truth: Tensor) -> T
     if not draft.tree.nodes:
         return truth.new_full(visited.shape, torch.nan)
     first = _children(draft, rows, visited)[..., 0]
-    q, _, _ = _drafted(draft, rows, first, truth.shape[-1])
-    return torch.where(first >= 0, total_variation(truth, q), torch.nan)
+    where = rows, first.clamp(min=0)
+    if draft.q is None:
+        distance = 1 - at(truth, draft.tokens[where])
+    else:
+        distance = total_variation(truth, draft.q[where])
+    return torch.where(first >= 0, distance, torch.nan)
 
 
 def _children(draft: Draft, rows: Tensor, visited: Tensor) -> Tensor:
@@ -226,14 +232,17 @@ def _children(draft: Draft, rows: Tensor, visited: Tensor) -> Tensor:
     return draft.tree.children.expand(len(draft.tokens), -1, -1)[rows, visited]
 
 
-def _drafted(
-    draft: Draft, rows: Tensor, nodes: Tensor, vocab_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q [M, V], token and depth [M] of nodes of rows, int64 [M]; of an arbitrary node for -1."""
-    where = rows, nodes.clamp(min=0)
-    token = draft.tokens[where]
-    q = one_hot(token, vocab_size) if draft.q is None else draft.q[where]
-    return q, token, draft.tree.depths.expand_as(draft.tokens)[where]
+def _merged(truth: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with a vocabulary of K tokens and one that stands for all others, which a local rule
+    does not tell apart if nothing was drawn: distributions [M, V] and tokens [M, K] -> [M, K + 1]
+    and [M, K].
+    """
+    ranks = torch.arange(tokens.shape[-1], device=tokens.device)
+    alike = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
+    first = torch.where(alike, ranks, len(ranks)).amin(-1)
+    own = truth.gather(-1, tokens).masked_fill(first != ranks, 0.0)
+    others = (1 - own.sum(-1, keepdim=True)).clamp(min=0)
+    return torch.cat([own, others], -1), first
 
 
 def _terms(
@@ -249,6 +258,9 @@ def _terms(
     `truth` [M, V].
     """
     children = _children(draft, rows, visited)
+    tokens = draft.tokens[rows.unsqueeze(-1), children.clamp(min=0)]
+    if draft.tree.nodes and draft.q is None and rule.local:
+        truth, tokens = _merged(truth, tokens)
     bound = torch.zeros_like(visited, dtype=torch.float32)
     reach = torch.ones_like(bound)
     weight = torch.ones_like(bound)
@@ -262,7 +274,9 @@ def _terms(
             if rank + 1 < draft.tree.max_children
             else torch.ones_like(visited, dtype=torch.bool)
         )
-        q, token, depth = _drafted(draft, rows, node, truth.shape[-1])
+        where = rows, node.clamp(min=0)
+        token, depth = tokens[..., rank], draft.tree.depths.expand_as(draft.tokens)[where]
+        q = one_hot(token, truth.shape[-1]) if draft.q is None else draft.q[where]
         if draft.q is None:  # no other token can be kept or rejected
             f = rule.accept_at(target, q, token, depth).unsqueeze(-1).expand_as(q)
             mean = rule.residual(target, q, token, depth)

@@ -211,6 +211,20 @@ def _kth_by_selection(x: Tensor, k: int) -> Tensor:
     return x.topk(k, sorted=False).values.amin(-1, keepdim=True)
 
 
+def mass_of_largest(p: Tensor, k: int) -> Tensor:
+    """The sum of the k largest entries, none of which is negative: float32 [..., V] -> [...]."""
+    if not one_kernel(p):
+        return p.topk(k, -1).values.sum(-1)
+    # one value after the other: for ten of them fewer passes than the search of `kth_largest`
+    largest = p.amax(-1, keepdim=True)
+    mass, left = torch.zeros_like(largest), torch.full_like(largest, k)
+    for _ in range(k):
+        alike = (p == largest).sum(-1, keepdim=True, dtype=p.dtype).minimum(left)
+        mass, left = mass + alike * largest, left - alike
+        largest = p.masked_fill(p >= largest, 0.0).amax(-1, keepdim=True)
+    return mass.squeeze(-1)
+
+
 def greedy(logits: Tensor) -> Tensor:
     """All mass on the largest logit, [..., V] -> [..., V]; NaN where a logit is NaN."""
     top = logits.max(dim=-1)
