@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from tiny_training import (
     RECIPE,
@@ -633,16 +632,20 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.slow
-def test_options_count_and_not_what_accelerates_launcher_sets(tmp_path: Path) -> None:
-    code = "import sys, pathlib, tiny_training as t; t.tiny_train(pathlib.Path(sys.argv[1]))"
-    usual = {name: one for name, one in os.environ.items() if not name.startswith("ACCELERATE_")}
-    usual["PYTHONPATH"] = os.pathsep.join(sys.path)
+def test_options_count_and_not_what_accelerates_launcher_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        monkeypatch.delenv(name)
     found = []
     for number, (told, variables) in enumerate(SETTINGS.items()):
-        command = [sys.executable, "-c", code, str(tmp_path / str(number))]
-        done = subprocess.run(command, env=usual | variables, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        lines = [line for line in done.stdout.splitlines() if "is ignored" in line]
+        AcceleratorState._reset_state(True)  # else it keeps what it read first
+        GradientState._reset_state()
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            tiny_train(tmp_path / str(number))
+        lines = [line for line in capsys.readouterr().out.splitlines() if "is ignored" in line]
         assert lines == [told] * bool(told)
         found.append(load_file(tmp_path / str(number) / LAST / NETWORK))
     assert all(torch.equal(run[key], found[0][key]) for run in found for key in found[0])
