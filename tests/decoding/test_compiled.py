@@ -225,10 +225,14 @@ QUICK = [("llamagen", "eagle2", 3), ("llamagen", "parallel", 3), ("chameleon", "
 
 
 @pytest.fixture
-def replays(monkeypatch):
+def impatient(monkeypatch):
     """Rows take the next prompt as soon as their image is complete: these are too short to wait."""
     at_once = property(lambda _: 0.0, lambda *_: None)
     monkeypatch.setattr(Rows, "patience", at_once, raising=False)
+
+
+@pytest.fixture
+def replays(impatient, monkeypatch):
     return replayed(monkeypatch)
 
 
@@ -281,6 +285,36 @@ def test_a_round_is_a_step_of_five_graphs_whatever_prompts_its_rows_have(
     expected = images(plain, METHODS[method](plain), len(names), 1)
     assert found.tokens.equal(expected.tokens) and found.tokens[:rows].equal(first.tokens)
     assert found.trace.rounds.equal(expected.trace.rounds)
+
+
+MORE = ["a" * (4 - number % 4) + str(number) for number in range(10)]
+
+
+def refilled(method: str, target: TransformerTarget, rows: int) -> torch.Tensor:
+    """The tokens of `MORE`, decoded in so many rows."""
+    drafter, rule = METHODS[method](target), Match() if method == "jacobi" else Exact()
+    streams = RandomStreams(0, MORE, target.device)
+    return decode(target, drafter, rule, streams, MORE, rows=rows).tokens
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        captioned,
+        pytest.param(FAMILIES["emu3"], marks=pytest.mark.slow, id="emu3"),
+        pytest.param(FAMILIES["glm_image"], marks=pytest.mark.slow, id="glm_image"),
+    ],
+)
+def test_the_prefix_of_prompts_in_a_running_batch_is_one_graph_for_each_number(make, replays):
+    """From the second time on, and for as long as the batch runs: the next has other buffers."""
+    target = make()
+    target.compile()
+    for rows in (2, 3):
+        assert refilled("tree", target, rows).equal(refilled("tree", make(), 1))
+        shapes = [one.shapes for one in replays.captured]
+        assert len(shapes) == len(set(shapes)) > 0
+        assert sum(one.replays for one in replays.captured) > 1
+        replays.captured.clear()
 
 
 def test_a_batch_of_longer_prompts_computes_its_masks_in_no_graph(replays):
@@ -814,6 +848,16 @@ def test_generated_code_decodes_like_eager_rounds(monkeypatch, tmp_path):
 def test_compiled_rounds_decode_like_eager_ones_on_a_gpu(method, make):
     found, expected = (decoded(method, compile, make("cuda")) for compile in (True, False))
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["ar", "tree", "independent", "dflash", "sjd"])
+def test_refilled_rows_decode_like_eager_ones_on_a_gpu(method, impatient):
+    target = captioned("cuda")
+    target.pack()
+    target.compile()
+    expected = refilled(method, captioned("cuda"), 1)
+    assert all(refilled(method, target, rows).equal(expected) for rows in (2, 3, 2))
 
 
 def _wave(x: torch.Tensor) -> torch.Tensor:

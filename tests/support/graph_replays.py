@@ -1,4 +1,6 @@
-"""CUDA graphs on a CPU: what `torch.compile(mode="reduce-overhead")` asks of compiled code."""
+"""CUDA graphs on a CPU: what `torch.compile(mode="reduce-overhead")` asks of compiled code, and
+`torch.cuda.graph` of captured code.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,7 +10,8 @@ import pytest
 import torch
 from host_reads import HostReads
 from torch import Tensor, fx
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tempera.decoding import compiled
 
@@ -25,7 +28,8 @@ STATIC = "_dynamo_static_input_type"
 
 
 class GraphReplays:
-    """Stands in for `compiled._compile`: each part is one graph that is replayed.
+    """Stands in for `compiled._compile`: each part is one graph that is replayed. `capture` stands
+    in for `compiled.CUDAGraph`.
 
     - A graph reads its inputs where they were when it was made. Those that are not marked static
       are copied there at each replay; static ones must be there still.
@@ -40,12 +44,14 @@ class GraphReplays:
         variants: how many graphs were made of each part, by its name.
         calls: the parts in the order in which their graphs run, and "step".
         copied: bytes of each input that every replay copies, by part and by the name of the input.
+        captured: what was captured.
     """
 
     def __init__(self) -> None:
         self.variants: Counter[str] = Counter()
         self.calls: list[str] = []
         self.copied: dict[str, dict[str, int]] = {}
+        self.captured: list[Capture] = []
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._outputs: list[Tensor] = []
         self._marked = False
@@ -64,6 +70,13 @@ class GraphReplays:
                 return self._compiled[part](*arguments)
 
         return call
+
+    def capture(
+        self, function: Callable[..., Tensor], inputs: list[Tensor], pool: object
+    ) -> "Capture":
+        """A call of a function, captured."""
+        self.captured.append(Capture(function, inputs))
+        return self.captured[-1]
 
     def begin_step(self) -> None:
         """A round begins."""
@@ -112,7 +125,64 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> GraphReplays:
     made = GraphReplays()
     monkeypatch.setattr(compiled, "_compile", made)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", made.begin_step)
+    monkeypatch.setattr(compiled, "CUDAGraph", made.capture)
+    monkeypatch.setattr(compiled, "has_cuda_graphs", lambda device: True)
     return made
+
+
+class Capture:
+    """The operations of a call, which are repeated on the tensors of this call: nothing else of the
+    function runs again, the host reads nothing, and the output is overwritten by the next replay.
+
+    Attributes:
+        function: the function's name.
+        shapes: of its inputs.
+        replays: how often it was replayed.
+        pool: stands for its memory.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], inputs: list[Tensor]) -> None:
+        self.function = function.__name__
+        self.shapes = tuple(one.shape for one in inputs)
+        self.replays = 0
+        self.pool = self
+        self._inputs = [one.clone() for one in inputs]
+        steps, reads = _Steps(), HostReads()
+        with _disable_current_modes(), reads, steps:
+            self._output = function(*self._inputs)
+        assert not reads.count, f"captured code reads on the host: {dict(reads.count)}"
+        self._steps = steps.all
+
+    def replay(self, *inputs: Tensor) -> Tensor:
+        """Repeat them with other inputs."""
+        self.replays += 1
+        with _disable_current_modes():
+            for place, value in zip(self._inputs, inputs, strict=True):
+                place.copy_(value)
+            now: dict[int, Any] = {}  # what each tensor of the captured call is in this one
+            for function, arguments, options, results in self._steps:
+                found = function(
+                    *tree_map(lambda x: now.get(id(x), x), arguments),
+                    **tree_map(lambda x: now.get(id(x), x), options),
+                )
+                before = map(id, tree_leaves(results))
+                now.update(zip(before, tree_leaves(found), strict=True))
+            return self._output.copy_(now[id(self._output)])
+
+
+class _Steps(TorchDispatchMode):
+    """Keeps every operation with its arguments and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        results = function(*arguments, **options or {})
+        self.all.append((function, arguments, options or {}, results))
+        return results
 
 
 class _Input:

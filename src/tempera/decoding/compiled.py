@@ -227,6 +227,68 @@ def _copied(part: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
+class Captured:
+    """CUDA graphs of a function that is not compiled: capturing one takes as long as two calls,
+    where compiling it for one shape takes half a minute. Inputs of the same shapes share a graph,
+    which is captured when they come a second time; on a CPU the function runs as it is.
+
+    What the function reads and writes beside its inputs must keep its address.
+    """
+
+    def __init__(self) -> None:
+        self._seen = set[tuple[torch.Size, ...]]()
+        self._graphs: dict[tuple[torch.Size, ...], CUDAGraph] = {}
+
+    def __call__(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """What a function returns for its inputs; the next call may overwrite it."""
+        shapes = tuple(one.shape for one in inputs)
+        if shapes not in self._seen or not has_cuda_graphs(inputs[0].device):
+            self._seen.add(shapes)
+            return function(*inputs)
+        if shapes not in self._graphs:
+            pools = [graph.pool for graph in self._graphs.values()]
+            self._graphs[shapes] = CUDAGraph(function, inputs, pools[0] if pools else None)
+        return self._graphs[shapes].replay(*inputs)
+
+
+class CUDAGraph:
+    """A call of a function, which can be replayed with other inputs of the same shapes.
+
+    Args:
+        function: has run with inputs of these shapes.
+        inputs: what it is called with.
+        pool: of graphs whose memory this one may use, too.
+    """
+
+    def __init__(
+        self, function: Callable[..., Tensor], inputs: Sequence[Tensor], pool: Any
+    ) -> None:
+        self._inputs = [one.clone() for one in inputs]
+        self._graph = torch.cuda.CUDAGraph()
+        stream = _capture_stream(inputs[0].device)
+        with torch.cuda.graph(self._graph, pool, stream, capture_error_mode="thread_local"):
+            self._output = function(*self._inputs)
+        self.pool = self._graph.pool()
+
+    def replay(self, *inputs: Tensor) -> Tensor:
+        """What the function returns for these inputs, until the next replay."""
+        for place, value in zip(self._inputs, inputs, strict=True):
+            place.copy_(value)
+        self._graph.replay()
+        return self._output
+
+
+def has_cuda_graphs(device: torch.device) -> bool:
+    """Whether work on a device can be captured."""
+    return device.type == "cuda"
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all graphs, because cuBLAS keeps memory for each stream."""
+    return torch.cuda.Stream(device)
+
+
 def persistent(buffer: Tensor, value: Tensor, rows: Tensor | None = None) -> Tensor:
     """A value in a buffer that keeps its address from batch to batch, as CUDA graphs need: in
     `buffer` if that has its shape, dtype and device, else in a new one. With `rows`, int64 [M], it

@@ -45,8 +45,8 @@ class Rows(ABC):
         self.prompts = prompts
         self.count = min(count or len(prompts), len(prompts))
         self.fixed = fixed
-        # on a CPU a prefix took a third of a round of 16 rows (shipped model); on an H200, where it
-        # is not compiled, 19 to 35 ms beside rounds of 2.5 to 7
+        # on a CPU a prefix took a third of a round of 16 rows (shipped model); on an H200 19 to 35
+        # ms beside rounds of 2.5 to 7, before it was captured
         self.patience = 4.0 if fixed else 0.25
         self._waiting = deque(range(len(prompts)))
         self._late: list[int] = []  # do not fit into the running batch

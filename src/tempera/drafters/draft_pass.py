@@ -96,7 +96,7 @@ class DraftPass:
         tokens that are not in `mask`, bool [R', T], are hidden.
         """
         self.runner.begin_cache(self.cache, nodes, mask)
-        prepared = self.runner.prepare_prefix(embeds.shape[1], self.cache, mask)
+        prepared = self.runner.prepare_prefix(embeds.shape[1], self.cache, mask, self.started.rows)
         return _run(self.network, self.cache, embeds, hidden, *prepared)
 
     def rerun(self, embeds: Tensor, hidden: Tensor, emitted: Tensor, count: int = 1) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import persistent
+from tempera.decoding.compiled import Captured, persistent
 from tempera.decoding.interfaces import NeedsNewBatch
 from tempera.decoding.trees import Block
 from tempera.errors import TemperaError
@@ -82,7 +82,7 @@ class ModelRunner:
 
     def compile(self) -> None:
         """Make rounds that can be compiled: attention then loads the whole cache. The prefix pass
-        is not compiled.
+        is not compiled; on a GPU, that of prompts which begin in a running batch is captured.
         """
         self.compiled = True
         self.cache = self.new_cache(self.cache.layers)
@@ -131,6 +131,7 @@ class ModelRunner:
             prompt.lengths = self._lengths = persistent(self._lengths, prompt.lengths)
             prompt.root_slots = self._root_slots = persistent(self._root_slots, prompt.root_slots)
             self.prompt = prompt
+            self._captured = Captured()  # buffers may get other addresses
             self.turns = torch.empty(1, 2, 0, self._head_dim)
         else:
             if prefix.mask.shape[1] > self.prompt.prefix:
@@ -146,8 +147,18 @@ class ModelRunner:
         if not embeds.shape[1]:
             self.prefix_hidden = embeds.repeat(1, 1, 1 + len(self.aux_layers))
             return
-        prepared = self.prepare_prefix(embeds.shape[1], self.cache, prefix.mask)
-        self.prefix_hidden = self._run(embeds, *prepared)
+        if prefix.rows is not None and self.compiled:
+            given = embeds, prefix.mask, prefix.rows
+            self.prefix_hidden = self._captured(self._run_prefix, *given)
+        else:
+            self.prefix_hidden = self._run_prefix(embeds, prefix.mask, prefix.rows)
+
+    def _run_prefix(self, embeds: Tensor, mask: Tensor, rows: Tensor | None) -> Tensor:
+        """Run all prefix tokens but the last, of some rows or of all: their hidden states,
+        [R', T − 1, E].
+        """
+        prepared = self.prepare_prefix(embeds.shape[1], self.cache, mask, rows)
+        return self._run(embeds, *prepared)
 
     def begin_cache(self, cache: KVCache, nodes: int, mask: Tensor) -> None:
         """Start the rows of `prefix` in a cache, with room for a whole image and `nodes` drafted
@@ -193,14 +204,16 @@ class ModelRunner:
             padding = self.prompt.padding(mask, cache.capacity, cache.dtype)
             cache.padding = persistent(buffer, padding, rows)
 
-    def prepare_prefix(self, count: int, cache: KVCache, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Place the first `count` tokens of the rows that begin in a cache; returns their mask
-        [R', 1, count, count], which hides prefix tokens that are not in `mask`, and their rotation
-        [2, R', count, D].
+    def prepare_prefix(
+        self, count: int, cache: KVCache, mask: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Place the first `count` tokens of the rows that begin, int64 [R'] or None for all, in a
+        cache; returns their mask [R', 1, count, count], which hides prefix tokens that are not in
+        `mask`, and their rotation [2, R', count, D].
         """
         positions = torch.arange(count, device=self.device).expand(len(mask), -1)
-        cache.write(positions, count, self.prefix.rows)
-        rotation = self.turns_at(positions, self.prefix.rows).to(cache.dtype)
+        cache.write(positions, count, rows)
+        rotation = self.turns_at(positions, rows).to(cache.dtype)
         return causal_mask(mask[:, :count], count, cache.dtype), rotation
 
     def layout_of(self, block: Block, cache: KVCache | None = None) -> Layout:
