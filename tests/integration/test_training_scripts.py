@@ -24,6 +24,7 @@ QUICK = [
     "training.batch_size=2",
     "training.validate_every=2",
     "training.holdout=2",
+    "training.matrix_lr=0",  # Muon takes most of a step
     "guidance=1",
 ]
 Command = Callable[..., tuple[int, str, str]]
@@ -84,7 +85,7 @@ def test_drafts_of_the_world_and_of_shards(
     assert command("prepare", *options)[0] == 0
     assert {path.name: path.stat().st_mtime_ns for path in shards.iterdir()} == before
     data = ["train_data=shards", f"train_data.path={shards}", "training.decodes=0"]
-    still = [f"start={draft}", "training.lr=1e-12", "training.matrix_lr=1e-12"]
+    still = [f"start={draft}", "training.lr=1e-12"]
     status, _, err = command("main", *QUICK, *data, *still, f"hydra.run.dir={tmp_path / 'more'}")
     assert status == 0, err
     old, new = (
