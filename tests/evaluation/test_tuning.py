@@ -62,8 +62,9 @@ def test_the_best_within_the_budget_are_run(
 
 @pytest.mark.slow
 def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    no_figures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """The real runs are ordinary ones, and the best one's options are told, and sent to W&B."""
     monkeypatch.chdir(tmp_path)
     sent_runs = keep_sent_runs(monkeypatch, tmp_path / "staged")

@@ -51,7 +51,7 @@ from tempera.metrics import reference as references
 from tempera.runtime import tracking
 from tempera.runtime.hub import Repository
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_figures")]
 
 
 @pytest.fixture

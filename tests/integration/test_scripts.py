@@ -34,7 +34,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    no_figures: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:  # fmt: skip
     """Call a script in an empty directory, in this process: (exit status, output, errors)."""
     monkeypatch.chdir(tmp_path)
 
@@ -276,23 +279,15 @@ def test_an_answer_does_not_wait_for_imports(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_imports_nothing_that_only_some_runs_need() -> None:
-    """Each of these packages takes a large part of a second, or seconds."""
+    """Each of these packages takes a large part of a second, or seconds, as torch's compiler, which
+    is imported where something is compiled.
+    """
     code = (
         "import sys, tempera.commands.evaluate\n"
         "unwanted = {'transformers', 'torchvision', 'accelerate', 'scipy.optimize', 'matplotlib',\n"
         "            'scipy.stats', 'altair', 'wandb', 'datasets', 'open_clip', 'torchmetrics',\n"
         "            'pandas', 'torch._dynamo'}\n"
-        "assert not unwanted & set(sys.modules), unwanted & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_the_compiler_of_torch_is_imported_where_something_is_compiled() -> None:
-    """It takes seconds."""
-    code = (
-        "import sys, tempera\n"
+        "assert not unwanted & set(sys.modules), unwanted & set(sys.modules)\n"
         "loaded = tempera.load(method='coolsd', delta=2, diagnostics=True)\n"
         "loaded.generate('a large green star', images=False)\n"
         "assert 'torch._dynamo' not in sys.modules"
