@@ -2,13 +2,14 @@
 compile it: what cannot be generated is known before there is a card. Nothing is run.
 
     python tests/gpu/generate_code.py [--many] [METHOD ...]
-    python tests/gpu/generate_code.py --count [--int4] [METHOD ...]
+    python tests/gpu/generate_code.py --count [METHOD ...]
 
-`--count` says how many kernels the code of a round of LlamaGen-XL launches, by name (widths of XL,
-two layers, bfloat16, guidance, top-k 1000), and how many guards PyTorch checks before each part: a
-third layer adds what the second has. Products are those of `few_rows_kernel`, and in one more pass
-cuBLAS's. What a library launches inside a call is not seen. Kernels are not compiled then. With
-`--int4` the layers' weights have four bits.
+`--count` says how many graphs a round of LlamaGen-XL calls, how many kernels their code launches,
+by name (widths of XL, two layers, bfloat16, guidance, top-k 1000, with diagnostics), and how many
+guards PyTorch checks before each part: a third layer adds what the second has. Products are those
+of `few_rows_kernel`. What a library launches inside a call is not seen. Without a METHOD it counts
+plain autoregression, whose kernels it compiles, a chain of two, passes with cuBLAS's products and
+with layers' weights of four bits, and diagnostics of a tree and of a rule that searches.
 
 It needs a build of torch with CUDA and Triton (tried with torch 2.14.1), whose private functions it
 replaces, and takes one to five minutes a method. Attention is cuDNN's, which PyTorch takes on an
@@ -25,6 +26,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,8 @@ sys.path[:0] = [*map(str, (TESTS / "support", TESTS / "decoding", TESTS.parent /
 
 import torch  # noqa: E402
 import triton  # noqa: E402
+from network_drafts import eagle  # noqa: E402
+from random_drafts import new_sequences, random_draft  # noqa: E402
 from test_compiled import METHODS, captioned, decoded, of_many_codes  # noqa: E402
 from torch import Tensor, fx  # noqa: E402
 from torch._dynamo import device_interface  # noqa: E402
@@ -47,8 +51,13 @@ from torch.utils import _triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from tempera.decoding import compiled, loop, probabilities  # noqa: E402
+from tempera.decoding.diagnostics import Diagnosed, look  # noqa: E402
+from tempera.decoding.interfaces import Rule, Scores  # noqa: E402
 from tempera.decoding.probabilities import Sampling  # noqa: E402
 from tempera.decoding.random_streams import RandomStreams  # noqa: E402
+from tempera.decoding.trees import Tree  # noqa: E402
+from tempera.decoding.verification import verify  # noqa: E402
+from tempera.rules.optimal import Priced  # noqa: E402
 from tempera.rules.standard import Exact  # noqa: E402
 from tempera.runtime.processor import Placement  # noqa: E402
 from tempera.targets import few_rows, few_rows_kernel, packed_linear  # noqa: E402, F401
@@ -74,6 +83,14 @@ H100 = SimpleNamespace(
     total_memory=80 * 2**30,
 )
 COUNTED = "ar", "chain"
+CHAIN = partial(eagle, tree=Tree.chain(2))
+CODES = 16384
+LOOKS: dict[str, tuple[Tree, Rule, bool]] = {
+    "eagle2": (Tree((torch.arange(12) // 3 - 1).unsqueeze(0), 3, 3), Exact(), False),
+    "priced": (Tree.chain(2), Priced(0.5), True),
+}
+"""Rounds whose diagnostics are counted: the draft's tree, the rule, and whether drafts are drawn.
+"""
 
 
 @dataclass
@@ -84,25 +101,37 @@ class Graph:
         graph: its operations.
         inputs: what describes each tensor, and other inputs.
         guards: how many PyTorch checks at each call.
+        calls: how often it was called.
     """
 
     graph: fx.GraphModule
     inputs: list[Any]
     guards: int = 0
+    calls: int = 0
 
 
-def graphs_of(decode: Callable[[], object], block: int = 16) -> dict[str, Graph]:
-    """The graph of each part of the rounds that a function decodes, where `few_rows` chooses
-    `block`.
+def graphs_of(
+    decode: Callable[[], object], block: int = 16, only: str | None = None
+) -> dict[str, Graph]:
+    """The graph of each part of the rounds that a function decodes, or of one part alone, where
+    `few_rows` chooses `block`.
     """
     found: dict[str, Graph] = {}
     inner = torch.compile
 
     def compiling(part: Callable[..., Any], *, options: dict[str, Any], **_: bool) -> Any:
+        if only not in (None, part.__name__):
+            return part
+
         def keep(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             like = [_on_gpu(x) if isinstance(x, Tensor) else x for x in inputs]
-            found.setdefault(part.__name__, Graph(graph, like))
-            return graph.forward
+            kept = found.setdefault(part.__name__, Graph(graph, like))
+
+            def run(*given: Any) -> Any:
+                kept.calls += 1
+                return graph.forward(*given)
+
+            return run
 
         def wanted(guards: Any) -> Any:
             flags = options["guard_filter_fn"](guards)
@@ -137,23 +166,46 @@ def small(method: str, many: bool) -> Callable[[], object]:
     return decode
 
 
-def wide(method: str, int4: bool = False) -> Callable[[], object]:
-    """Decodes two rounds of a model with the widths of LlamaGen-XL and two layers."""
-    placement = Placement(torch.device("cpu"), torch.bfloat16, "int4" if int4 else None)
+@cache
+def xl(weights: str | None) -> LlamaGen:
+    """A model with the widths of LlamaGen-XL, two layers and short captions."""
+    placement = Placement(torch.device("cpu"), torch.bfloat16, weights)
+    config = llamagen_config("XL", 256, caption_dim=2048, caption_tokens=8)
+    network = LlamaGen(replace(config, num_hidden_layers=2))
+    return placement.frozen(network, network.model.layers)
+
+
+def wide(method: str, weights: str | None = None, top_k: int = 1000) -> Callable[[], object]:
+    """Decodes two rounds of `xl`, with diagnostics: the first is as it is written, and the second
+    calls each graph as often as every later one.
+    """
 
     def decode() -> None:
-        config = replace(llamagen_config("XL", 256, caption_dim=2048), num_hidden_layers=2)
-        network = LlamaGen(config)
-        network = placement.frozen(network, network.model.layers)
-        encode = RandomFeatures(120, 2048).to(torch.bfloat16).encode
-        sampling = Sampling(7.5, top_k=1000)
-        target = TransformerTarget(network, encode, sampling, granularity=256, identity="random")
+        encode = RandomFeatures(8, 2048).to(torch.bfloat16).encode
+        sampling, rule = Sampling(7.5, top_k=top_k), Exact()
+        target = TransformerTarget(
+            xl(weights), encode, sampling, granularity=256, identity="random"
+        )
         target.pack()
         target.compile()
-        drafter = METHODS["eagle" if method == "chain" else method](target)
-        rounds = loop.rounds(target, drafter, Exact(), RandomStreams(0, ["0"]), ["0"])
-        _ = next(rounds), next(rounds)
+        drafter = CHAIN(target) if method == "chain" else METHODS[method](target)
+        rounds = loop.rounds(target, drafter, rule, RandomStreams(0, ["0"]), ["0"])
+        diagnosed = Diagnosed(rule, compiles=True)
+        diagnosed(next(rounds))
+        diagnosed(next(rounds))
         rounds.close()
+
+    return decode
+
+
+def looked(tree: Tree, rule: Rule, drawn: bool) -> Callable[[], object]:
+    """Looks at a round of a tree with random distributions."""
+
+    def decode() -> object:
+        draft, p, uniforms = random_draft(1, tree, CODES)
+        draft = draft if drawn else replace(draft, q=None)
+        verdict = verify(draft, Scores(p, p), rule, new_sequences(1), uniforms)
+        return compiled.graph_of(look)(draft, verdict, Scores(p, p), rule, None)
 
     return decode
 
@@ -176,10 +228,8 @@ class Driver:
         return GPU
 
 
-def pretend(compiles: bool) -> tuple[list[str], list[str]]:
-    """Make PyTorch and Triton believe in an H100; returns the names of the kernels that Triton
-    compiles from now on, if it compiles them, and the code that is generated.
-    """
+def pretend() -> list[str]:
+    """Make PyTorch and Triton believe in an H100; returns what code is generated from now on."""
     cuda: Any = torch.cuda
     facts = {"is_available": True, "is_initialized": False, "is_bf16_supported": True}
     facts |= {"device_count": 1, "current_device": 0, "get_device_capability": (9, 0)}
@@ -207,6 +257,13 @@ def pretend(compiles: bool) -> tuple[list[str], list[str]]:
         setattr(passes, name, lambda *_: None)
     codes: list[str] = []
     GraphLowering.save_output_code = staticmethod(codes.append)
+    return codes
+
+
+def compile_kernels(wanted: bool) -> list[str]:
+    """Whether Triton compiles the kernels of code that is generated from now on; returns their
+    names.
+    """
     kernels: list[str] = []
     inductor: Any = async_compile
 
@@ -216,8 +273,14 @@ def pretend(compiles: bool) -> tuple[list[str], list[str]]:
         kernels.append(name)
         return kernel
 
-    inductor.AsyncCompile.triton = compile_kernel if compiles else lambda *_, **__: None
-    return kernels, codes
+    inductor.AsyncCompile.triton = compile_kernel if wanted else lambda *_, **__: None
+    return kernels
+
+
+def passed(kernels: list[str]) -> str:
+    """What to say of the kernels that were compiled."""
+    ours = f"{kernels.count('few_rows_product')} of them of few_rows_product"
+    return f"passed: {len(kernels)} kernels compiled for {H100.name}, {ours}"
 
 
 def generate(graph: fx.GraphModule, inputs: list[Any]) -> None:
@@ -235,6 +298,8 @@ def generate(graph: fx.GraphModule, inputs: list[Any]) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         fakes = [torch.empty_strided(**x) if isinstance(x, dict) else x for x in inputs]
+        for name, constant in graph.named_buffers():
+            setattr(graph, name, torch.empty_strided(**_on_gpu(constant)))
     settings: dict[str, Any] = {"compile_threads": 1, "force_disable_caches": True}
     settings |= {name: on for name, on in compiled.OPTIONS.items() if name != "triton.cudagraphs"}
     settings["joint_graph_constant_folding"] = False  # it computes on the GPU
@@ -267,13 +332,20 @@ def launches(code: str) -> Counter[str]:
     return Counter(own + calls)
 
 
-def count(methods: list[str], int4: bool) -> None:
-    """Print how many launches and guards each part of a round has."""
-    parts = {method: graphs_of(wide(method, int4)) for method in methods}
-    if not int4:
-        parts["ar by cuBLAS"] = {"score": graphs_of(wide("ar"), block=0)["score"]}
-    _, codes = pretend(compiles=False)
+def count(methods: list[str]) -> None:
+    """Print how many graphs a round calls, and how many launches and guards each of them has."""
+    parts = {method: graphs_of(wide(method)) for method in methods or COUNTED}
     for method, graphs in parts.items():
+        calls = sum(traced.calls for traced in graphs.values())
+        print(f"{method}: {calls} graphs a round, {graphs['look'].calls} of them for diagnostics")
+    if not methods:
+        # without a search of top-k, which takes half of the time
+        parts["ar by cuBLAS"] = graphs_of(wide("ar", top_k=0), block=0, only="score")
+        parts["ar with int4"] = graphs_of(wide("ar", "int4", top_k=0), only="score")
+        parts |= {name: graphs_of(looked(*given)) for name, given in LOOKS.items()}
+    codes = pretend()
+    for method, graphs in parts.items():
+        kernels = compile_kernels(method == "ar")
         for part, traced in graphs.items():
             codes.clear()
             generate(traced.graph, traced.inputs)
@@ -281,6 +353,8 @@ def count(methods: list[str], int4: bool) -> None:
             print(f"{method}, {part}: {found.total()} launches, {traced.guards} guards")
             for name, number in found.most_common():
                 print(f"    {number:4} {name[:90]}", flush=True)
+        if kernels:
+            print(passed(kernels))
 
 
 def _moved(x: Any) -> Any:
@@ -290,12 +364,13 @@ def _moved(x: Any) -> Any:
 def main(arguments: list[str]) -> int:
     methods = [one for one in arguments if not one.startswith("--")]
     if "--count" in arguments:
-        count(methods or list(COUNTED), "--int4" in arguments)
+        count(methods)
         return 0
     many = "--many" in arguments
     graphs = {method: graphs_of(small(method, many)) for method in methods or KINDS}
     graphs["ar of XL's widths"] = graphs_of(wide("ar"))
-    kernels, _ = pretend(compiles=True)
+    pretend()
+    kernels = compile_kernels(True)
     failed = 0
     for method, parts in graphs.items():
         for part, traced in parts.items():
@@ -310,9 +385,7 @@ def main(arguments: list[str]) -> int:
             seconds = time.monotonic() - begun
             number = len(kernels) - before
             print(f"{method}, {part}: {number} kernels in {seconds:.0f} s", flush=True)
-    ours = f"{kernels.count('few_rows_product')} of them of few_rows_product"
-    passed = f"passed: {len(kernels)} kernels compiled for {H100.name}, {ours}"
-    print("failed" if failed else passed)
+    print("failed" if failed else passed(kernels))
     return int(failed > 0)
 
 
