@@ -15,6 +15,7 @@ from random_drafts import SMALL, new_sequences, random_draft
 from tiny_networks import (
     PROMPTS,
     SIZES,
+    WIDE,
     captions,
     lively,
     llamagen,
@@ -50,6 +51,8 @@ from tempera.rules.neighbourhood import GSD, Lantern, LanternPP
 from tempera.rules.optimal import Priced
 from tempera.rules.standard import BlockVerification, Exact, Match, Relaxed
 from tempera.rules.traversal import Traversal
+from tempera.targets import attention, flexible_attention
+from tempera.targets.attention import attend
 from tempera.targets.chameleon import CHAMELEON
 from tempera.targets.emu3 import EMU3
 from tempera.targets.family import Family, load_network
@@ -224,6 +227,13 @@ CASES = [
 QUICK = [("llamagen", "eagle2", 3), ("llamagen", "parallel", 3), ("chameleon", "ar", 1)]
 
 
+def attend_reached(query, keys, values, mask, reached, scale):
+    """What `flexible_attention.attend_reached` computes, with blocks of one key."""
+    beyond = torch.arange(keys.shape[2], device=keys.device) >= reached[:, None]
+    hidden = torch.finfo(mask.dtype).min
+    return attend(query, keys, values, mask.masked_fill(beyond[:, None, None], hidden), scale)
+
+
 @pytest.fixture
 def impatient(monkeypatch):
     """Rows take the next prompt as soon as their image is complete: these are too short to wait."""
@@ -233,6 +243,9 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def replays(impatient, monkeypatch):
+    """Attention skips keys that rows have not reached, as it may on a GPU."""
+    monkeypatch.setattr(attention, "skips", lambda *_: torch.compiler.is_compiling())
+    monkeypatch.setattr(flexible_attention, "attend_reached", attend_reached)
     return replayed(monkeypatch)
 
 
@@ -858,6 +871,20 @@ def test_refilled_rows_decode_like_eager_ones_on_a_gpu(method, impatient):
     target.compile()
     expected = refilled(method, captioned("cuda"), 1)
     assert all(refilled(method, target, rows).equal(expected) for rows in (2, 3, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["ar", "tree", "eagle2", "sjd"])
+def test_skipped_keys_change_no_token_on_a_gpu(method, monkeypatch):
+    """Of images that reach a second block of keys."""
+    monkeypatch.setattr(attention, "skipping_is_faster", lambda *_: True)
+
+    def target():
+        network = llamagen(num_hidden_layers=1, grid=(14, 14), **WIDE).to("cuda")
+        return TransformerTarget(network, captions, SAMPLING)
+
+    found, expected = (decoded(method, compile, target()) for compile in (True, False))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 def _wave(x: torch.Tensor) -> torch.Tensor:

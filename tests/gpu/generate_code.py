@@ -8,15 +8,16 @@ compile it: what cannot be generated is known before there is a card. Nothing is
 by name (widths of XL, two layers, bfloat16, guidance, top-k 1000, with diagnostics), and how many
 guards PyTorch checks before each part: a third layer adds what the second has. Products are those
 of `few_rows_kernel`. What a library launches inside a call is not seen. Without a METHOD it counts
-plain autoregression, whose kernels it compiles, a chain of two, passes with cuBLAS's products and
-with layers' weights of four bits, and diagnostics of a tree and of a rule that searches.
+plain autoregression, whose kernels it compiles, a chain of two, passes with cuBLAS's products, with
+attention that skips keys, which it compiles, too, and with layers' weights of four bits, and
+diagnostics of a tree and of a rule that searches.
 
 It needs a build of torch with CUDA and Triton (tried with torch 2.14.1), whose private functions it
 replaces, and takes one to five minutes a method. Attention is cuDNN's, which PyTorch takes on an
 H100 for bfloat16 with a mask. Methods are those of `test_compiled.py`, by default one of each kind,
-of a tiny float32 model; then comes plain autoregression of XL's widths, with `few_rows_kernel`.
-`--many` takes a vocabulary of 16,384, as LlamaGen has. It prints a line for each part of a round
-and ends with 1 if one of them fails.
+of a tiny float32 model; then comes plain autoregression of XL's widths, with `few_rows_kernel` and
+attention that skips keys. `--many` takes a vocabulary of 16,384, as LlamaGen has. It prints a line
+for each part of a round and ends with 1 if one of them fails.
 """
 
 import re
@@ -60,7 +61,7 @@ from tempera.decoding.verification import verify  # noqa: E402
 from tempera.rules.optimal import Priced  # noqa: E402
 from tempera.rules.standard import Exact  # noqa: E402
 from tempera.runtime.processor import Placement  # noqa: E402
-from tempera.targets import few_rows, few_rows_kernel, packed_linear  # noqa: E402, F401
+from tempera.targets import attention, few_rows, few_rows_kernel, packed_linear  # noqa: E402, F401
 from tempera.targets.conditioners import RandomFeatures  # noqa: E402
 from tempera.targets.llamagen import LlamaGen, llamagen_config  # noqa: E402
 from tempera.targets.transformer import TransformerTarget  # noqa: E402
@@ -82,6 +83,7 @@ H100 = SimpleNamespace(
     L2_cache_size=50 * 2**20,
     total_memory=80 * 2**30,
 )
+SKIPPING = "ar, keys skipped"
 COUNTED = "ar", "chain"
 CHAIN = partial(eagle, tree=Tree.chain(2))
 CODES = 16384
@@ -111,10 +113,10 @@ class Graph:
 
 
 def graphs_of(
-    decode: Callable[[], object], block: int = 16, only: str | None = None
+    decode: Callable[[], object], block: int = 16, only: str | None = None, skips: bool = False
 ) -> dict[str, Graph]:
     """The graph of each part of the rounds that a function decodes, or of one part alone, where
-    `few_rows` chooses `block`.
+    `few_rows` chooses `block`, and attention skips keys that rows have not reached, or not.
     """
     found: dict[str, Graph] = {}
     inner = torch.compile
@@ -148,6 +150,7 @@ def graphs_of(
     packed_linear.packs = lambda weight: False
     few_rows.is_supported = lambda device: True
     few_rows.fastest_block = lambda *_: block
+    attention.skipping_is_faster = compiled.constant(lambda *_: skips)
     try:
         decode()
     finally:
@@ -341,11 +344,12 @@ def count(methods: list[str]) -> None:
     if not methods:
         # without a search of top-k, which takes half of the time
         parts["ar by cuBLAS"] = graphs_of(wide("ar", top_k=0), block=0, only="score")
+        parts[SKIPPING] = graphs_of(wide("ar", top_k=0), block=0, only="score", skips=True)
         parts["ar with int4"] = graphs_of(wide("ar", "int4", top_k=0), only="score")
         parts |= {name: graphs_of(looked(*given)) for name, given in LOOKS.items()}
     codes = pretend()
     for method, graphs in parts.items():
-        kernels = compile_kernels(method == "ar")
+        kernels = compile_kernels(method in ("ar", SKIPPING))
         for part, traced in graphs.items():
             codes.clear()
             generate(traced.graph, traced.inputs)
@@ -368,7 +372,7 @@ def main(arguments: list[str]) -> int:
         return 0
     many = "--many" in arguments
     graphs = {method: graphs_of(small(method, many)) for method in methods or KINDS}
-    graphs["ar of XL's widths"] = graphs_of(wide("ar"))
+    graphs["ar of XL's widths"] = graphs_of(wide("ar"), skips=True)
     pretend()
     kernels = compile_kernels(True)
     failed = 0

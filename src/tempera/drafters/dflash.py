@@ -153,6 +153,8 @@ class DFlashModel(SlotNetwork):
 class _Injected:
     """The keys and values of a lesson's injected states."""
 
+    reached: Tensor | None = None
+
     def __init__(self) -> None:
         self._entries: dict[int, tuple[Tensor, Tensor]] = {}
 

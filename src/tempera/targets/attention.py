@@ -3,13 +3,23 @@
 Shapes: R rows, S tokens of a pass, K visible keys, D head size.
 """
 
-from typing import NamedTuple
+import math
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tempera.decoding.compiled import constant
+from tempera.runtime.card_times import TIMED_ENTRIES, card_times, nanoseconds
+from tempera.targets.few_rows import is_supported
+
 HIDDEN = -30000.0
 """Score of a key that `SharedMask.padding` hides: its weight is 0 in float32 and bfloat16."""
+
+LEAST_BYTES = 2**20
+"""Of keys and values of a layer: fewer take a GPU less time than the launch of a kernel."""
 
 
 class SharedMask(NamedTuple):
@@ -32,6 +42,7 @@ def attend(
     mask: Tensor | SharedMask,
     scale: float,
     spread: bool | None = None,
+    reached: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale·q·kᵀ + mask)·v by PyTorch's fused attention.
 
@@ -48,12 +59,17 @@ def attend(
             that a GPU has a block for each (64 for two rows of Emu3), or follow each other as if
             they were further tokens, with which a CPU reads the keys once (1.5 times as fast for
             one token). By default as suits the device.
+        reached: number of keys that a row has reached, int64 [R]; the mask hides later ones, and
+            `flexible_attention.attend_reached` skips them, in compiled rounds alone. By default
+            all are loaded.
 
     Returns:
         [R, heads, S, D].
     """
     if isinstance(mask, SharedMask):
         return _attend_shared(query, keys, values, mask, scale)
+    if reached is not None:
+        return _attend_reached(query, keys, values, mask, reached, scale)
     groups = query.shape[1] // keys.shape[1]
     padding = keys.shape[-1] - query.shape[-1]
     heads = query
@@ -101,3 +117,70 @@ def _shared(keys: Tensor, groups: int) -> Tensor:
     K, D] -> [R·key-value heads, groups, K, D].
     """
     return keys.flatten(0, 1).unsqueeze(1).expand(-1, groups, -1, -1)
+
+
+def skips(mask: Tensor, heads: int, cache: tuple[int, ...]) -> bool:
+    """Whether a pass skips keys that its rows have not reached: in compiled rounds without
+    gradients, where that is faster on this GPU.
+
+    Args:
+        mask: of the pass, [R, 1, S, K].
+        heads: number of heads of queries.
+        cache: shape of the keys, R, key-value heads, K and D.
+    """
+    return (
+        torch.compiler.is_compiling()
+        and not torch.is_grad_enabled()
+        and skipping_is_faster(mask.shape[2], heads, cache, mask.dtype, mask.device)
+    )
+
+
+def _attend_reached(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, reached: Tensor, scale: float
+) -> Tensor:
+    from tempera.targets.flexible_attention import attend_reached
+
+    size, stored = query.shape[-1], keys.shape[-1]
+    if stored > size:
+        query = nn.functional.pad(query, (0, stored - size))
+    mixed: Tensor = attend_reached(query, keys, values, mask, reached, scale)
+    return mixed[..., :size]
+
+
+@constant
+def skipping_is_faster(
+    tokens: int, heads: int, cache: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Whether it takes less time to skip keys, if rows have reached half of them. Timed once for a
+    number of tokens up to the next power of two. For the arguments see `skips`.
+    """
+    if 2 * dtype.itemsize * math.prod(cache) < LEAST_BYTES or not is_supported(device):
+        return False
+    tokens = 1 << (tokens - 1).bit_length()
+    kind = str(dtype).removeprefix("torch.")
+    name = f"{tokens} tokens, {heads} heads, keys {'x'.join(map(str, cache))} {kind}"
+    shape = tokens, heads, cache, dtype
+    times = card_times("attention", name, device, lambda: _times(shape, device))
+    return min(times, key=times.__getitem__) == "reached"
+
+
+def _times(
+    shape: tuple[int, int, tuple[int, ...], torch.dtype], device: torch.device
+) -> dict[str, int]:
+    """Nanoseconds of attention to all keys and to reached ones, if PyTorch can compile that."""
+    tokens, heads, cache, dtype = shape
+    rows, _, slots, size = cache
+    like: dict[str, Any] = {"dtype": dtype, "device": device}
+    query = torch.ones(rows, tokens, heads, size, **like).transpose(1, 2)
+    mask = torch.zeros(rows, 1, tokens, slots, **like)
+    half = torch.full((rows,), slots // 2, device=device)
+    count = max(1, TIMED_ENTRIES // (2 * math.prod(cache)))
+    caches = [torch.ones(2, *cache, **like) for _ in range(count)]
+    compiled = partial(torch.compile, fullgraph=True, dynamic=False)
+    attending = compiled(lambda cache: attend(query, cache[0], cache[1], mask, 1.0))
+    skipping = compiled(lambda cache: attend(query, cache[0], cache[1], mask, 1.0, reached=half))
+    with torch.no_grad():
+        times = {"all": nanoseconds(attending, caches)}
+        with suppress(torch._dynamo.exc.TorchDynamoException):  # as on a card that is too small
+            times["reached"] = nanoseconds(skipping, caches)
+    return times

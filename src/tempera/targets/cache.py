@@ -27,7 +27,13 @@ def head_size(size: int, dtype: torch.dtype, device: torch.device) -> int:
 
 
 class Keys(Protocol):
-    """Where decoder layers leave keys and values, and find those of earlier tokens."""
+    """Where decoder layers leave keys and values, and find those of earlier tokens.
+
+    Attributes:
+        reached: see `attention.attend`.
+    """
+
+    reached: Tensor | None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int
@@ -57,6 +63,7 @@ class KVCache:
         padding: additive mask [R, 1, 1, S] of the batch's padded prefix tokens, if there are any.
         write_index: the entries that the next pass writes, int64 [2·R·heads·Q].
         kv_length: K, the number of keys that the pass loads.
+        reached: how many of them each row of the pass has reached, int64 [R]; None: all are loaded.
         room: slots from a row's root on that the passes of a round may read.
     """
 
@@ -81,7 +88,13 @@ class KVCache:
         self.padding: Tensor | None = None
         self.rows = self.capacity = self.kv_length = self.room = 0
         self.write_index = torch.zeros(0, dtype=torch.int64, device=device)
+        self.reached: Tensor | None = None
         self._some: Tensor | None = None  # the rows of the pass, if not all
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, heads, capacity and head size."""
+        return self._shape[1:]
 
     def begin(self, rows: int, capacity: int) -> None:
         """Start a batch without entries. The buffers are kept if they have as many rows and room
@@ -110,7 +123,13 @@ class KVCache:
         per_key = sum(entries.nbytes for entries in self.entries) // self.capacity
         return per_key * (self.capacity if keys is None else keys)
 
-    def write(self, slots: Tensor, kv_length: int, rows: Tensor | None = None) -> None:
+    def write(
+        self,
+        slots: Tensor,
+        kv_length: int,
+        rows: Tensor | None = None,
+        reached: Tensor | None = None,
+    ) -> None:
         """Set where the next pass writes and what it loads.
 
         Args:
@@ -118,7 +137,10 @@ class KVCache:
             kv_length: K; the pass loads slots 0 … K − 1. A Python integer, so nothing is read from
                 the device.
             rows: which rows the pass has, int64 [R']; by default all, R.
+            reached: number of slots of each of them that its tokens may attend to, int64 [R']; by
+                default K.
         """
+        self.reached = reached
         self.write_index = self._index(slots, rows)
         self.kv_length = kv_length
         self._some = rows
@@ -133,8 +155,9 @@ class KVCache:
         """
         entries = self.entries[layer_idx]
         new = torch.cat([key_states, value_states])
-        if self.head_dim > new.shape[-1]:
-            new = torch.nn.functional.pad(new, (0, self.head_dim - new.shape[-1]))
+        padding = self.shape[-1] - new.shape[-1]
+        if padding:
+            new = torch.nn.functional.pad(new, (0, padding))
         entries.index_copy_(0, self.write_index, new.flatten(0, 2))
         loaded = entries.view(self._shape).narrow(3, 0, self.kv_length)
         if self._some is not None:
@@ -179,6 +202,11 @@ class Layout:
         self._strip[..., self.capacity :].fill_(torch.finfo(cache.dtype).min)
         self._strip[..., self.capacity : self.capacity + width].masked_fill_(visible, 0.0)
         self._columns = torch.arange(self.capacity, device=visible.device)
+
+    @property
+    def width(self) -> int:
+        """Slots from s on that some token may attend to. No number, which a graph would check."""
+        return self._strip.shape[-1] - 2 * len(self._columns)
 
     def mask(self, start: Tensor, kv_length: int) -> Tensor:
         """The additive masks of rows with s = `start`, int64 [R], over the first `kv_length` slots:

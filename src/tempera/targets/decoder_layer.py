@@ -153,7 +153,8 @@ class Attention(nn.Module):
         q, k, v = self.project(x, rotation, norm)
         if cache is not None:
             k, v = cache.update(k, v, self.index)
-        mixed = attend(q, k, v, mask, self.head_dim**-0.5)
+        reached = None if cache is None else cache.reached
+        mixed = attend(q, k, v, mask, self.head_dim**-0.5, reached=reached)
         return product(self.o_proj, mixed.transpose(1, 2).flatten(2), residual=residual)
 
     def project(

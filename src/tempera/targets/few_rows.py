@@ -7,7 +7,6 @@ and sizes, so both are timed for each shape when rounds are compiled, once for a
 cache keeps the decision, because the two differ by rounding (as with `packed_linear`).
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tempera.decoding.compiled import constant
-from tempera.runtime.files import remembered
+from tempera.runtime.card_times import TIMED_ENTRIES, card_times, nanoseconds
 from tempera.runtime.quantised import is_quantised
 from tempera.targets.packed_linear import PackedLinear
 from tempera.targets.products import RMSNorm, by_torch, finished
@@ -30,9 +29,6 @@ ROWS = 16
 
 BLOCKS = 8, 16, 32
 """Numbers of outputs of a thread block that are timed."""
-
-TIMED_ENTRIES = 2**26
-"""Entries of the weights that are timed: 128 MB, more than a GPU's cache holds."""
 
 
 def product(
@@ -158,10 +154,9 @@ def fastest_block(
 
     rows = 1 << (rows - 1).bit_length()
     options = f"{'normed ' * normed}{'gated ' * gated}{str(dtype).removeprefix('torch.')}"
-    card = torch.cuda.get_device_name(device)
-    name = f"{rows} rows {outputs}x{inputs} {options}, {card}, torch {torch.__version__}"
+    name = f"{rows} rows {outputs}x{inputs} {options}"
     shape = rows, outputs, inputs, normed, gated, dtype
-    times = remembered("few_rows", name, lambda: _times(shape, device))
+    times = card_times("few_rows", name, device, lambda: _times(shape, device))
     return min(map(int, times), key=lambda block: times[str(block)])
 
 
@@ -176,36 +171,14 @@ def _times(shape: Shape, device: torch.device) -> dict[str, int]:
     x = torch.ones(rows, inputs, **like)
     norm = torch.ones(inputs, **like) if normed else None
     given = None, norm, 1e-6, None, gated
-    times = {"0": _time(lambda weight: by_torch(x, weight, *given), weights)}
+    times = {"0": nanoseconds(lambda weight: by_torch(x, weight, *given), weights)}
     for block in BLOCKS:
         ours = partial(_ours, x, given=given, block=block)
         with suppress(OutOfResources):  # of shared memory, on smaller cards
-            times[str(block)] = _time(ours, weights)
+            times[str(block)] = nanoseconds(ours, weights)
     return times
 
 
 def _ours(x: Tensor, weight: Tensor, given: tuple[Any, ...], block: int) -> Tensor:
     out: Tensor = torch.ops.tempera.few_rows(x, weight, *given, block)
     return out
-
-
-def _time(multiply: Callable[[Tensor], Tensor], weights: list[Tensor]) -> int:
-    """Nanoseconds of a product in a CUDA graph of those with all weights: the least of five turns
-    after a first.
-    """
-    times = []
-    with torch.cuda.device(weights[0].device):
-        multiply(weights[0])  # compiles
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for weight in weights:
-                multiply(weight)
-        for _ in range(6):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-    return int(1e6 * min(times[1:]) / len(weights))

@@ -14,6 +14,7 @@ from tempera.decoding.compiled import Captured, persistent
 from tempera.decoding.interfaces import NeedsNewBatch
 from tempera.decoding.trees import Block
 from tempera.errors import TemperaError
+from tempera.targets import attention
 from tempera.targets.cache import KVCache, Layout, head_size
 from tempera.targets.decoder_layer import LayerSizes
 from tempera.targets.masks import causal_mask
@@ -64,6 +65,7 @@ class ModelRunner:
         self.granularity = granularity or granularity_on(self.device)
         sizes: LayerSizes = network.model.sizes
         self._head_dim = sizes.head_dim
+        self._heads = sizes.heads
         self._kv_heads = sizes.kv_heads
         self.packed = self.compiled = False
         self.aux_layers: tuple[int, ...] = ()
@@ -81,8 +83,9 @@ class ModelRunner:
         self.cache = self.new_cache(self.cache.layers)
 
     def compile(self) -> None:
-        """Make rounds that can be compiled: attention then loads the whole cache. The prefix pass
-        is not compiled; on a GPU, that of prompts which begin in a running batch is captured.
+        """Make rounds that can be compiled: attention then loads the whole cache, or of each row
+        what it has reached. The prefix pass is not compiled; on a GPU, that of prompts which begin
+        in a running batch is captured.
         """
         self.compiled = True
         self.cache = self.new_cache(self.cache.layers)
@@ -252,8 +255,10 @@ class ModelRunner:
         cache = self.cache if cache is None else cache
         start = self.roots(rows) if start is None else start
         kv_length = self.kv_length(cache)
-        cache.write(start[:, None] + layout.offsets, kv_length, rows)
         mask = layout.mask(start, kv_length)
+        skips = attention.skips(mask, self._heads, cache.shape)
+        reached = start + layout.width if skips else None
+        cache.write(start[:, None] + layout.offsets, kv_length, rows, reached)
         if cache.padding is not None:
             padding = cache.padding[..., :kv_length]
             mask += padding if rows is None else padding[rows]
@@ -293,8 +298,8 @@ class ModelRunner:
         self.cache.compact(first + nodes, first + torch.arange(nodes.shape[1], device=self.device))
 
     def kv_length(self, cache: KVCache | None = None) -> int:
-        """Number of keys that every pass of a round loads from a cache, by default the session's:
-        if compiled, all; else those that the longest row can reach, rounded up, so that rounds
+        """Most keys that the passes of a round load from a cache, by default the session's: if
+        compiled, all; else those that the longest row can reach, rounded up, so that rounds
         differ in it only now and then.
         """
         cache = self.cache if cache is None else cache
