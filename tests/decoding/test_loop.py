@@ -218,7 +218,8 @@ def test_nan_of_a_finished_row_is_no_fault():
 
     def play(row, counts=(1, 1)):
         broken = torch.stack([torch.arange(2) == row, torch.arange(2) == 2])
-        images.append(torch.zeros(2, 1, dtype=torch.int64), torch.tensor(counts), broken)
+        tokens = torch.zeros(2, 1, dtype=torch.int64)
+        images.tell(images.append(tokens, torch.tensor(counts), broken), 1)
         return images.counts
 
     assert play(2, (0, 3)) == [0, 3]
@@ -234,7 +235,8 @@ def test_nan_is_told_before_its_image_is_given_away():
     def play(sick):
         broken = torch.zeros(2, 2, dtype=torch.int64)
         broken[1, 1] = sick
-        images.append(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([2, 2]), broken)
+        tokens = torch.zeros(2, 2, dtype=torch.int64)
+        images.tell(images.append(tokens, torch.tensor([2, 2]), broken), 2)
 
     play(True)
     assert images.finished == []  # nobody needs to know yet

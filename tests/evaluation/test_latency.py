@@ -9,7 +9,6 @@ from tiny_evaluation import tiny_pipeline
 from tiny_networks import captions, tiny_target
 
 from tempera.data.prompts import Prompt
-from tempera.decoding import compiled
 from tempera.decoding.interfaces import Round
 from tempera.decoding.timing import Clock
 from tempera.evaluation import latency
@@ -82,7 +81,7 @@ def test_compiled_rounds_are_warmed_up_by_a_whole_image(
     tmp_path: Path, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TableTarget, "compiled", True)
-    monkeypatch.setattr(compiled, "_compile", lambda part, _: part)
+    monkeypatch.setattr(torch, "compile", lambda part, **_: part)
     (prompt,) = prompts = world_prompts(1)
     measure(tiny_pipeline(), prompts, Store(tmp_path, "run"))
     kinds = [kind for kind, name in calls if name == prompt.id]

@@ -304,7 +304,7 @@ def generate(graph: fx.GraphModule, inputs: list[Any]) -> None:
         for name, constant in graph.named_buffers():
             setattr(graph, name, torch.empty_strided(**_on_gpu(constant)))
     settings: dict[str, Any] = {"compile_threads": 1, "force_disable_caches": True}
-    settings |= {name: on for name, on in compiled.OPTIONS.items() if name != "triton.cudagraphs"}
+    settings |= compiled.OPTIONS
     settings["joint_graph_constant_folding"] = False  # it computes on the GPU
     with torch.no_grad(), tracing(TracingContext(mode)), config.patch(settings):
         compile_fx.compile_fx(graph, fakes)
@@ -340,7 +340,7 @@ def count(methods: list[str]) -> None:
     parts = {method: graphs_of(wide(method)) for method in methods or COUNTED}
     for method, graphs in parts.items():
         calls = sum(traced.calls for traced in graphs.values())
-        print(f"{method}: {calls} graphs a round, {graphs['look'].calls} of them for diagnostics")
+        print(f"{method}: {calls} graphs a round, {graphs['record'].calls} of them for diagnostics")
     if not methods:
         # without a search of top-k, which takes half of the time
         parts["ar by cuBLAS"] = graphs_of(wide("ar", top_k=0), block=0, only="score")

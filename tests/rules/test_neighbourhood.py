@@ -15,7 +15,6 @@ from tempera.decoding.probabilities import (
     one_hot,
     total_variation,
 )
-from tempera.decoding.trace import Recorded
 from tempera.decoding.trees import Tree
 from tempera.decoding.verification import TokenRule, verify
 from tempera.drafters.jacobi import sjd, sjd_pac
@@ -242,12 +241,13 @@ def test_the_bounds_of_guesses_that_may_be_any_token_are_the_full_sums(drafter, 
     """Jacobi drafters guess uniformly at first, whatever the target's top-k is."""
     rule = replace(rule, residual_kind=kind)
     target = TableTarget(9, 6, Sampling(1.0, top_k=4))
-    whole = Diagnosed(ByToken(rule))
-    trace = emit(target, drafter(target), rule, rows=40, diagnostics=True, watch=[whole]).trace
-    full = whole.columns.read(6)
-    assert trace.bound.sum() > 1
-    torch.testing.assert_close(trace.bound, full["bound"])
-    torch.testing.assert_close(trace.kl, full["kl"], atol=1e-5, rtol=1e-4)
+    found, full = (
+        emit(target, drafter(target), one, rows=40, diagnostics=True)
+        for one in (rule, ByToken(rule))
+    )
+    assert found.tokens.equal(full.tokens) and found.trace.bound.sum() > 1
+    torch.testing.assert_close(found.trace.bound, full.trace.bound)
+    torch.testing.assert_close(found.trace.kl, full.trace.kl, atol=1e-5, rtol=1e-4)
 
 
 def test_a_token_that_is_kept_may_have_all_that_lacks_near_it():
@@ -325,12 +325,12 @@ def test_in_greedy_decoding_a_token_other_than_the_argmax_has_infinite_kl(rule):
     p = one_hot(soft.argmax(-1), 6)
     verdict = verify(draft, Scores(p, p, soft), rule, None, uniforms)
     one = Round(new_sequences(60, depth=1), draft, Scores(p, p, soft), verdict)
-    one.sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
-    watchers = [Recorded(), Diagnosed(rule)]
-    trace = {}
-    for watcher in watchers:
-        watcher(one)
-        trace |= watcher.columns.read(2)
+    report = one.sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
+    one.sequences.tell(report, 2)
+    one.sequences.record({"logprob": verdict.logprob})
+    diagnosed = Diagnosed(rule)
+    diagnosed(one)
+    trace = one.sequences.recorded(["logprob", *diagnosed.names], torch.arange(60))
     wrong = verdict.tokens != p.argmax(-1)
     assert 0 < wrong[:, 0].sum() < 60
     first = slice(0, 1)  # past a rejection nothing is defined

@@ -1,9 +1,7 @@
-"""CUDA graphs on a CPU: what `torch.compile(mode="reduce-overhead")` asks of compiled code, and
-`torch.cuda.graph` of captured code.
-"""
+"""CUDA graphs on a CPU: what they do to compiled rounds."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 from host_reads import HostReads
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tempera.decoding import compiled
 
@@ -24,80 +21,47 @@ MADE_ON_A_DEVICE = (
     torch.zeros,
 )
 LONGEST_SUM = 8192
-STATIC = "_dynamo_static_input_type"
 
 
 class GraphReplays:
-    """Stands in for `compiled._compile`: each part is one graph that is replayed. `capture` stands
-    in for `compiled.CUDAGraph`.
+    """Stands in for code that is generated, and for CUDA graphs of it: operations on the tensors of
+    the call that was captured, whatever later calls pass, with outputs where they were then.
 
-    - A graph reads its inputs where they were when it was made. Those that are not marked static
-      are copied there at each replay; static ones must be there still.
-    - Outputs live until the next step begins, and are then overwritten. A step begins at
-      `begin_step`, which stands in for `torch.compiler.cudagraph_mark_step_begin`; if that is never
-      called, at each call.
-    - A graph neither reads on the host, nor makes tensors on the CPU, nor writes into an input that
-      is not static.
+    - A graph neither reads on the host, nor makes tensors on the CPU.
     - No code is generated for a sum over more than 8,192 tokens: torch 2.11 cannot do it.
 
     Attributes:
         variants: how many graphs were made of each part, by its name.
-        calls: the parts in the order in which their graphs run, and "step".
-        copied: bytes of each input that every replay copies, by part and by the name of the input.
-        captured: what was captured.
+        captures: how many of them were captured for CUDA graphs, as often as they were.
+        calls: the parts in the order in which their graphs run.
+        replays: those of them that are replayed without a look at guards and inputs.
     """
 
     def __init__(self) -> None:
         self.variants: Counter[str] = Counter()
+        self.captures: Counter[str] = Counter()
         self.calls: list[str] = []
-        self.copied: dict[str, dict[str, int]] = {}
-        self.captured: list[Capture] = []
-        self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._outputs: list[Tensor] = []
-        self._marked = False
+        self.replays: Counter[str] = Counter()
+        self._compile = torch.compile
         self._part = ""
+        self._looks = False
 
-    def __call__(self, part: Callable[..., Any], _: object = None) -> Callable[..., Any]:
+    def compile(self, part: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """Stands in for `torch.compile`."""
+        function = self._compile(part, **options)
+
         def call(*arguments: Any) -> Any:
-            if not self._marked:
-                self._overwrite()
-            self._part = part.__name__
-            if part not in self._compiled:
-                self._compiled[part] = torch.compile(
-                    part, backend=self._graph, fullgraph=True, dynamic=False
-                )
-            with _disable_current_modes():
-                return self._compiled[part](*arguments)
+            self._part, self._looks = part.__name__, True
+            try:
+                with _disable_current_modes():
+                    return function(*arguments)
+            finally:
+                self._looks = False
 
         return call
 
-    def capture(
-        self, function: Callable[..., Tensor], inputs: list[Tensor], pool: object
-    ) -> "Capture":
-        """A call of a function, captured."""
-        self.captured.append(Capture(function, inputs))
-        return self.captured[-1]
-
-    def begin_step(self) -> None:
-        """A round begins."""
-        self._marked = True
-        self.calls.append("step")
-        self._overwrite()
-
-    def _overwrite(self) -> None:
-        with _disable_current_modes():
-            for output in self._outputs:
-                whole = torch.empty(0, dtype=output.dtype).set_(output.untyped_storage())
-                if output.dtype == torch.bool:
-                    whole.logical_not_()
-                elif output.is_floating_point():
-                    whole.fill_(torch.nan)
-                else:
-                    whole.fill_(torch.iinfo(output.dtype).max)
-        self._outputs.clear()
-
-    def _graph(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """The backend: called once for each variant."""
+    def generated(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Stands in for `compiled.generated`: called once for each variant."""
         self.variants[self._part] += 1
         for node in graph.graph.nodes:
             assert node.target is not torch.tensor, f"a constant of the host: {node.stack_trace}"
@@ -106,170 +70,107 @@ class GraphReplays:
             if node.target in ("cumsum", torch.cumsum):
                 length = node.meta["example_value"].shape[-1]
                 assert length <= LONGEST_SUM, f"torch 2.11 cannot generate: {node.stack_trace}"
-        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        read = [_Input(*pair) for pair in zip(placeholders, inputs, strict=True)]
-        return _Graph(self, self._part, graph, read)
+        return _Code(self, self._part, graph)
 
-    def runs(self, part: str) -> None:
-        """A graph of a part runs."""
-        self.calls.append(part)
+    def captured(self, run: Any, inputs: Sequence[Any], pool: object = None) -> compiled.Graph:
+        """Stands in for `compiled.captured`."""
+        code = isinstance(run, _Code)
+        part, function = (run.part, run.graph.forward) if code else (run.__name__, run)
+        self.captures[part] += 1
+        tape, reads = _Tape(), HostReads()
+        with _disable_current_modes(), reads, tape:
+            outputs = function(*inputs)
+        assert not reads.count, f"a graph reads on the host: {dict(reads.count)}"
+        with _disable_current_modes():
+            tape.undo()
 
-    def returned(self, outputs: list[Tensor]) -> None:
-        """Outputs of a graph, to be overwritten when the next step begins."""
-        self._outputs += outputs
+        def replay() -> None:
+            if code:
+                self.calls.append(part)
+            self.replays[part] += not self._looks
+            with _disable_current_modes():
+                tape.replay()
+
+        return compiled.Graph(replay, outputs, None)
 
 
 def replayed(monkeypatch: pytest.MonkeyPatch) -> GraphReplays:
     """Run the parts of compiled rounds as CUDA graphs would."""
-    torch._dynamo.reset()
+    compiled.forget()
     made = GraphReplays()
-    monkeypatch.setattr(compiled, "_compile", made)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", made.begin_step)
-    monkeypatch.setattr(compiled, "CUDAGraph", made.capture)
-    monkeypatch.setattr(compiled, "has_cuda_graphs", lambda device: True)
+    monkeypatch.setattr(torch, "compile", made.compile)
+    monkeypatch.setattr(compiled, "generated", made.generated)
+    monkeypatch.setattr(compiled, "captured", made.captured)
+    monkeypatch.setattr(compiled, "is_replayed", lambda inputs: True)
+    monkeypatch.setattr(compiled, "_place", _place)
     return made
 
 
-class Capture:
-    """The operations of a call, which are repeated on the tensors of this call: nothing else of the
-    function runs again, the host reads nothing, and the output is overwritten by the next replay.
-
-    Attributes:
-        function: the function's name.
-        shapes: of its inputs.
-        replays: how often it was replayed.
-        pool: stands for its memory.
-    """
-
-    def __init__(self, function: Callable[..., Tensor], inputs: list[Tensor]) -> None:
-        self.function = function.__name__
-        self.shapes = tuple(one.shape for one in inputs)
-        self.replays = 0
-        self.pool = self
-        self._inputs = [one.clone() for one in inputs]
-        steps, reads = _Steps(), HostReads()
-        with _disable_current_modes(), reads, steps:
-            self._output = function(*self._inputs)
-        assert not reads.count, f"captured code reads on the host: {dict(reads.count)}"
-        self._steps = steps.all
-
-    def replay(self, *inputs: Tensor) -> Tensor:
-        """Repeat them with other inputs."""
-        self.replays += 1
-        with _disable_current_modes():
-            for place, value in zip(self._inputs, inputs, strict=True):
-                place.copy_(value)
-            now: dict[int, Any] = {}  # what each tensor of the captured call is in this one
-            for function, arguments, options, results in self._steps:
-                found = function(
-                    *tree_map(lambda x: now.get(id(x), x), arguments),
-                    **tree_map(lambda x: now.get(id(x), x), options),
-                )
-                before = map(id, tree_leaves(results))
-                now.update(zip(before, tree_leaves(found), strict=True))
-            return self._output.copy_(now[id(self._output)])
+def _place(x: object) -> object:
+    if isinstance(x, Tensor):
+        return id(x) if x.is_mkldnn else x.data_ptr()  # of packed weights, on CPUs alone
+    return x
 
 
-class _Steps(TorchDispatchMode):
-    """Keeps every operation with its arguments and results."""
+class _Code:
+    """Of a graph that runs without being captured."""
+
+    def __init__(self, replays: GraphReplays, part: str, graph: fx.GraphModule) -> None:
+        self.replays = replays
+        self.part = part
+        self.graph = graph
+
+    def __call__(self, *inputs: Any) -> Any:
+        self.replays.calls.append(self.part)
+        reads = HostReads()
+        with reads:
+            outputs = self.graph.forward(*inputs)
+        assert not reads.count, f"a graph reads on the host: {dict(reads.count)}"
+        return outputs
+
+
+class _Tape(TorchDispatchMode):
+    """Operations with the very tensors that they read and wrote."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.all: list[tuple[Any, Any, Any, Any]] = []
+        self._steps: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
-        results = function(*arguments, **options or {})
-        self.all.append((function, arguments, options or {}, results))
-        return results
+        options = options or {}
+        returns = [one.alias_info for one in function._schema.returns]
+        for one, value in zip(function._schema.arguments, arguments, strict=False):
+            if one.alias_info is not None and one.alias_info.is_write:
+                self._before.append((value, value.clone()))
+        outputs = function(*arguments, **options)
+        if all(alias is not None and not alias.is_write for alias in returns):
+            return outputs  # views
+        new = [
+            output
+            for output in (outputs if isinstance(outputs, tuple | list) else [outputs])
+            if isinstance(output, Tensor)
+        ]
+        written = any(alias is not None for alias in returns)
+        self._steps.append((function, arguments, options, [] if written else new))
+        return outputs
 
+    def undo(self) -> None:
+        """What is captured is not carried out."""
+        for tensor, before in reversed(self._before):
+            tensor.copy_(before)
+        self._before.clear()
 
-class _Input:
-    """Where a graph reads an input."""
-
-    def __init__(self, node: fx.Node, example: Any) -> None:
-        self.name = node.meta["grapharg"].source.name
-        self.tensor = isinstance(example, Tensor)
-        self.static = self.tensor and STATIC in node.meta["tensor_dict"]
-        self.place: int | None = None  # of a static one
-        if self.tensor and not self.static:
-            strides = example.stride()
-            self._copy = torch.empty_strided(example.shape, strides, dtype=example.dtype)
-            self._written = self._narrow(self._copy)
-            self.nbytes = self._written.nbytes
-
-    @staticmethod
-    def _narrow(x: Tensor) -> Tensor:
-        """Without repetitions of expanded dimensions."""
-        for dim, stride in enumerate(x.stride()):
-            if stride == 0:
-                x = x.narrow(dim, 0, min(1, x.shape[dim]))
-        return x
-
-    def read(self, given: Any) -> Any:
-        if not self.tensor:
-            return given
-        if self.static:
-            if not given.is_mkldnn:  # packed weights, on CPUs alone
-                self.place = self.place or given.data_ptr()
-                assert given.data_ptr() == self.place, f"the static {self.name} has moved"
-            return given
-        self._written.copy_(self._narrow(given))
-        self._version = self._copy._version
-        return self._copy
-
-    def check(self) -> None:
-        if self.tensor and not self.static:
-            assert self._copy._version == self._version, f"written, but not static: {self.name}"
-
-
-class _Graph:
-    def __init__(
-        self, replays: GraphReplays, part: str, graph: fx.GraphModule, inputs: list[_Input]
-    ) -> None:
-        self.replays = replays
-        self.part = part
-        self.graph = graph
-        self.inputs = inputs
-        copied = {one.name: one.nbytes for one in inputs if one.tensor and not one.static}
-        replays.copied.setdefault(part, {}).update(copied)
-
-    def __call__(self, *given: Any) -> Any:
-        self.replays.runs(self.part)
-        read = [one.read(value) for one, value in zip(self.inputs, given, strict=True)]
-        reads = HostReads()
-        with reads:
-            outputs = self.graph.forward(*read)
-        assert not reads.count, f"a graph reads on the host: {dict(reads.count)}"
-        for one in self.inputs:
-            one.check()
-        copies = {
-            _storage(copy): value
-            for one, copy, value in zip(self.inputs, read, given, strict=True)
-            if one.tensor and not one.static
-        }
-        static = {
-            _storage(value)
-            for one, value in zip(self.inputs, read, strict=True)
-            if one.static and not value.is_mkldnn
-        }
-        returned, own = [], []
-        for output in outputs:
-            if isinstance(output, Tensor) and _storage(output) in copies:
-                output = _same_view(output, copies[_storage(output)])
-            elif isinstance(output, Tensor) and _storage(output) not in static:
-                own.append(output)
-            returned.append(output)
-        self.replays.returned(own)
-        return tuple(returned)
-
-
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
-
-
-def _same_view(of_copy: Tensor, original: Tensor) -> Tensor:
-    """The view of an input that a graph returned of its copy."""
-    offset = original.storage_offset() + of_copy.storage_offset()
-    return original.as_strided(of_copy.shape, of_copy.stride(), offset)
+    def replay(self) -> None:
+        """Carry it out."""
+        for function, arguments, options, outputs in self._steps:
+            found = function(*arguments, **options)
+            found = [
+                one
+                for one in (found if isinstance(found, tuple | list) else [found])
+                if isinstance(one, Tensor)
+            ]
+            for output, value in zip(outputs, found, strict=False):
+                output.copy_(value)

@@ -193,7 +193,10 @@ def random_rounds(
         )
         scores = target.score(draft, sequences.longest)
         verdict = random_verdict(draft, generator, target.vocab_size)
-        sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
+        sequences.tell(
+            sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken),
+            verdict.tokens.shape[1],
+        )
         target.commit(draft, verdict, sequences.emitted)
         drafter.observe(sequences, draft, verdict, scores)
 

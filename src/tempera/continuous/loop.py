@@ -25,7 +25,7 @@ from tempera.decoding.loop import Decoding, Output
 from tempera.decoding.random_streams import RandomStreams
 from tempera.decoding.rows import Rows
 from tempera.decoding.sequences import Sequences
-from tempera.decoding.trace import Columns, Trace
+from tempera.decoding.trace import Trace
 from tempera.errors import TemperaError
 
 
@@ -154,9 +154,6 @@ class ContinuousRound:
 class ContinuousRecorded:
     """A watcher: what `ContinuousTrace` has of every token."""
 
-    def __init__(self) -> None:
-        self.columns = Columns()
-
     def __call__(self, round: ContinuousRound) -> None:
         """Record a round."""
         verdict = round.verdict
@@ -171,13 +168,14 @@ class ContinuousRecorded:
             "proposed": torch.full_like(verdict.trials, proposed),
             "passes": torch.where(indices == 1, round.passes, 0).expand_as(verdict.trials),
         }
-        self.columns.write(round.sequences, columns)
+        round.sequences.record(columns)
+        self.names = list(columns)
 
     def output(self, last: ContinuousRound) -> Output:
         """The tokens that the last round completed, [M, T, D], and their trace."""
         sequences = last.sequences
         done = torch.tensor(sequences.finished, device=sequences.device)
-        columns: dict[str, Any] = self.columns.read(sequences.length, done)
+        columns: dict[str, Any] = sequences.recorded(self.names, done)
         order = last.order[done]
         passes = columns.pop("passes").sum(-1)
         trace = ContinuousTrace(
@@ -311,7 +309,9 @@ class ContinuousRows(Rows):
             broken = torch.stack([broken, torch.zeros_like(broken)])
         else:
             broken = torch.stack([torch.zeros_like(broken), broken])
-        sequences.append(verdict.tokens, counts, broken)
+        sequences.check()
+        report = sequences.append(verdict.tokens, counts, broken)
+        sequences.tell(report, verdict.tokens.shape[1])
         return ContinuousRound(sequences, self.order, draft, scores, verdict, passes)
 
 

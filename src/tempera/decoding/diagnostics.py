@@ -2,7 +2,7 @@
 TV(p, q), computed from p and q at visited positions. All of it stands outside the rounds.
 """
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,32 +18,43 @@ from tempera.decoding.probabilities import (
     total_variation,
 )
 from tempera.decoding.sequences import Sequences
-from tempera.decoding.trace import Columns
 from tempera.decoding.verification import TokenRule
 
 
 class Diagnosed:
-    """A watcher: TV(p, q), the terms of the bounds on TV and KL, how certain the target is, and the
-    rule's own figures, of every token, in `columns`; see `diagnose`, `certainty` and
-    `Rule.figures`.
+    """A watcher that records TV(p, q), the terms of the bounds on TV and KL, how certain the target
+    is, and the rule's own figures, of every token; see `diagnose`, `certainty` and `Rule.figures`.
 
     Args:
         rule: the rule that decides.
         compiles: whether rounds are compiled: then one more graph looks at all places of a round,
             instead of at those alone that emitted tokens.
+
+    Attributes:
+        names: of what it records.
     """
 
     def __init__(self, rule: Rule, compiles: bool = False) -> None:
         self.rule = rule
-        self.columns = Columns()
+        self.names: list[str] = []
         self.compiles = compiles
-        self._look = compiled(look, "verify") if compiles else look
+        self._record = compiled(record, "verify") if compiles else record
 
     def __call__(self, round: Round) -> None:
         """Diagnose the places of a round that emitted tokens."""
         where = None if self.compiles else _emitted(round.sequences)
-        columns = self._look(round.draft, round.verdict, round.scores, self.rule, where)
-        self.columns.write(round.sequences, columns | self.rule.figures(round))
+        looked_at = round.draft, round.verdict, round.scores, self.rule, where
+        names = self._record(round.sequences, *looked_at)
+        figures = self.rule.figures(round)
+        round.sequences.record(figures)
+        self.names = [*names, *figures]
+
+
+def record(sequences: Sequences, *looked_at: Any) -> list[str]:
+    """Record what `look` says of a round; returns the names."""
+    columns = look(*looked_at)
+    sequences.record(columns)
+    return list(columns)
 
 
 def look(

@@ -265,10 +265,10 @@ class Drafter(ABC):
     rest has defaults.
 
     What one round keeps for the next lies in tensors of B rows that `begin` makes with
-    `compiled.kept`. Where rounds are compiled, `propose` and `observe` become graphs that later
-    rounds replay: they write these tensors in place; neither assigns to `self`, nor reads numbers
-    on the host, such as `sequences.rounds`, which are constants of a graph. A drafter that has to
-    do so says `compiles = False`.
+    `compiled.persistent`. Where rounds are compiled, `propose` and `observe` become graphs that
+    later rounds replay: they write these tensors in place; neither assigns to `self`, nor reads
+    numbers on the host, such as `sequences.rounds`, which are constants of a graph. A drafter that
+    has to do so says `compiles = False`.
     """
 
     nodes: int
@@ -305,8 +305,8 @@ class Drafter(ABC):
             prompts: M texts.
             sequences: of the batch; those that start have no tokens yet.
             uniforms: float64 [M, self.first_uniforms] in [0, 1).
-            rows: which rows of the batch start, int64 [M], to be passed to `compiled.kept`; None
-                for all rows of a new batch.
+            rows: which rows of the batch start, int64 [M], to be passed to `compiled.persistent`;
+                None for all rows of a new batch.
         """
 
     @abstractmethod

@@ -11,8 +11,11 @@ they are completed, and `decode` all of them, with their trace.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MethodType
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,14 +23,14 @@ from typing_extensions import override
 
 from tempera.decoding import verification
 from tempera.decoding.checks import check_draft, check_parts, check_scores
-from tempera.decoding.compiled import Run, begin_step, compiled, plain
+from tempera.decoding.compiled import Buffers, Run, Settling, compiled, plain
 from tempera.decoding.compiled import plain as unwrapped
 from tempera.decoding.diagnostics import Diagnosed
-from tempera.decoding.interfaces import Drafter, Round, Rule, Target, Watcher
+from tempera.decoding.interfaces import Draft, Drafter, Round, Rule, Target, Verdict, Watcher
 from tempera.decoding.random_streams import Draws, RandomStreams
 from tempera.decoding.rows import Rows
 from tempera.decoding.sequences import Sequences
-from tempera.decoding.trace import Recorded, Trace
+from tempera.decoding.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -82,35 +85,51 @@ def rounds(
             end.
     """
     check_parts(target, drafter, rule, rows)
-    make: Run = compiled if target.compiled else plain
-    own = make if drafter.compiles else plain
     batch = _Rows(target, drafter, streams, prompts, rows)
+    make: Run = partial(compiled, rounds=batch.settling) if target.compiled else plain
+    own = make if drafter.compiles else plain
+    learning = own if type(drafter).observe is not Drafter.observe else plain
     while batch.begin():
         sequences = batch.sequences
+        longest = target.length
         propose = run(own(drafter.propose, "draft"), "draft")
         score = run(make(target.score, "target"), "target")
         verify = run(make(verification.verify, "verify"), "verify")
-        commit = run(make(target.commit, "commit"), "commit")
-        observe = run(own(drafter.observe, "commit"), "commit")
+        commit = run(make(MethodType(keep, target), "commit"), "commit")
+        observe = run(learning(drafter.observe, "commit"), "commit")
         while sequences.live:
-            u = batch.draws.next(drafter.uniforms + drafter.nodes + 1)
-            u_draft, u_tests = u.tensor_split([drafter.uniforms], dim=1)
-            longest = target.length if target.compiled else sequences.longest
-            if target.compiled:
-                begin_step()
+            batch.settling.begin_round()
+            u_draft, u_tests = batch.next_uniforms()
+            if not target.compiled:
+                longest = sequences.longest
             is_first = sequences.rounds == 0
             draft = propose(sequences, u_draft)  # 1-2: x̃ ~ q
             if is_first:
                 check_draft(drafter, draft, target, sequences)
+            if target.compiled and not drafter.compiles:
+                draft = batch.in_place(draft)
             scores = score(draft, longest)  # 3-4: p after the root and every node
             if is_first:
                 check_scores(target, rule, draft, scores, u_tests)
             verdict = verify(draft, scores, rule, sequences, u_tests)  # 5-16: accept, or resample
-            sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)  # 17
-            commit(draft, verdict, sequences.emitted)
+            sequences.check()
+            report = commit(sequences, draft, verdict)  # 17
+            sequences.tell(report, verdict.tokens.shape[1])
             observe(sequences, draft, verdict, scores)
             yield Round(sequences, draft, scores, verdict)
             batch.refill()
+
+
+def keep(target: Target, sequences: Sequences, draft: Draft, verdict: Verdict) -> Tensor:
+    """Append a round's tokens and commit them; see `Sequences.append`."""
+    report = sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
+    sequences.record({"origin": verdict.origin, "logprob": verdict.logprob})
+    target.commit(draft, verdict, sequences.emitted)
+    return report
+
+
+_buffers: WeakKeyDictionary[Target, Buffers] = WeakKeyDictionary()
+"""Of targets whose rounds are compiled."""
 
 
 class _Rows(Rows):
@@ -118,6 +137,7 @@ class _Rows(Rows):
 
     Attributes:
         draws: of the rows.
+        settling: of the rounds.
     """
 
     draws: Draws
@@ -133,6 +153,9 @@ class _Rows(Rows):
         super().__init__(streams, prompts, count, fixed=target.compiled)
         self.target = target
         self.drafter = drafter
+        self.settling = Settling()
+        self._draft: Draft | None = None
+        self.buffers = _buffers.setdefault(target, Buffers()) if target.compiled else Buffers()
 
     @override
     def new_sequences(self, rows: int) -> Sequences:
@@ -140,14 +163,41 @@ class _Rows(Rows):
         if self.drafter.tree is not None:
             self.drafter.tree = self.drafter.tree.to(device)
         self.draws = Draws(self.streams, rows)
-        return Sequences(rows, self.target.length, self.drafter.depth, device)
+        drafter = self.drafter
+        count = drafter.uniforms + drafter.nodes + 1
+        self._uniforms = self.buffers.zeros("uniforms", (count, rows), torch.float64, device)
+        self._split = self._uniforms.T.tensor_split([drafter.uniforms], dim=1)
+        return Sequences(rows, self.target.length, drafter.depth, device, buffers=self.buffers)
+
+    def next_uniforms(self) -> tuple[Tensor, ...]:
+        """A round's draws for the draft, float64 [B, `drafter.uniforms`], and for the tests, [B,
+        N + 1], which the next round overwrites.
+        """
+        self._uniforms.copy_(self.draws.next(len(self._uniforms)).T)
+        return self._split
 
     @override
     def start(self, prompts: list[int], rows: Tensor | None) -> None:
+        self.settling.begin_rows()
         texts = [self.prompts[prompt] for prompt in prompts]
         self.target.begin(texts, self.drafter.nodes, rows)
         uniforms = self.draws.begin(prompts, self.drafter.first_uniforms, rows)
         self.drafter.begin(texts, self.sequences, uniforms, rows)
+
+    def in_place(self, draft: Draft) -> Draft:
+        """The draft of a drafter that works on the host, in memory that graphs know: the draft of
+        the round before, if it differs in nothing but numbers.
+        """
+        kept: dict[str, Any] = {
+            name: self.buffers.copy(f"draft's {name}", value)
+            for name, value in vars(draft).items()
+            if isinstance(value, Tensor)
+        }
+        draft = replace(draft, **kept)
+        last = self._draft
+        if last is None or any(vars(last)[name] is not it for name, it in vars(draft).items()):
+            self._draft = draft
+        return self._draft or draft
 
 
 class Recorder(Protocol):
@@ -169,22 +219,21 @@ class Recording:
     """
 
     def __init__(self, diagnosed: Diagnosed | None = None) -> None:
-        self._recorders: list[Recorded | Diagnosed] = [Recorded()]
-        if diagnosed is not None:
-            self._recorders.append(diagnosed)
+        self._diagnosed = diagnosed
 
     def __call__(self, round: Round) -> None:
         """Record a round."""
-        for recorder in self._recorders:
-            recorder(round)
+        if self._diagnosed is not None:
+            self._diagnosed(round)
 
     def output(self, round: Round) -> Output:
         """The images that the last round completed, and their trace."""
         sequences = round.sequences
         done = torch.tensor(sequences.finished, device=sequences.device)
-        columns = [recorder.columns.read(sequences.length, done) for recorder in self._recorders]
+        names = [] if self._diagnosed is None else self._diagnosed.names
+        recorded = sequences.recorded(["origin", "logprob", *names], done)
         return Output(
-            sequences.tokens[done, : sequences.length], Trace.of(sequences.depth, columns)
+            sequences.tokens[done, : sequences.length], Trace.of(sequences.depth, recorded)
         )
 
 

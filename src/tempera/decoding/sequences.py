@@ -1,11 +1,12 @@
 """The images of a batch while they are decoded. Loops append to them, drafters read them."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from tempera.decoding.compiled import Buffers
 from tempera.errors import TemperaError
 
 OF_NETWORK = (
@@ -36,9 +37,10 @@ class _Report:
 
     def __init__(self, counts: Tensor, most: int) -> None:
         self.most = most
-        self._counts = counts
         self._arrived: torch.cuda.Event | None = None
-        if counts.is_cuda:
+        if not counts.is_cuda:
+            self._counts = counts.clone()
+        else:
             self._counts = counts.to("cpu", non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
@@ -61,6 +63,7 @@ class Sequences:
         depth: L, most tokens that a round drafts in a row.
         device: of the buffers.
         channels: D of continuous tokens; None for tokens that are ids.
+        buffers: where the tensors lie; by default in new ones.
 
     Attributes:
         tokens: int64 [B, T + 1 + L], or float32 [B, T + 1 + L, D], in the order of decoding;
@@ -68,6 +71,7 @@ class Sequences:
             image.
         lengths: number of tokens of each row, int64 [B]; T of an idle one.
         emitted: how many of them the last round emitted, int64 [B]; 0 before the first round.
+        columns: what is recorded of each token, by name, [B, T + 1 + L] each; see `record`.
         prompts: which prompt each row decodes, counted from 0; None for an idle row.
         ids: the names of these prompts, or of the last ones.
         rounds: number of rounds so far.
@@ -80,21 +84,24 @@ class Sequences:
         depth: int,
         device: torch.device,
         channels: int | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         self.prompts: list[int | None] = [None] * rows
         self.ids = [""] * rows
         self.length = length
         self.depth = depth
         self.device = device
-        shape = rows, length + 1 + depth
-        if channels is None:
-            self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
-        else:
-            self.tokens = torch.zeros(*shape, channels, device=device)
-        self.lengths = torch.full((rows,), length, dtype=torch.int64, device=device)
-        self.emitted = torch.zeros_like(self.lengths)
+        self.buffers = buffers or Buffers()
+        self._shape = rows, length + 1 + depth
+        of_tokens = torch.int64 if channels is None else torch.float32
+        shape = self._shape if channels is None else (*self._shape, channels)
+        self.tokens = self.buffers.zeros("tokens", shape, of_tokens, device)
+        self.lengths = self.buffers.zeros("lengths", (rows,), torch.int64, device).fill_(length)
+        self.emitted = self.buffers.zeros("emitted", (rows,), torch.int64, device)
+        self.columns = self.buffers.tables.setdefault(self._shape, {})
         self.rounds = 0
-        self._ahead = torch.arange(shape[1], device=device)
+        self._ahead = self.buffers.zeros("ahead", self._shape[1:], torch.int64, device)
+        self._ahead += torch.arange(self._shape[1], device=device)
         self._counts = [length] * rows
         self._grown = [0] * rows
         self._known = 0
@@ -192,14 +199,30 @@ class Sequences:
         """Whether all images are."""
         return min(self.counts) >= self.length
 
-    def slots(self, count: int) -> Tensor:
-        """The first `count` columns of `tokens` that the last round wrote, int64 [B, count]; those
-        from `emitted` on are written again by later rounds.
+    def record(self, values: Mapping[str, Tensor]) -> None:
+        """Write values of the last round's first M places into `columns` by name, [B, M] each.
+        Those from `emitted` on are written again by later rounds.
         """
-        return self._slots[:, :count]
+        for name, of_round in values.items():
+            if name not in self.columns:
+                like = self._shape, of_round.dtype, self.device
+                self.columns[name] = self.buffers.zeros(f"column {name}", *like)
+            self.columns[name].scatter_(1, self._slots[:, : of_round.shape[1]], of_round)
 
-    def append(self, tokens: Tensor, counts: Tensor, broken: Tensor) -> None:
-        """Add a round.
+    def recorded(self, names: Iterable[str], rows: Tensor) -> dict[str, Tensor]:
+        """A copy of some columns, of some rows, int64 [M]: [M, T] each."""
+        return {name: self.columns[name][rows, : self.length] for name in names}
+
+    def check(self) -> None:
+        """Raise TemperaError if anything but `append` has written the images."""
+        if self._versions != self._now():
+            raise TemperaError(
+                "a drafter, a rule or a watcher changed the images in place (`sequences.tokens` "
+                "or `sequences.lengths`), which it may only read: change a copy instead"
+            )
+
+    def append(self, tokens: Tensor, counts: Tensor, broken: Tensor) -> Tensor:
+        """Add a round on the device; then `tell` the host.
 
         Args:
             tokens: each row's new tokens, [B, M] or [B, M, D]; M ≤ 1 + L, or no row is so near its
@@ -208,22 +231,20 @@ class Sequences:
             broken: in which rows the target and the draft gave NaN or infinity, and the rule no
                 distribution: the first F of `FAULTS`, bool [F, B].
 
-        Raises:
-            TemperaError: something else has written the images.
+        Returns:
+            what the host is to know, int64 [1 + F, B].
         """
-        if self._versions != self._now():
-            raise TemperaError(
-                "a drafter, a rule or a watcher changed the images in place (`sequences.tokens` "
-                "or `sequences.lengths`), which it may only read: change a copy instead"
-            )
         self._slots = slots = self.lengths.unsqueeze(1) + self._ahead[: tokens.shape[1]]
         # later rounds overwrite what is not emitted
         along = slots if tokens.dim() == 2 else slots.unsqueeze(-1).expand_as(tokens)
         self.tokens.scatter_(1, along, tokens)
-        torch.minimum(counts, self.length - self.lengths, out=self.emitted)
+        self.emitted.copy_(torch.minimum(counts, self.length - self.lengths))
         self.lengths += self.emitted
-        report = torch.cat([self.lengths.unsqueeze(0), broken])
-        self._unread.append(_Report(report, tokens.shape[1]))
+        return torch.cat([self.lengths.unsqueeze(0), broken])
+
+    def tell(self, report: Tensor, most: int) -> None:
+        """Send the host what `append` returned of a round of at most so many tokens a row."""
+        self._unread.append(_Report(report, most))
         self.rounds += 1
         self._versions = self._now()
 

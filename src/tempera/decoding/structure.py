@@ -72,7 +72,9 @@ def _parts(x: Any) -> Iterable[Any]:
     """What a graph of an object depends on."""
     if isinstance(x, Tensor):
         strides = x.stride() if x.layout == torch.strided else ()
-        return x.dtype, x.device, *x.shape, *strides, x.requires_grad, *vars(x).values()
+        # PyTorch marks the parameters that it has compiled
+        own = [value for name, value in vars(x).items() if not name.startswith("_dynamo")]
+        return x.dtype, x.device, *x.shape, *strides, x.requires_grad, *own
     if isinstance(x, dict):
         return itertools.chain.from_iterable(x.items())
     if isinstance(x, list | tuple | set | frozenset):

@@ -9,8 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tempera.decoding.interfaces import ACCEPTED, BONUS, Round
-from tempera.decoding.sequences import Sequences
+from tempera.decoding.interfaces import ACCEPTED, BONUS
 
 
 @dataclass
@@ -53,11 +52,9 @@ class Trace:
     figures: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, max_depth: int, columns: Sequence[Mapping[str, Tensor]]) -> Self:
-        """Of what watchers recorded, by name; `origin` and `logprob` are among it."""
-        named: dict[str, Any] = {}
-        for recorded in columns:
-            named |= recorded
+    def of(cls, max_depth: int, recorded: Mapping[str, Tensor]) -> Self:
+        """Of `Sequences.recorded`; `origin` and `logprob` are among it."""
+        named: dict[str, Any] = dict(recorded)
         own = {column.name for column in fields(cls)}
         figures = {name: named.pop(name) for name in named.keys() - own}
         return cls(max_depth, steps(named["origin"]), **named, figures=figures)
@@ -165,44 +162,6 @@ class Trace:
         """Sums of values [B, T] over the tokens at each place, [B, L]."""
         depths = torch.arange(1, self.max_depth + 1, device=values.device)
         return (values.unsqueeze(-1) * (self.step.unsqueeze(-1) == depths)).sum(1)
-
-
-class Columns:
-    """Values of the tokens of a batch, written round by round by a watcher."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-
-    def write(self, sequences: Sequences, values: Mapping[str, Tensor]) -> None:
-        """Write the last round's values by name, [B, M] each, of its first M places. Those from
-        `sequences.emitted` on are written again by later rounds.
-        """
-        for name, of_round in values.items():
-            shape = sequences.tokens.shape[:2]
-            if name not in self._buffers or self._buffers[name].shape != shape:  # a new batch
-                self._buffers[name] = of_round.new_zeros(shape)
-            slots = sequences.slots(of_round.shape[1])
-            self._buffers[name].scatter_(1, slots, of_round)
-
-    def read(self, length: int, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """The values of whole images of `length` tokens, of some rows, int64 [M], or all:
-        [M, length] each.
-        """
-        whole = {name: buffer[:, :length] for name, buffer in self._buffers.items()}
-        return whole if rows is None else {name: it[rows] for name, it in whole.items()}
-
-
-class Recorded:
-    """A watcher: origin and log-probability of every token, in `columns`."""
-
-    def __init__(self) -> None:
-        self.columns = Columns()
-
-    def __call__(self, round: Round) -> None:
-        """Record a round."""
-        verdict = round.verdict
-        columns = {"origin": verdict.origin, "logprob": verdict.logprob}
-        self.columns.write(round.sequences, columns)
 
 
 def steps(origin: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import persistent, static
+from tempera.decoding.compiled import persistent
 from tempera.decoding.interfaces import Draft, DraftModel, Scores, Verdict
 from tempera.decoding.sequences import Sequences
 from tempera.decoding.trees import InnerNodes
@@ -122,4 +122,4 @@ def _markov_tables(model: Any, target: TransformerTarget) -> tuple[Tensor, Tenso
     embeds = target.head.embed(tokens)[: len(tokens)]
     first = model.markov(embeds.to(model.mask_embed.dtype)).to(embeds)
     columns = model.markov_out.weight.T.to(embeds)
-    return static(first), static(target.head.directions(columns))
+    return first, target.head.directions(columns)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from tempera.decoding.compiled import static
 from tempera.errors import TemperaError
 
 Proximity = Literal["l2", "cosine", "random"]
@@ -95,7 +94,7 @@ class Neighbours:
                 )
             table = pad(self.table, (0, 0, 0, size - codes))
             table[:, 0] = torch.arange(size)
-            self._fitted[key] = static(table.to(p.device))
+            self._fitted[key] = table.to(p.device)
         return self._fitted[key]
 
     def __repr__(self) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tempera.decoding.compiled import static
 from tempera.decoding.trees import Block
 
 
@@ -54,7 +53,6 @@ class KVCache:
         layers: number of decoder layers.
         heads: key/value heads.
         head_dim: D, at least that of the layers; further numbers are 0.
-        static: whether CUDA graphs will write into the buffers.
 
     Attributes:
         entries: of each layer, [2·R·heads·S, D], ordered by key or value, row, head and slot.
@@ -75,14 +73,12 @@ class KVCache:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        static: bool = False,
     ) -> None:
         self.layers = layers
         self.heads = heads
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = device
-        self.static = static
         self.entries: list[Tensor] = []
         self.layouts: dict[Block, Layout] = {}
         self.padding: Tensor | None = None
@@ -114,7 +110,7 @@ class KVCache:
         for _ in range(self.layers):
             shape = count * capacity, self.head_dim
             entries = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            self.entries.append(static(entries) if self.static else entries)
+            self.entries.append(entries)
         self.rows = rows
         self.capacity = capacity
 

@@ -109,9 +109,7 @@ class ModelRunner:
         """A cache for keys and values of the network's heads, by default in its dtype."""
         dtype = dtype or self.dtype
         size = head_size(self._head_dim, dtype, self.device) if self.packed else self._head_dim
-        return KVCache(
-            layers, self._kv_heads, size, dtype=dtype, device=self.device, static=self.compiled
-        )
+        return KVCache(layers, self._kv_heads, size, dtype=dtype, device=self.device)
 
     def begin(
         self, prefix: Prefix, copies: int, length: int, nodes: int, prompts: Tensor | None
