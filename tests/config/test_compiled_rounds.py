@@ -26,8 +26,8 @@ def test_where_nothing_can_be_compiled_rounds_run_as_they_are(
         raise TemperaError("no Triton")
 
     monkeypatch.setattr(torch, "ones", lambda *_, **__: None)  # there is no such device
-    monkeypatch.setattr(compiled, "_compile", lambda part, structure: refused)
+    monkeypatch.setattr(compiled, "graph_of", lambda part: refused)
     assert not parts.pays(GPU, None)
     assert capsys.readouterr().out == "rounds are not compiled: no Triton\n"
-    monkeypatch.setattr(compiled, "_compile", lambda part, structure: lambda *_: None)
+    monkeypatch.setattr(compiled, "graph_of", lambda part: lambda *_: None)
     assert parts.pays(GPU, None) and not capsys.readouterr().out

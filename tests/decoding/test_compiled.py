@@ -96,7 +96,7 @@ RULES = {
     "fly": (CHAIN, FLy(0.1, 1)),
 }
 """Further rules, with a tree to verify."""
-PARTS = "propose", "score", "verify", "keep", "observe"
+PARTS = "propose", "score", "verify", "append", "observe"
 BATCHES = [PROMPTS[:2], PROMPTS[2:]]
 VIEWS = (
     "alias",
@@ -462,7 +462,7 @@ def test_timing_and_counting_compile_nothing(method, replays, monkeypatch):
     parts = target, timed.drafter, timed.rule
     output = decode(*parts, RandomStreams(0, ["a"]), ["a"], run=clock)
     rounds = int(output.trace.rounds.max())
-    compiles = PARTS if method == "eagle" else ("score", "verify", "keep")
+    compiles = PARTS if method == "eagle" else ("score", "verify", "append")
     assert clock.rounds == rounds and min(clock.seconds.values()) > 0
     assert replays.variants == replays.captures == dict.fromkeys(compiles, 1)
     assert Counter(replays.calls) == dict.fromkeys(compiles, rounds - 1)  # the first is plain

@@ -114,7 +114,7 @@ def test_its_drafters_decode_in_compiled_rounds(
     expected = decoded(drafting)
     assert all(map(torch.equal, decoded(drafting, compiled=True), expected))
     own = {"propose": 1, "observe": 1} if name == "running_mean" else {}
-    assert replays.variants == {"score": 1, "verify": 1, "keep": 1, **own}
+    assert replays.variants == {"score": 1, "verify": 1, "append": 1, **own}
     if temperature == 0:
         assert all(map(torch.equal, decoded(lambda target: NoDraft()), expected))
 

@@ -88,27 +88,23 @@ def rounds(
     batch = _Rows(target, drafter, streams, prompts, rows)
     make: Run = partial(compiled, rounds=batch.settling) if target.compiled else plain
     own = make if drafter.compiles else plain
-    learning = own if type(drafter).observe is not Drafter.observe else plain
+    does_observe = getattr(drafter.observe, "__func__", None) is not Drafter.observe
     while batch.begin():
         sequences = batch.sequences
-        longest = target.length
         propose = run(own(drafter.propose, "draft"), "draft")
         score = run(make(target.score, "target"), "target")
         verify = run(make(verification.verify, "verify"), "verify")
-        commit = run(make(MethodType(keep, target), "commit"), "commit")
-        observe = run(learning(drafter.observe, "commit"), "commit")
+        commit = run(make(MethodType(append, target), "commit"), "commit")
+        observe = run((own if does_observe else plain)(drafter.observe, "commit"), "commit")
         while sequences.live:
             batch.settling.begin_round()
             u_draft, u_tests = batch.next_uniforms()
-            if not target.compiled:
-                longest = sequences.longest
             is_first = sequences.rounds == 0
             draft = propose(sequences, u_draft)  # 1-2: x̃ ~ q
             if is_first:
                 check_draft(drafter, draft, target, sequences)
-            if target.compiled and not drafter.compiles:
-                draft = batch.in_place(draft)
-            scores = score(draft, longest)  # 3-4: p after the root and every node
+            draft = batch.in_place(draft)
+            scores = score(draft, batch.longest)  # 3-4: p after the root and every node
             if is_first:
                 check_scores(target, rule, draft, scores, u_tests)
             verdict = verify(draft, scores, rule, sequences, u_tests)  # 5-16: accept, or resample
@@ -120,7 +116,7 @@ def rounds(
             batch.refill()
 
 
-def keep(target: Target, sequences: Sequences, draft: Draft, verdict: Verdict) -> Tensor:
+def append(target: Target, sequences: Sequences, draft: Draft, verdict: Verdict) -> Tensor:
     """Append a round's tokens and commit them; see `Sequences.append`."""
     report = sequences.append(verdict.tokens, verdict.accepted + 1, verdict.broken)
     sequences.record({"origin": verdict.origin, "logprob": verdict.logprob})
@@ -169,6 +165,11 @@ class _Rows(Rows):
         self._split = self._uniforms.T.tensor_split([drafter.uniforms], dim=1)
         return Sequences(rows, self.target.length, drafter.depth, device, buffers=self.buffers)
 
+    @property
+    def longest(self) -> int:
+        """See `Target.score`; one number for all compiled rounds."""
+        return self.target.length if self.target.compiled else self.sequences.longest
+
     def next_uniforms(self) -> tuple[Tensor, ...]:
         """A round's draws for the draft, float64 [B, `drafter.uniforms`], and for the tests, [B,
         N + 1], which the next round overwrites.
@@ -185,9 +186,11 @@ class _Rows(Rows):
         self.drafter.begin(texts, self.sequences, uniforms, rows)
 
     def in_place(self, draft: Draft) -> Draft:
-        """The draft of a drafter that works on the host, in memory that graphs know: the draft of
-        the round before, if it differs in nothing but numbers.
+        """A draft in memory that graphs know, also if its drafter works on the host: then it is the
+        draft of the round before, if it differs in nothing but numbers.
         """
+        if self.drafter.compiles or not self.target.compiled:
+            return draft
         kept: dict[str, Any] = {
             name: self.buffers.copy(f"draft's {name}", value)
             for name, value in vars(draft).items()
