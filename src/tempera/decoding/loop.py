@@ -99,12 +99,12 @@ def rounds(
         while sequences.live:
             batch.settling.begin_round()
             u_draft, u_tests = batch.next_uniforms()
-            is_first = sequences.rounds == 0
+            is_first, longest = sequences.rounds == 0, batch.longest
             draft = propose(sequences, u_draft)  # 1-2: x̃ ~ q
             if is_first:
                 check_draft(drafter, draft, target, sequences)
             draft = batch.in_place(draft)
-            scores = score(draft, batch.longest)  # 3-4: p after the root and every node
+            scores = score(draft, longest)  # 3-4: p after the root and every node
             if is_first:
                 check_scores(target, rule, draft, scores, u_tests)
             verdict = verify(draft, scores, rule, sequences, u_tests)  # 5-16: accept, or resample
