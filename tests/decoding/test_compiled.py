@@ -420,9 +420,9 @@ def test_the_host_reads_of_a_round_while_the_next_one_runs(replays, monkeypatch)
 
     begins = compiled.Settling.begin_round
 
-    def begin_round(rounds):
+    def begin_round(rounds, *others):
         replays.calls.append("round")
-        begins(rounds)
+        begins(rounds, *others)
 
     monkeypatch.setattr(compiled.Settling, "begin_round", begin_round)
     target = captioned()
@@ -513,13 +513,14 @@ class Moved(Overwritten):
         super().begin(prompts, images, uniforms, rows)
 
 
-def of_many_rounds(drafter, compiles):
+def of_many_rounds(drafter, compiles, rule=None, watch=()):
     """Images that leave rounds time to settle, though rows begin now and then."""
     names = [*PROMPTS, "a"]
     target = tiny_target(SAMPLING, llamagen(num_hidden_layers=1, grid=(6, 6)), captions)
     if compiles:
         target.compile()
-    return decode(target, drafter, Exact(), RandomStreams(0, "01234"), names, rows=2).tokens
+    given = target, drafter, rule or Exact(), RandomStreams(0, "01234"), names
+    return decode(*given, rows=2, watch=watch).tokens
 
 
 @pytest.mark.parametrize(
@@ -544,6 +545,28 @@ def test_rounds_that_have_settled_are_replayed_without_a_look(replays):
     rounds()
     replays.replays.clear()
     assert replays.replays == dict.fromkeys(PARTS, rounds() - 2)
+
+
+class Adaptive(Exact):
+    """A rule that a watcher makes stricter and looser."""
+
+    def __init__(self):
+        self.power = 1.0
+
+    def accept(self, p, q, depth):
+        return super().accept(p, q, depth) ** self.power
+
+
+def test_a_rule_may_change_while_rounds_are_settled(replays):
+    def images(compiles):
+        rule = Adaptive()
+
+        def adapt(round):
+            rule.power = (1.0, 3.0)[round.sequences.rounds // 9 % 2]
+
+        return of_many_rounds(Overwritten(), compiles, rule, [adapt])
+
+    assert images(True).equal(images(False)) and replays.replays["verify"] > 20
 
 
 def test_two_models_that_decode_in_turn_settle_apart(replays):

@@ -16,6 +16,7 @@ that a run which compiles nothing does not import it.
 import functools
 import gc
 import re
+import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -77,15 +78,21 @@ class Settling:
     def __init__(self) -> None:
         self.is_settled = False
         self.is_new = True
+        self._seen: list[object] = []
 
     def begin_rows(self) -> None:
         """Rows begin: what belongs to them may have moved."""
         self.is_new = True
 
-    def begin_round(self) -> None:
-        """A round begins."""
-        self.is_settled = not self.is_new
+    def begin_round(self, *others: object) -> None:
+        """A round begins. `others` are objects whose attributes anyone may replace between rounds,
+        such as a rule that a watcher adapts.
+        """
+        seen = [it for other in others for it in getattr(other, "__dict__", {}).values()]
+        is_same = len(seen) == len(self._seen) and all(map(is_, seen, self._seen))
+        self.is_settled = is_same and not self.is_new
         self.is_new = False
+        self._seen = seen
 
 
 def compiled(part: Part, kind: str, rounds: Settling | None = None) -> Part:
@@ -118,7 +125,7 @@ class _Compiled:
         self._part = part
         self._owner = getattr(part, "__self__", None)
         # one for all objects of a class whose networks are alike
-        self._graphs = _graphs_of(getattr(part, "__func__", part), Structure(self._owner))
+        self._function = _compile(getattr(part, "__func__", part), Structure(self._owner))
         self._rounds = Settling() if rounds is None else rounds
         self._is_first = is_first
         self._given: tuple[object, ...] = ()
@@ -132,22 +139,22 @@ class _Compiled:
             return self._returned
         self._returned = self._look_and_call(arguments)
         self._given = arguments
-        replay = self._graphs.replay
+        replay = _last.replay
         if replay is None or replay is not self._replay:
             self._rounds.is_new = True
         self._replay = replay
         return self._returned
 
     def _look_and_call(self, arguments: tuple[Any, ...]) -> Any:
-        self._graphs.replay = None
+        _last.replay = None
         if self._owner is not None:
             arguments = self._owner, *arguments
         try:
             if not self._is_first:
-                return self._graphs.function(*arguments)
+                return self._function(*arguments)
             self._is_first = False
             with torch.compiler.set_stance("eager_on_recompile"):
-                return self._graphs.function(*arguments)
+                return self._function(*arguments)
         except (
             torch._dynamo.exc.TorchDynamoException,
             torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode,
@@ -182,7 +189,7 @@ def forget() -> None:
     """Free the graphs of compiled rounds and their memory; the next rounds are compiled anew."""
     torch._dynamo.reset()
     _graphs.cache_clear()
-    gc.collect()  # code and its graphs know each other
+    gc.collect()  # what is compiled and its guards know each other
 
 
 def why_not(device: torch.device) -> str | None:
@@ -201,10 +208,10 @@ def _twice(x: Tensor) -> Tensor:
     return 2 * x
 
 
-def _graphs_of(part: Callable[..., Any], structure: Structure) -> "_Graphs":
-    graphs = _graphs(part, structure)
-    graphs.modules.update(structure.modules)
-    return graphs
+def _compile(part: Callable[..., Any], structure: Structure) -> Callable[..., Any]:
+    made = _graphs(part, structure)
+    made.modules.update(structure.modules)
+    return made.function
 
 
 @functools.lru_cache
@@ -222,10 +229,7 @@ class _Graphs:
     Attributes:
         function: the part compiled.
         modules: of the networks of all owners.
-        replay: what the last call replayed, if it did.
     """
-
-    replay: Callable[[], None] | None = None
 
     def __init__(self, part: Callable[..., Any]) -> None:
         settings = torch._dynamo.config
@@ -235,15 +239,11 @@ class _Graphs:
         self._names = re.compile(OUR_NAMES + own)
         self.function: Callable[..., Any] = torch.compile(
             _copied(part),
-            backend=self._backend,
+            backend=_backend,
             fullgraph=True,
             dynamic=False,
             options={"guard_filter_fn": self._wanted},
         )
-
-    def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        run = generated(graph, inputs)
-        return _Replays(self, run) if is_replayed(inputs) else run
 
     def _wanted(self, guards: Sequence[Any]) -> list[bool]:
         """Which of the guards of a graph are checked at each call: all but those on our own code
@@ -268,29 +268,37 @@ class _Graphs:
         return is_code and self._names.match(name) is not None
 
 
+_last = threading.local()
+"""Of each thread, `replay`: what its last call of a compiled function replayed, if it did."""
+
+
+def _backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    run = generated(graph, inputs)
+    return _Replays(run) if is_replayed(inputs) else run
+
+
 class _Replays:
     """The code of a graph, and CUDA graphs of it: one for inputs that have been at the same
     addresses in two calls one after the other.
     """
 
-    def __init__(self, graphs: _Graphs, run: Callable[..., Any]) -> None:
-        self._graphs = graphs
+    def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
-        self._last: tuple[object, ...] = ()
+        self._places: tuple[object, ...] = ()
         self._captured: dict[tuple[object, ...], Graph] = {}
 
     def __call__(self, *inputs: Any) -> Any:
         places = tuple(map(_place, inputs))
         if places not in self._captured:
-            if places != self._last:
-                self._last = places
+            if places != self._places:
+                self._places = places
                 return self._run(*inputs)
             if len(self._captured) == GRAPHS:
                 del self._captured[next(iter(self._captured))]  # the oldest
             self._captured[places] = captured(self._run, inputs)
         graph = self._captured[places]
         graph.replay()
-        self._graphs.replay = graph.replay
+        _last.replay = graph.replay
         return graph.outputs
 
 

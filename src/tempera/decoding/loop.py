@@ -97,7 +97,7 @@ def rounds(
         commit = run(make(MethodType(append, target), "commit"), "commit")
         observe = run((own if does_observe else plain)(drafter.observe, "commit"), "commit")
         while sequences.live:
-            batch.settling.begin_round()
+            batch.settling.begin_round(rule, *[drafter] * drafter.compiles)
             u_draft, u_tests = batch.next_uniforms()
             is_first, longest = sequences.rounds == 0, batch.longest
             draft = propose(sequences, u_draft)  # 1-2: x̃ ~ q
